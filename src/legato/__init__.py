@@ -1,0 +1,1 @@
+"""Legato: LLM serving whose streams never stall."""

@@ -1,0 +1,1 @@
+"""Floor 4: load and measurement of servers over HTTP."""

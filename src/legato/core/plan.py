@@ -1,0 +1,62 @@
+"""What one step is to compute, and what came of it."""
+
+import msgspec
+
+from legato.core.outputs import TokenLogprobs
+from legato.core.request import AddRequest
+
+
+class ScheduledChunk(msgspec.Struct, frozen=True):
+    """Tokens [start, start + num_tokens) of one request, computed in one step.
+
+    Attributes:
+        block_ids: the request's block table up to at least `start + num_tokens` tokens.
+        num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 where the
+            chunk reaches the request's last token.
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    num_samples: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One packed forward pass.
+
+    Attributes:
+        new_requests: requests the executor has not seen before; each has a chunk in this plan.
+        ended_requests: ids whose state the executor may drop before this step.
+        preempted: ids that gave up their blocks for this step to fit.
+    """
+
+    step_id: int
+    chunks: tuple[ScheduledChunk, ...]
+    new_requests: tuple[AddRequest, ...] = ()
+    ended_requests: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled tokens of one step.
+
+    Attributes:
+        sampled: key request id, value the sampled token ids, for chunks with `num_samples` > 0.
+        logprobs: key request id, value one entry a sampled token, for requests that asked.
+        prompt_logprobs: key request id, value one entry a prompt token that this step's chunk
+            scored: those at [max(start, 1), min(end + 1, prompt length)), for requests that asked.
+    """
+
+    step_id: int
+    sampled: dict[str, list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)

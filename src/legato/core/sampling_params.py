@@ -1,0 +1,137 @@
+"""How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
+
+import math
+
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP = 64
+MAX_N = 128
+_SEED_LIMIT = 2**63
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling settings of one request; validated on construction.
+
+    Attributes:
+        n: completions to return for the prompt.
+        temperature: softmax temperature; 0 is greedy.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this, in (0, 1].
+        top_k: keep this many most likely tokens; 0 or -1 keeps all.
+        min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
+        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in the
+            prompt or the output (Keskar et al., 2019, arXiv:1909.05858).
+        presence_penalty: subtracted once from the logit of each token in the output, in [-2, 2].
+        frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
+        logit_bias: added to the logits; key token id, value bias in [-100, 100].
+        seed: makes the sampled tokens reproducible, whatever else is in the batch.
+        max_tokens: most tokens to generate; None means up to the model's context.
+        min_tokens: end-of-sequence and stop tokens are not sampled before this many.
+        stop: strings that end the output; not part of it unless `include_stop_str_in_output`.
+        stop_token_ids: token ids that end the output.
+        ignore_eos: go on past the end-of-sequence token.
+        logprobs: return the log probabilities of this many most likely tokens beside the sampled.
+        prompt_logprobs: the same for each prompt token but the first.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        InvalidRequestError: a value is out of range; `param` names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_sampling()
+        self._check_penalties()
+        self._check_lengths()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _check_sampling(self) -> None:
+        _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0.0,
+            "temperature",
+            "must be a finite number of at least 0",
+            self.temperature,
+        )
+        _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
+        _require(self.top_k >= -1, "top_k", "must be -1, 0 (both: off) or at least 1", self.top_k)
+        _require(0.0 <= self.min_p <= 1.0, "min_p", "must be in [0, 1]", self.min_p)
+        _require(
+            self.seed is None or -_SEED_LIMIT <= self.seed < _SEED_LIMIT,
+            "seed",
+            "must fit in 64 bits",
+            self.seed,
+        )
+
+    def _check_penalties(self) -> None:
+        _require(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0,
+            "repetition_penalty",
+            "must be a finite number greater than 0",
+            self.repetition_penalty,
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2.0 <= value <= 2.0, name, "must be in [-2, 2]", value)
+        bias = self.logit_bias or {}
+        _require(
+            len(bias) <= MAX_LOGIT_BIAS, "logit_bias", f"has over {MAX_LOGIT_BIAS} entries", len(bias)
+        )
+        for value in bias.values():
+            _require(-100.0 <= value <= 100.0, "logit_bias", "values must be in [-100, 100]", value)
+
+    def _check_lengths(self) -> None:
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens",
+            "must be at least 1",
+            self.max_tokens,
+        )
+        _require(
+            0 <= self.min_tokens and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
+            "min_tokens",
+            "must be between 0 and max_tokens",
+            self.min_tokens,
+        )
+        for name in ("stop", "stop_token_ids"):
+            values = getattr(self, name)
+            _require(len(values) <= MAX_STOP, name, f"has over {MAX_STOP} entries", len(values))
+        _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(
+                value is None or 0 <= value <= MAX_LOGPROBS,
+                name,
+                f"must be between 0 and {MAX_LOGPROBS}",
+                value,
+            )
+
+
+def _require(condition: bool, param: str, rule: str, value: object) -> None:
+    if not condition:
+        raise InvalidRequestError(f"{param} {rule}, got {value!r}", param=param)

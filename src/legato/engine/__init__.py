@@ -1,0 +1,1 @@
+"""Floor 3: the loop, the process it lives in, and the front end that feeds it."""

@@ -1,0 +1,1 @@
+"""Floor 1: the block pool and each request's block table. Never imports torch."""
