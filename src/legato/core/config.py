@@ -97,7 +97,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(self, max_num_batched_tokens=budget)
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True
+):
     """Everything an engine is built from."""
 
     model: ModelConfig = ModelConfig()

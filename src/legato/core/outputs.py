@@ -39,8 +39,6 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
         stop_reason: the stop token id that ended the request, if one did.
         error: what went wrong, where the finish reason is ERROR or REFUSED.
         num_cached_tokens: prompt tokens that were not computed because their blocks were cached.
-        first_scheduled_time_s: when its first chunk was planned, on the clock given to the
-            scheduler; set on the output that carries the first token.
     """
 
     request_id: str
@@ -51,4 +49,3 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
     error: str | None = None
     num_cached_tokens: int = 0
-    first_scheduled_time_s: float | None = None

@@ -1,0 +1,39 @@
+"""In which order a step is filled. Each policy is an order over the same parts."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from legato.core.config import Policy
+
+
+class Step(Protocol):
+    """The parts that a policy orders."""
+
+    @property
+    def chunks(self) -> list: ...  # type: ignore[type-arg]
+
+    def add_decodes(self) -> None: ...
+
+    def add_prefills(self) -> None: ...
+
+
+def stall_free(step: Step) -> None:
+    """Running streams first, prefill chunks in what is left (Sarathi-Serve's stall-free batching)."""
+    step.add_decodes()
+    step.add_prefills()
+
+
+def prefill_first(step: Step) -> None:
+    """Prefill while there is any, decode otherwise, as mini-SGLang and nano-vLLM do.
+
+    For comparison: running streams wait for every chunk.
+    """
+    step.add_prefills()
+    if not step.chunks:
+        step.add_decodes()
+
+
+POLICIES: dict[Policy, Callable[[Step], None]] = {
+    "stall-free": stall_free,
+    "prefill-first": prefill_first,
+}

@@ -1,0 +1,104 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import pytest
+
+from legato.kv.block_pool import BlockPool, runs_of
+from legato.kv.manager import KVCacheManager
+
+NUM_BLOCKS = 40
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Blocks are conserved and never handed out twice, whatever is taken and given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.held: list[list[int]] = []
+
+    @rule(count=st.integers(0, NUM_BLOCKS + 2), after=st.none() | st.integers(0, NUM_BLOCKS - 1))
+    def allocate(self, count: int, after: int | None) -> None:
+        num_free = self.pool.num_free
+        block_ids = self.pool.allocate(count, after=after)
+        if count > num_free:
+            assert block_ids is None
+            assert self.pool.num_free == num_free
+            return
+        assert block_ids is not None
+        assert len(block_ids) == count
+        self.held.append(block_ids)
+
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        if self.held:
+            index = data.draw(st.integers(0, len(self.held) - 1))
+            self.pool.free(self.held.pop(index))
+
+    @rule(data=st.data())
+    def free_part(self, data: st.DataObject) -> None:
+        if self.held and self.held[-1]:
+            kept = data.draw(st.integers(0, len(self.held[-1])))
+            self.pool.free(self.held[-1][kept:])
+            del self.held[-1][kept:]
+
+    @rule(data=st.data())
+    def double_free_is_refused(self, data: st.DataObject) -> None:
+        taken = {b for block_ids in self.held for b in block_ids}
+        free = sorted(set(range(NUM_BLOCKS)) - taken)
+        if free:
+            with pytest.raises(ValueError, match="free"):
+                self.pool.free([data.draw(st.sampled_from(free))])
+
+    @invariant()
+    def conserved(self) -> None:
+        taken = [b for block_ids in self.held for b in block_ids]
+        assert len(taken) == len(set(taken))
+        assert all(0 <= b < NUM_BLOCKS for b in taken)
+        assert len(taken) + self.pool.num_free == NUM_BLOCKS
+
+
+TestBlockPool = BlockPoolMachine.TestCase
+TestBlockPool.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_a_growing_request_stays_in_one_run() -> None:
+    manager = KVCacheManager(num_blocks=1024, block_size=16)
+    for num_tokens in range(1, 500):
+        for request_id in "abcdefgh":
+            assert manager.reserve(request_id, num_tokens)
+    for request_id in "abcdefgh":
+        assert len(list(runs_of(manager.block_ids(request_id)))) == 1
+
+
+def test_everything_freed_is_one_run_again() -> None:
+    pool = BlockPool(64)
+    held = [pool.allocate(3) for _ in range(20)]
+    for block_ids in held[::2] + held[1::2]:
+        assert block_ids is not None
+        pool.free(block_ids)
+    whole = pool.allocate(64)
+    assert whole == list(range(64))
+
+
+def test_reserve_is_all_or_nothing() -> None:
+    manager = KVCacheManager(num_blocks=4, block_size=4)
+    assert manager.reserve("a", 9)
+    assert manager.num_free_blocks == 1
+    assert not manager.reserve("b", 5)
+    assert not manager.reserve("b", 4, spare_blocks=1)
+    assert manager.num_free_blocks == 1
+    assert manager.reserve("a", 12), "the third block has room"
+    assert manager.num_free_blocks == 1
+    assert manager.usage == 0.75
+    manager.release("a")
+    manager.release("a")
+    assert manager.num_free_blocks == 4
+
+
+@given(st.lists(st.integers(0, 30), unique=True))
+def test_runs_cover_the_blocks_in_order(block_ids: list[int]) -> None:
+    runs = list(runs_of(block_ids))
+    assert [b for start, end in runs for b in range(start, end)] == block_ids
+    assert all(left[1] != right[0] for left, right in zip(runs, runs[1:], strict=False))

@@ -1,0 +1,124 @@
+"""Drives the real scheduler against the simulated executor, checking every plan on the way."""
+
+from collections import Counter
+
+from legato.core.config import SchedulerConfig
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.plan import StepPlan
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+
+
+def make_request(request_id: str, prompt_len: int, max_tokens: int) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(range(prompt_len)),
+        params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+    )
+
+
+class Harness:
+    """A scheduler, its cache and a simulated model; `plans` keeps every step."""
+
+    def __init__(
+        self,
+        *,
+        budget: int = 32,
+        max_num_seqs: int = 8,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 128,
+        policy: str = "stall-free",
+        enable_chunked_prefill: bool = True,
+        max_waiting: int = 10_000,
+    ) -> None:
+        self.config = SchedulerConfig(
+            policy=policy,  # type: ignore[arg-type]
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            enable_chunked_prefill=enable_chunked_prefill,
+            max_waiting=max_waiting,
+        ).resolve(max_model_len)
+        self.max_model_len = max_model_len
+        self.kv = KVCacheManager(num_blocks, block_size)
+        self.scheduler = Scheduler(self.config, max_model_len=max_model_len, kv=self.kv)
+        self.clock = VirtualClock()
+        self.executor = SimulatedExecutor(
+            self.clock, lambda plan: 0.01 + 0.001 * plan.num_tokens, vocab_size=VOCAB_SIZE
+        )
+        self.added: dict[str, AddRequest] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, list[FinishReason]] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(self, request_id: str, prompt_len: int, max_tokens: int = 4) -> None:
+        request = make_request(request_id, prompt_len, max_tokens)
+        self.added[request_id] = request
+        self.tokens[request_id] = []
+        self.finish_reasons[request_id] = []
+        self.take(self.scheduler.apply([request]))
+
+    def abort(self, request_id: str) -> None:
+        self.take(self.scheduler.apply([AbortRequest(request_id=request_id)]))
+
+    def plan(self) -> StepPlan | None:
+        decoding = {r.request_id for r in self.scheduler._queues.decoding()}
+        plan = self.scheduler.plan()
+        if plan is None:
+            return None
+        self.plans.append(plan)
+        self.check(plan, decoding)
+        return plan
+
+    def check(self, plan: StepPlan, decoding: set[str]) -> None:
+        """The invariants that one plan shows by itself."""
+        budget = self.config.max_num_batched_tokens
+        assert budget is not None
+        assert plan.num_tokens <= budget
+        ids = [chunk.request_id for chunk in plan.chunks]
+        assert len(set(ids)) == len(ids)
+        if self.config.policy == "stall-free":
+            assert decoding <= set(ids) | set(plan.preempted), "a running stream was left out"
+        owners: Counter[int] = Counter()
+        for chunk in plan.chunks:
+            assert chunk.num_tokens > 0
+            assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
+            owners.update(chunk.block_ids)
+        assert all(count == 1 for count in owners.values()), "a block has two owners"
+
+    def run(self, plan: StepPlan) -> None:
+        self.executor.submit(plan)
+        self.take(self.scheduler.commit(plan, self.executor.collect()))
+
+    def step(self) -> StepPlan | None:
+        plan = self.plan()
+        if plan is not None:
+            self.run(plan)
+        return plan
+
+    def drain(self, limit: int = 10_000) -> None:
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                return
+            assert self.step() is not None, "there is work, but no step"
+        raise AssertionError("the scheduler does not come to an end")
+
+    def take(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            assert not self.finish_reasons[output.request_id], "an output after the end"
+            self.tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                self.finish_reasons[output.request_id].append(output.finish_reason)
+
+    def expected_tokens(self, request_id: str) -> list[int]:
+        """What the request gets when it runs undisturbed."""
+        request = self.added[request_id]
+        start = len(request.prompt_token_ids)
+        assert request.params.max_tokens is not None
+        count = min(request.params.max_tokens, self.max_model_len - start)
+        return [simulated_token(request_id, start + i, VOCAB_SIZE) for i in range(count)]

@@ -1,0 +1,129 @@
+"""The schedules that the policies make, step by step."""
+
+import pytest
+
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
+from tests.scheduler.harness import Harness
+
+
+def schedule(harness: Harness) -> list[dict[str, int]]:
+    """Tokens per request, step by step."""
+    return [{c.request_id: c.num_tokens for c in plan.chunks} for plan in harness.plans]
+
+
+def run_beside_a_decode(**settings: object) -> list[dict[str, int]]:
+    """R1 decodes, then R2 arrives with a prompt of 10 tokens; budget 4."""
+    harness = Harness(**{"budget": 4, **settings})  # type: ignore[arg-type]
+    harness.add("R1", 2, max_tokens=6)
+    harness.step()
+    harness.add("R2", 10, max_tokens=2)
+    harness.drain()
+    return schedule(harness)
+
+
+def test_stall_free_packs_chunks_beside_decodes() -> None:
+    assert run_beside_a_decode() == [
+        {"R1": 2},
+        {"R1": 1, "R2": 3},
+        {"R1": 1, "R2": 3},
+        {"R1": 1, "R2": 3},
+        {"R1": 1, "R2": 1},
+        {"R1": 1, "R2": 1},
+    ]
+
+
+def test_prefill_first_makes_the_running_stream_wait() -> None:
+    assert run_beside_a_decode(policy="prefill-first") == [
+        {"R1": 2},
+        {"R2": 4},
+        {"R2": 4},
+        {"R2": 2},
+        {"R1": 1, "R2": 1},
+        {"R1": 1},
+        {"R1": 1},
+        {"R1": 1},
+        {"R1": 1},
+    ]
+
+
+def test_without_chunking_the_prompt_is_one_chunk() -> None:
+    steps = run_beside_a_decode(enable_chunked_prefill=False, max_model_len=64, budget=72)
+    assert steps[1] == {"R1": 1, "R2": 10}
+
+
+def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
+    harness = Harness(budget=8)
+    harness.add("a", 5)
+    harness.add("b", 6)
+    harness.add("c", 1)
+    harness.step()
+    harness.step()
+    assert schedule(harness) == [{"a": 5, "b": 3}, {"a": 1, "b": 3, "c": 1}]
+
+
+def test_the_latest_admitted_is_preempted_and_comes_back_first() -> None:
+    harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32)
+    harness.add("old", 12, max_tokens=12)
+    harness.add("new", 12, max_tokens=12)
+    harness.add("later", 1, max_tokens=1)
+    harness.drain()
+    preempted = [plan.preempted for plan in harness.plans if plan.preempted]
+    assert preempted
+    assert all(ids == ("new",) for ids in preempted)
+    assert harness.scheduler.stats.num_preemptions == len(preempted)
+    for request_id in harness.added:
+        assert harness.finish_reasons[request_id] == [FinishReason.LENGTH]
+        assert harness.tokens[request_id] == harness.expected_tokens(request_id)
+
+
+def test_one_too_many_waiting_is_refused() -> None:
+    harness = Harness(max_waiting=2)
+    for request_id in "abc":
+        harness.add(request_id, 4)
+    assert harness.finish_reasons == {"a": [], "b": [], "c": [FinishReason.REFUSED]}
+    harness.drain()
+    assert harness.finish_reasons["a"] == [FinishReason.LENGTH]
+
+
+def test_an_abort_in_flight_keeps_its_blocks_until_commit() -> None:
+    harness = Harness()
+    harness.add("a", 8)
+    plan = harness.plan()
+    assert plan is not None
+    harness.abort("a")
+    assert harness.kv.num_free_blocks == 62
+    assert harness.finish_reasons["a"] == []
+    harness.run(plan)
+    assert harness.kv.num_free_blocks == 64
+    assert harness.finish_reasons["a"] == [FinishReason.ABORT]
+    assert harness.tokens["a"] == []
+
+
+def test_a_failed_step_ends_only_its_own_requests() -> None:
+    harness = Harness(budget=4)
+    harness.add("a", 4)
+    harness.add("b", 4)
+    plan = harness.plan()
+    assert plan is not None
+    harness.take(harness.scheduler.fail(plan, "boom"))
+    harness.drain()
+    assert harness.finish_reasons == {"a": [FinishReason.ERROR], "b": [FinishReason.LENGTH]}
+
+
+def test_the_executor_hears_of_each_request_once_and_of_its_end() -> None:
+    harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32)
+    for request_id in ("a", "b", "c"):
+        harness.add(request_id, 12, max_tokens=12)
+    harness.drain()
+    introduced = [r.request_id for plan in harness.plans for r in plan.new_requests]
+    ended = [request_id for plan in harness.plans for request_id in plan.ended_requests]
+    assert sorted(introduced) == ["a", "b", "c"]
+    assert len(ended) == len(set(ended)) == 2, "the last one ends after the last plan"
+
+
+def test_a_budget_no_whole_prompt_fits_in_is_refused() -> None:
+    config = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=100)
+    with pytest.raises(ConfigError, match="at least max_model_len"):
+        config.resolve(max_model_len=100)
