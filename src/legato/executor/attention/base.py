@@ -1,0 +1,14 @@
+"""What an attention backend is."""
+
+from typing import Protocol
+
+from legato.executor.batch import PackedBatch
+from legato.model.attention import StepAttention
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV cache, in the layout its kernels want, and attends over packed batches in it."""
+
+    def begin_step(self, batch: PackedBatch) -> StepAttention:
+        """Bind a step's block tables; the model then calls `attend` once a layer."""
+        ...

@@ -1,0 +1,62 @@
+"""Attention over part of the keys, and the sum of such parts.
+
+Softmax over a set of keys can be put together from softmaxes over its parts if each part returns
+the logarithm of its denominator (Milakov and Gimelshein, 2018, arXiv:1805.02867; the split over
+keys of Flash-Decoding). That lets a chunk attend to its context and to itself in two calls, neither
+of which needs a mask, and to a context that lies in several pieces without copying them together.
+"""
+
+import torch
+
+
+def attend_part(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scale: float,
+    is_causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and log of the softmax denominator, without a mask but for causality.
+
+    Args:
+        query: [1, H, T, D].
+        key: [1, K, S, D] with H a multiple of K; S = T where `is_causal`.
+        value: [1, K, S, D].
+
+    Returns:
+        out [1, H, T, D] in the query's dtype, lse [1, H, T] in float32.
+    """
+    if query.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, is_causal, scale=scale
+        )
+        return out, lse
+    num_groups = query.shape[1] // key.shape[1]
+    if num_groups > 1:
+        key = key.repeat_interleave(num_groups, dim=1)
+        value = value.repeat_interleave(num_groups, dim=1)
+    if query.dtype == torch.float32:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, is_causal, scale=scale
+        )
+    else:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, is_causal, scale=scale
+        )
+    return out, lse[..., : query.shape[2]]
+
+
+def merge_parts(
+    parts: list[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """Join attention over disjoint sets of keys; shapes as `attend_part` returns them."""
+    out, lse = parts[0]
+    if len(parts) == 1:
+        return out
+    merged = out.float()
+    for other, other_lse in parts[1:]:
+        weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)
+        merged = torch.lerp(merged, other.float(), weight)
+        lse = torch.logaddexp(lse, other_lse)
+    return merged.to(out.dtype)

@@ -1,0 +1,42 @@
+"""How large the KV cache may be."""
+
+import psutil
+import torch
+
+from legato.core.config import CacheConfig
+from legato.core.errors import ConfigError
+
+_DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.25}
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that nobody uses, on a GPU or on the host."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def num_cache_blocks(
+    config: CacheConfig, *, bytes_per_block: int, blocks_per_request: int, max_num_seqs: int
+    , device: torch.device
+) -> int:
+    """Blocks that the configured memory holds, but no more than the running requests can fill.
+
+    Args:
+        blocks_per_request: for one request of `max_model_len` tokens.
+
+    Raises:
+        ConfigError: not even one such request fits.
+    """
+    memory_bytes = config.kv_cache_memory_bytes
+    if memory_bytes is None:
+        fraction = config.memory_utilization or _DEFAULT_UTILIZATION[device.type]
+        memory_bytes = int(free_memory_bytes(device) * fraction)
+    num_blocks = min(memory_bytes // bytes_per_block, blocks_per_request * max_num_seqs)
+    if num_blocks < blocks_per_request:
+        raise ConfigError(
+            f"one request of max_model_len tokens needs {blocks_per_request * bytes_per_block:,} "
+            f"bytes of KV cache, but it has {memory_bytes:,}: raise --kv-cache-memory or lower "
+            "--max-model-len"
+        )
+    return num_blocks
