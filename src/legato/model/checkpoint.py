@@ -1,0 +1,33 @@
+"""A checkpoint, whatever its format."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from legato.model.spec import DecoderSpec
+
+NamedTensors = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model's description and weights, opened but not read.
+
+    Attributes:
+        name: for messages.
+        config: transformers' configuration, made from metadata for a GGUF file.
+        spec: the same, as far as Legato's decoder needs it.
+        dtype: that "auto" stands for.
+        num_tensors: how many `tensors` yields.
+        tensors: starts an iterator of (name in transformers' checkpoints, tensor on CPU); a tensor
+            may be of another dtype and may share memory with the file.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    spec: DecoderSpec
+    dtype: torch.dtype
+    num_tensors: int
+    tensors: Callable[[], NamedTensors]

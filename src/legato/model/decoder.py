@@ -1,0 +1,98 @@
+"""The decoder: token ids to hidden states to logits."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from legato.model.attention import StepAttention
+from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.rope import RotaryEmbedding
+from legato.model.spec import DecoderSpec
+
+
+class Embedding(nn.Module):
+    """A table of token vectors [V, E]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(vocab_size, hidden_size), requires_grad=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[T] int64 to a new tensor [T, E]."""
+        return F.embedding(input_ids, self.weight)
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over one step's packed rows, with uninitialized weights."""
+
+    def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        empty = partial(torch.empty, dtype=dtype, device=device)
+        self.spec = spec
+        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
+        self.rotary = RotaryEmbedding(spec.rope, device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, layer, empty) for layer in range(spec.num_layers)
+        )
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.lm_head = (
+            None
+            if spec.tie_word_embeddings
+            else Linear(spec.hidden_size, spec.vocab_size, False, empty)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        """Run all layers; call under `torch.inference_mode`.
+
+        Args:
+            input_ids: [T] int64.
+            positions: [T] int64, of each token in its request, from 0.
+            attention: of this step; called once a layer.
+
+        Returns:
+            [T, E] in the model's dtype, after the final norm.
+        """
+        hidden = self.embed_tokens(input_ids)
+        rope = self.rotary(positions, hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rope, attention)
+        output: torch.Tensor = self.norm(hidden)
+        return output
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, E] from `forward` to [S, V] float32."""
+        if self.lm_head is None:
+            return F.linear(hidden, self.embed_tokens.weight).float()
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits.float()
+
+    def checkpoint_slots(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint belongs.
+
+        Returns:
+            Key the tensor's name in transformers' checkpoints, value a weight to copy it into, or
+            the rows of a fused weight.
+        """
+        slots: dict[str, torch.Tensor] = {}
+        for path, module in self.named_modules():
+            prefix = path if path == "lm_head" else f"model.{path}"
+            for name, weight in module.named_parameters(recurse=False):
+                if isinstance(module, FusedLinear):
+                    parent = prefix.rpartition(".")[0]
+                    for part, (start, end) in module.parts.items():
+                        slots[f"{parent}.{part}.{name}"] = weight[start:end]
+                else:
+                    slots[f"{prefix}.{name}"] = weight
+        return slots

@@ -1,0 +1,79 @@
+"""What a checkpoint says about how to generate from it. Torch-free: the server process uses it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.core.errors import UnsupportedModelError
+from legato.model.gguf_file import GGUFFile
+from legato.model.source import ModelSource
+
+_SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GGUF_EOS_NAMES = ("eos", "eot", "eom")
+
+
+class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation settings of a checkpoint.
+
+    Attributes:
+        eos_token_ids: tokens that end an output, ascending.
+        sampling: key a field name of `SamplingParams`, value the model's default for it.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    sampling: dict[str, float | int]
+
+
+def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaults:
+    """Gather the defaults from generation_config.json and config.json, or from GGUF metadata.
+
+    Args:
+        tokenizer_eos: the tokenizer's own end-of-sequence token, which some checkpoints name
+            nowhere else.
+
+    Raises:
+        UnsupportedModelError: a file is not valid JSON.
+    """
+    if source.is_gguf:
+        metadata = GGUFFile(source.path).metadata
+        names = [f"tokenizer.ggml.{name}_token_id" for name in _GGUF_EOS_NAMES]
+        return ModelDefaults(
+            eos_token_ids=_merge(tokenizer_eos, *map(metadata.get, names)), sampling={}
+        )
+    config = read_json(source.path / "config.json")
+    generation = read_json(source.path / "generation_config.json")
+    return ModelDefaults(
+        eos_token_ids=_merge(
+            tokenizer_eos, config.get("eos_token_id"), generation.get("eos_token_id")
+        ),
+        sampling={
+            name: generation[name] for name in _SAMPLING_NAMES if generation.get(name) is not None
+        },
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no such file.
+
+    Raises:
+        UnsupportedModelError: the file holds something else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _merge(*values: int | list[int] | None) -> tuple[int, ...]:
+    token_ids: set[int] = set()
+    for value in values:
+        if value is not None:
+            token_ids.update([value] if isinstance(value, int) else value)
+    return tuple(sorted(token_ids))

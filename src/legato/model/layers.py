@@ -1,0 +1,154 @@
+"""Layers shared by all architectures, on packed rows: no padding, no batch dimension.
+
+Shapes use the legend of `legato.model.attention`, and I for the MLP's intermediate size. Every
+layer takes `empty`, which makes uninitialized weights of the model's dtype on its device: weights
+come from a checkpoint, so initializing them would be wasted. Attribute names are those of
+transformers' checkpoints.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from legato.model.attention import StepAttention
+from legato.model.rope import rotate
+from legato.model.spec import DecoderSpec
+
+MakeEmpty = Callable[..., torch.Tensor]
+
+
+class RMSNorm(nn.Module):
+    """Root mean square layer normalization (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalize the last dimension; the shape stays."""
+        return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
+
+
+class Linear(nn.Module):
+    """A projection. A quantized or prepacked weight would be another class with this `forward`."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(empty(out_size, in_size), requires_grad=False)
+        self.bias = nn.Parameter(empty(out_size), requires_grad=False) if bias else None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        return F.linear(rows, self.weight, self.bias)
+
+
+class FusedLinear(Linear):
+    """Several projections of the same rows, computed as one.
+
+    Attributes:
+        parts: key the name a projection has in checkpoints, value its outputs [start, end).
+    """
+
+    def __init__(
+        self, in_size: int, out_sizes: Mapping[str, int], bias: bool, empty: MakeEmpty
+    ) -> None:
+        super().__init__(in_size, sum(out_sizes.values()), bias, empty)
+        ends = accumulate(out_sizes.values())
+        self.parts = {
+            name: (end - size, end)
+            for (name, size), end in zip(out_sizes.items(), ends, strict=True)
+        }
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention (Ainslie et al., 2023, arXiv:2305.13245) of one layer."""
+
+    def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
+        self.head_dim = spec.head_dim
+        self.scale = spec.head_dim**-0.5
+        self.sliding_window = spec.sliding_windows[layer]
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.qkv_proj = FusedLinear(
+            spec.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            spec.qkv_bias,
+            empty,
+        )
+        self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, empty)
+        if spec.qk_norm:
+            self.q_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
+            self.k_norm: RMSNorm | None = RMSNorm(spec.head_dim, spec.rms_norm_eps, empty)
+        else:
+            self.q_norm = self.k_norm = None
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """[T, E] to [T, E]; `rope` is from `RotaryEmbedding`."""
+        num_tokens, num_heads = hidden.shape[0], self.num_heads
+        qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2K, D]
+        # Queries and keys are turned together, which halves the number of small operations.
+        qk, value = qkv.split((num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :num_heads]), self.k_norm(qk[:, num_heads:])), dim=1)
+        qk = rotate(qk, *rope)
+        context = attention.attend(
+            self.layer,
+            qk[:, :num_heads],
+            qk[:, num_heads:],
+            value,
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+        )
+        output: torch.Tensor = self.o_proj(context.reshape(num_tokens, -1))
+        return output
+
+
+class MLP(nn.Module):
+    """Gated MLP with SiLU (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
+
+    def __init__(self, spec: DecoderSpec, empty: MakeEmpty) -> None:
+        super().__init__()
+        size = spec.intermediate_size
+        self.gate_up_proj = FusedLinear(
+            spec.hidden_size, {"gate_proj": size, "up_proj": size}, spec.mlp_bias, empty
+        )
+        self.down_proj = Linear(size, spec.hidden_size, spec.mlp_bias, empty)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, E] to [T, E]."""
+        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)  # [T, I] each
+        output: torch.Tensor = self.down_proj(F.silu(gate).mul_(up))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual connection."""
+
+    def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.self_attn = Attention(spec, layer, empty)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+        self.mlp = MLP(spec, empty)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """Add this layer's work to `hidden` [T, E], in place."""
+        hidden += self.self_attn(self.input_layernorm(hidden), rope, attention)
+        hidden += self.mlp(self.post_attention_layernorm(hidden))
+        return hidden
