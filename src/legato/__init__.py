@@ -1,1 +1,27 @@
-"""Legato: LLM serving whose streams never stall."""
+"""Legato: LLM serving whose streams never stall.
+
+The public Python API is `LLM` and `SamplingParams`. Names are imported when first used, so that
+parts that need no torch (the HTTP server, the scheduler) do not load it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legato.core.sampling_params import SamplingParams
+    from legato.engine.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from legato.engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from legato.core.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'legato' has no attribute {name!r}")

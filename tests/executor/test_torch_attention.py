@@ -76,7 +76,10 @@ def test_equals_dense_attention(
             if e > s
         ]
         batch = pack(
-            chunks, [sequences[int(c.request_id)] for c in chunks], block_size=BLOCK_SIZE, device=CPU
+            chunks,
+            [sequences[int(c.request_id)] for c in chunks],
+            block_size=BLOCK_SIZE,
+            device=CPU,
         )
         step = backend.begin_step(batch)
         new_keys = torch.cat([k[s:e] for k, s, e in zip(keys, starts, ends, strict=True)])

@@ -1,8 +1,9 @@
+import itertools
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-import pytest
 
 from legato.kv.block_pool import BlockPool, runs_of
 from legato.kv.manager import KVCacheManager
@@ -101,4 +102,4 @@ def test_reserve_is_all_or_nothing() -> None:
 def test_runs_cover_the_blocks_in_order(block_ids: list[int]) -> None:
     runs = list(runs_of(block_ids))
     assert [b for start, end in runs for b in range(start, end)] == block_ids
-    assert all(left[1] != right[0] for left, right in zip(runs, runs[1:], strict=False))
+    assert all(left[1] != right[0] for left, right in itertools.pairwise(runs))

@@ -50,7 +50,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.block_size < 1:
             raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
         if self.memory_utilization is not None and not 0.0 < self.memory_utilization <= 1.0:
-            raise ConfigError(f"memory utilization must be in (0, 1], got {self.memory_utilization}")
+            raise ConfigError(
+                f"memory utilization must be in (0, 1], got {self.memory_utilization}"
+            )
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,9 +99,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(self, max_num_batched_tokens=budget)
 
 
-class EngineConfig(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True
-):
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Everything an engine is built from."""
 
     model: ModelConfig = ModelConfig()

@@ -53,7 +53,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         sampled: key request id, value the sampled token ids, for chunks with `num_samples` > 0.
         logprobs: key request id, value one entry a sampled token, for requests that asked.
         prompt_logprobs: key request id, value one entry a prompt token that this step's chunk
-            scored: those at [max(start, 1), min(end + 1, prompt length)), for requests that asked.
+            scored: those at [start + 1, min(end + 1, prompt length)), but none twice, for requests
+            that asked.
     """
 
     step_id: int

@@ -34,7 +34,7 @@ Event = AddRequest | AbortRequest
 
 
 class Request:
-    """Progress of one request: a row of tokens, the first `num_computed_tokens` of which are cached.
+    """A request's progress: a row of tokens, the first `num_computed_tokens` of which are cached.
 
     There is no phase flag. A request with one token left to compute is decoding, one with more is
     prefilling, and a preempted one simply has nothing computed.

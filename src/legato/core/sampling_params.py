@@ -19,7 +19,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         n: completions to return for the prompt.
         temperature: softmax temperature; 0 is greedy.
-        top_p: keep the smallest set of most likely tokens whose probability reaches this, in (0, 1].
+        top_p: keep the fewest most likely tokens whose probability reaches this, in (0, 1].
         top_k: keep this many most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
         repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in the
@@ -100,7 +100,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _require(-2.0 <= value <= 2.0, name, "must be in [-2, 2]", value)
         bias = self.logit_bias or {}
         _require(
-            len(bias) <= MAX_LOGIT_BIAS, "logit_bias", f"has over {MAX_LOGIT_BIAS} entries", len(bias)
+            len(bias) <= MAX_LOGIT_BIAS,
+            "logit_bias",
+            f"has over {MAX_LOGIT_BIAS} entries",
+            len(bias),
         )
         for value in bias.values():
             _require(-100.0 <= value <= 100.0, "logit_bias", "values must be in [-100, 100]", value)
@@ -113,7 +116,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.max_tokens,
         )
         _require(
-            0 <= self.min_tokens and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
+            self.min_tokens >= 0
+            and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
             "min_tokens",
             "must be between 0 and max_tokens",
             self.min_tokens,

@@ -22,7 +22,7 @@ class BlockPool:
             self._insert(0, num_blocks)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
-        """Take `count` blocks, right of block `after` where free; None, and nothing taken, if short.
+        """Take `count` blocks, right of block `after` where free; None, taking none, if short.
 
         Returns:
             The block ids in the order in which tokens should fill them.

@@ -32,5 +32,5 @@ class TokenBudget:
         self.max_num_batched_tokens = max_num_batched_tokens
 
     def max_chunk(self, shape: StepShape, start: int) -> int:  # noqa: ARG002
-        # Decodes alone may exceed a budget that others choose; prefill is then nothing, not negative.
+        # Decodes alone may exceed the budget; prefill is then nothing, never negative.
         return max(0, self.max_num_batched_tokens - shape.num_tokens)

@@ -18,7 +18,7 @@ class Step(Protocol):
 
 
 def stall_free(step: Step) -> None:
-    """Running streams first, prefill chunks in what is left (Sarathi-Serve's stall-free batching)."""
+    """Running streams first, prefill in what is left (Sarathi-Serve's stall-free batching)."""
     step.add_decodes()
     step.add_prefills()
 

