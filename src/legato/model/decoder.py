@@ -37,7 +37,7 @@ class Decoder(nn.Module):
             DecoderLayer(spec, layer, empty) for layer in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
-        self.lm_head = (
+        self.lm_head: nn.Module | None = (
             None
             if spec.tie_word_embeddings
             else Linear(spec.hidden_size, spec.vocab_size, False, empty)
@@ -64,8 +64,10 @@ class Decoder(nn.Module):
         Returns:
             [T, E] in the model's dtype, after the final norm.
         """
-        hidden = self.embed_tokens(input_ids)
-        rope = self.rotary(positions, hidden.dtype)
+        # The residual stream is float32 whatever the weights are: layer after layer adds to it, so
+        # rounding it costs far more accuracy than rounding what is added.
+        hidden = self.embed_tokens(input_ids).float()
+        rope = self.rotary(positions, self.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rope, attention)
         output: torch.Tensor = self.norm(hidden)

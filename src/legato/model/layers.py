@@ -25,12 +25,14 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, empty: MakeEmpty) -> None:
         super().__init__()
-        self.weight = nn.Parameter(empty(size), requires_grad=False)
+        weight = empty(size)
+        self.dtype = weight.dtype
+        self.weight = nn.Parameter(weight.float(), requires_grad=False)
         self.eps = eps
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Normalize the last dimension; the shape stays."""
-        return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
+        """Normalize the last dimension, in float32; any dtype to the model's, same shape."""
+        return F.rms_norm(rows.float(), self.weight.shape, self.weight, self.eps).to(self.dtype)
 
 
 class Linear(nn.Module):
@@ -148,7 +150,7 @@ class DecoderLayer(nn.Module):
         rope: tuple[torch.Tensor, torch.Tensor],
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Add this layer's work to `hidden` [T, E], in place."""
+        """Add this layer's work to `hidden` [T, E] float32, in place."""
         hidden += self.self_attn(self.input_layernorm(hidden), rope, attention)
         hidden += self.mlp(self.post_attention_layernorm(hidden))
         return hidden

@@ -14,6 +14,7 @@ from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
+from legato.model.packed_linear import can_pack, pack_linears
 from legato.model.source import resolve_source
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
 
 
 def load_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Build the decoder and copy the weights in, one tensor at a time.
+    """Build the decoder, copy the weights in one tensor at a time, and pack them for the CPU.
 
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
@@ -62,6 +63,8 @@ def load_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.de
         slot.copy_(tensor)
     if slots:
         raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(list(slots))}")
+    if can_pack(decoder):
+        pack_linears(decoder)
     return decoder
 
 

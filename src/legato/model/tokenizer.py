@@ -22,6 +22,7 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
+        special_token_ids: tokens that steer the model and are no part of the text.
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
@@ -33,6 +34,7 @@ class Tokenizer:
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_id: int | None = pretrained.eos_token_id
         self._added = self.backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
         self._is_byte_level = _is_byte_level(self.backend)
 
     @property

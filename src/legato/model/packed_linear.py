@@ -1,0 +1,48 @@
+"""Projections whose weights are laid out for the CPU's matrix units.
+
+oneDNN reads a plain weight matrix row by row and rearranges it in every call. Laid out once after
+loading, a step of few rows, which does little but read weights, reads them a third faster.
+"""
+
+import torch
+from torch import nn
+
+from legato.model.decoder import Decoder
+from legato.model.layers import Linear
+
+_SUPPORT = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+
+
+class PackedLinear(nn.Module):
+    """A `Linear` in oneDNN's own layout. The plain weight is not kept."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self._weight, self._bias, "none", [], ""
+        )
+        return output
+
+
+def can_pack(decoder: Decoder) -> bool:
+    """Whether this is a CPU with fast products of the model's dtype."""
+    is_supported = _SUPPORT.get(decoder.dtype)
+    if decoder.device.type != "cpu" or is_supported is None or not torch.backends.mkldnn.enabled:
+        return False
+    return bool(getattr(torch.ops.mkldnn, is_supported)())
+
+
+@torch.inference_mode()
+def pack_linears(decoder: Decoder) -> None:
+    """Replace every projection; a tied embedding stays as it is beside its packed copy."""
+    for module in list(decoder.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Linear):
+                setattr(module, name, PackedLinear(child.weight, child.bias))
+    if decoder.lm_head is None:
+        decoder.lm_head = PackedLinear(decoder.embed_tokens.weight, None)
