@@ -40,7 +40,8 @@ class PackedBatch:
     Attributes:
         input_ids: int64 [T].
         positions: int64 [T], of each token within its request.
-        slot_mapping: int64 [T], where each token's key and value go: block id * block size + offset.
+        slot_mapping: int64 [T], where each token's key and value go: block id * block size +
+            offset.
         chunks: R rows' extents and blocks, in the order of the plan.
         sample_rows: int64 [S].
     """
@@ -68,7 +69,9 @@ def pack(
         row = len(positions)
         positions.extend(range(chunk.start, chunk.end))
         slots.extend(_slots(chunk, block_size))
-        sample_rows.extend(range(row + chunk.num_tokens - chunk.num_samples, row + chunk.num_tokens))
+        sample_rows.extend(
+            range(row + chunk.num_tokens - chunk.num_samples, row + chunk.num_tokens)
+        )
         runs = sequence.block_runs(chunk.block_ids)
         packed.append(PackedChunk(row, len(positions), chunk.start, runs))
     input_ids = torch.cat(

@@ -17,8 +17,12 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def num_cache_blocks(
-    config: CacheConfig, *, bytes_per_block: int, blocks_per_request: int, max_num_seqs: int
-    , device: torch.device
+    config: CacheConfig,
+    *,
+    bytes_per_block: int,
+    blocks_per_request: int,
+    max_num_seqs: int,
+    device: torch.device,
 ) -> int:
     """Blocks that the configured memory holds, but no more than the running requests can fill.
 

@@ -7,15 +7,11 @@ it lies; the block pool keeps requests in few runs for that reason. Only short r
 import torch
 import torch.nn.functional as F
 
+from legato.executor.attention.context import CachedContext, KeysValues
 from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
 
-MIN_RUN_IN_PLACE = 128
-"""Tokens from which a call of its own is cheaper than copying a run."""
-
-
 _Runs = list[tuple[int, int]]
-_KeysValues = tuple[torch.Tensor, torch.Tensor]  # each [S, K, D]
 
 
 class TorchAttentionBackend:
@@ -44,10 +40,12 @@ class TorchStepAttention:
     """See `StepAttention`; the new keys and values are read from the batch, the rest from cache."""
 
     def __init__(self, cache: torch.Tensor, block_size: int, batch: PackedBatch) -> None:
-        self._cache = cache
         self._batch = batch
+        self._sizes = [chunk.num_tokens for chunk in batch.chunks]
         self._slots = [_slot_runs(chunk, block_size) for chunk in batch.chunks]
-        self._visible: dict[int | None, list[_Runs]] = {}  # key window, value slots a chunk reads
+        self._cache = cache
+        self._written = cache.flatten(0, 1).unbind(0)  # keys and values of each layer in turn
+        self._contexts: dict[int | None, list[CachedContext]] = {}  # key window, value by chunk
 
     def attend(
         self,
@@ -59,32 +57,36 @@ class TorchStepAttention:
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        keys, values = self._cache[layer]
-        keys.index_copy_(0, self._batch.slot_mapping, key)
-        values.index_copy_(0, self._batch.slot_mapping, value)
-        out = torch.empty_like(query)
-        for chunk, slots in zip(self._batch.chunks, self._visible_slots(sliding_window), strict=True):
-            rows = slice(chunk.row_start, chunk.row_end)
+        self._written[2 * layer].index_copy_(0, self._batch.slot_mapping, key)
+        self._written[2 * layer + 1].index_copy_(0, self._batch.slot_mapping, value)
+        # Heads of a group are rows of one product in a decode, so each key is read once for them.
+        grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
+        attended: list[torch.Tensor] = []
+        for chunk, rows, context in zip(
+            self._batch.chunks, grouped, self._visible(sliding_window), strict=True
+        ):
             if chunk.num_tokens == 1:
-                attended = _attend_decode(query[rows], _pieces(keys, values, slots), scale)
-            elif _fits(chunk, sliding_window):
-                context = _pieces(keys, values, slots)
-                attended = _attend_chunk(query[rows], context, (key[rows], value[rows]), scale)
+                attended.append(_attend_decode(rows, context.pieces(layer), scale))
+                continue
+            heads = _heads_first(rows.flatten(1, 2))
+            if _fits(chunk, sliding_window):
+                own = slice(chunk.row_start, chunk.row_end)
+                new = _heads_first(key[own]), _heads_first(value[own])
+                out = _attend_chunk(heads, context.pieces(layer), new, scale)
             else:
                 assert sliding_window is not None
-                visible = _gather(keys, values, slots)
-                attended = _attend_window(query[rows], visible, sliding_window, scale)
-            out[rows] = attended
-        return out
+                out = _attend_window(heads, context.in_order(layer), sliding_window, scale)
+            attended.append(out[0].transpose(0, 1).reshape(rows.shape))
+        return torch.cat(attended).flatten(1, 2)
 
-    def _visible_slots(self, sliding_window: int | None) -> list[_Runs]:
-        """For each chunk the cache slots to read: worked out once a step, not once a layer."""
-        if sliding_window not in self._visible:
-            self._visible[sliding_window] = [
-                _clip(slots, *_visible_tokens(chunk, sliding_window))
+    def _visible(self, sliding_window: int | None) -> list["CachedContext"]:
+        """What each chunk reads from the cache: worked out once a step, not once a layer."""
+        if sliding_window not in self._contexts:
+            self._contexts[sliding_window] = [
+                CachedContext(self._cache, _clip(slots, *_visible_tokens(chunk, sliding_window)))
                 for chunk, slots in zip(self._batch.chunks, self._slots, strict=True)
             ]
-        return self._visible[sliding_window]
+        return self._contexts[sliding_window]
 
 
 def _fits(chunk: PackedChunk, sliding_window: int | None) -> bool:
@@ -93,7 +95,7 @@ def _fits(chunk: PackedChunk, sliding_window: int | None) -> bool:
 
 
 def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int, int]:
-    """Tokens [start, end) to read from the cache; a chunk that fits has its own keys in the batch."""
+    """Tokens [start, end) to read from the cache; a chunk that fits has its own in the batch."""
     if chunk.num_tokens > 1 and _fits(chunk, sliding_window):
         return 0, chunk.start
     oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
@@ -117,74 +119,40 @@ def _clip(runs: _Runs, start: int, end: int) -> _Runs:
     return clipped
 
 
-def _gather(keys: torch.Tensor, values: torch.Tensor, runs: _Runs) -> _KeysValues:
-    if len(runs) == 1:
-        start, end = runs[0]
-        return keys[start:end], values[start:end]
-    return (
-        torch.cat([keys[start:end] for start, end in runs]),
-        torch.cat([values[start:end] for start, end in runs]),
-    )
-
-
-def _pieces(keys: torch.Tensor, values: torch.Tensor, runs: _Runs) -> list[_KeysValues]:
-    """Long runs where they lie and the short ones copied together; unmasked, order is nothing."""
-    if len(runs) == 1:
-        return [_gather(keys, values, runs)]
-    long = [run for run in runs if run[1] - run[0] >= MIN_RUN_IN_PLACE]
-    short = [run for run in runs if run[1] - run[0] < MIN_RUN_IN_PLACE]
-    pieces = [_gather(keys, values, [run]) for run in long]
-    return [*pieces, _gather(keys, values, short)] if short else pieces
-
-
 def _heads_first(rows: torch.Tensor) -> torch.Tensor:
     """[S, K, D] -> [1, K, S, D], a view."""
     return rows.transpose(0, 1).unsqueeze(0)
 
 
-def _attend_decode(query: torch.Tensor, pieces: list[_KeysValues], scale: float) -> torch.Tensor:
-    """[1, H, D] -> [1, H, D]: the query heads of a group are the rows, so each key is read once."""
-    num_kv_heads = pieces[0][0].shape[1]
-    grouped = query.view(1, num_kv_heads, -1, query.shape[-1])
-    parts = [
-        attend_part(grouped, _heads_first(k), _heads_first(v), scale=scale, is_causal=False)
-        for k, v in pieces
-    ]
-    return merge_parts(parts).reshape(query.shape)
+def _attend_decode(query: torch.Tensor, pieces: list[KeysValues], scale: float) -> torch.Tensor:
+    """[1, K, H / K, D] -> the same: all keys, so that order and mask do not matter."""
+    return merge_parts(
+        [attend_part(query, key, value, scale=scale, is_causal=False) for key, value in pieces]
+    )
 
 
 def _attend_chunk(
-    query: torch.Tensor, context: list[_KeysValues], own: _KeysValues, scale: float
+    query: torch.Tensor, context: list[KeysValues], own: KeysValues, scale: float
 ) -> torch.Tensor:
-    """[T, H, D] -> [T, H, D]: all of the context without a mask, and causally the chunk itself."""
-    rows = _heads_first(query)
-    parts = [
-        attend_part(rows, _heads_first(own[0]), _heads_first(own[1]), scale=scale, is_causal=True)
-    ]
+    """[1, H, T, D] -> the same: all of the context without a mask, itself causally."""
+    parts = [attend_part(query, *own, scale=scale, is_causal=True)]
     parts += [
-        attend_part(rows, _heads_first(k), _heads_first(v), scale=scale, is_causal=False)
-        for k, v in context
+        attend_part(query, key, value, scale=scale, is_causal=False) for key, value in context
     ]
-    return merge_parts(parts)[0].transpose(0, 1)
+    return merge_parts(parts)
 
 
 def _attend_window(
-    query: torch.Tensor, visible: _KeysValues, window: int, scale: float
+    query: torch.Tensor, visible: KeysValues, window: int, scale: float
 ) -> torch.Tensor:
-    """[T, H, D] -> [T, H, D] where the window starts inside the keys, so that only a mask will do.
+    """[1, H, T, D] -> the same, where the window starts inside the keys, so only a mask will do.
 
     The last row's own key is the last of `visible`.
     """
-    num_rows, num_keys = query.shape[0], visible[0].shape[0]
+    num_rows, num_keys = query.shape[2], visible[0].shape[2]
     row_key = torch.arange(num_keys - num_rows, num_keys, device=query.device).unsqueeze(1)
     key = torch.arange(num_keys, device=query.device)
     mask = (key <= row_key) & (key > row_key - window)
-    attended = F.scaled_dot_product_attention(
-        _heads_first(query),
-        _heads_first(visible[0]),
-        _heads_first(visible[1]),
-        attn_mask=mask,
-        scale=scale,
-        enable_gqa=True,
+    return F.scaled_dot_product_attention(
+        query, *visible, attn_mask=mask, scale=scale, enable_gqa=True
     )
-    return attended[0].transpose(0, 1)
