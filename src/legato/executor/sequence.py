@@ -3,6 +3,7 @@
 import torch
 
 from legato.core.request import AddRequest
+from legato.executor.sampling_row import SamplingRow
 from legato.kv.block_pool import runs_of
 
 
@@ -11,7 +12,7 @@ class SequenceState:
 
     Attributes:
         token_ids: int64 [capacity], the first `num_tokens` of which are known; on the CPU.
-        num_prompt_logprobs: prompt positions whose log probabilities were already returned, which a
+        num_prompt_logprobs: prompt tokens whose log probabilities were already returned, which a
             recomputation after preemption must not return again.
     """
 
@@ -30,6 +31,14 @@ class SequenceState:
     def append(self, token_id: int) -> None:
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def sampling_row(self) -> SamplingRow:
+        return SamplingRow(
+            params=self.message.params,
+            eos_token_ids=self.message.eos_token_ids,
+            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
+            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens],
+        )
 
     def block_runs(self, block_ids: tuple[int, ...]) -> list[tuple[int, int]]:
         """Runs [start, end) of adjacent blocks; remembered, since tables change every few steps."""

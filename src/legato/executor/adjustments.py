@@ -1,0 +1,111 @@
+"""What a request asks to be changed in its logits before the temperature."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from legato.executor.sampling_row import SamplingRow
+
+_Places = tuple[torch.Tensor, torch.Tensor]
+"""(row, token id) of N logits: two int64 [N]."""
+
+
+def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Bias, forbid early ends, and penalize repetition, in this order, as vLLM does.
+
+    Args:
+        logits: float32 [S, V]; not changed.
+        rows: S of them.
+
+    Returns:
+        float32 [S, V]: `logits` itself where no row asks for anything.
+    """
+    if not any(_asks_for_change(row) for row in rows):
+        return logits
+    logits = logits.clone()
+    _add_bias(logits, rows)
+    _forbid_early_ends(logits, rows)
+    _penalize_repetition(logits, rows)
+    _penalize_output(logits, rows)
+    return logits
+
+
+def _asks_for_change(row: SamplingRow) -> bool:
+    return (
+        bool(row.params.logit_bias)
+        or _is_too_short(row)
+        or row.params.repetition_penalty != 1.0
+        or _is_output_penalized(row)
+    )
+
+
+def _is_too_short(row: SamplingRow) -> bool:
+    return row.num_output_tokens < row.params.min_tokens
+
+
+def _is_output_penalized(row: SamplingRow) -> bool:
+    return row.params.frequency_penalty != 0.0 or row.params.presence_penalty != 0.0
+
+
+def _add_bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    biases = {i: row.params.logit_bias for i, row in enumerate(rows) if row.params.logit_bias}
+    if not biases:
+        return
+    places = _places({i: torch.tensor(list(bias)) for i, bias in biases.items()}, logits.device)
+    logits[places] += _float32((value for b in biases.values() for value in b.values()), logits)
+
+
+def _forbid_early_ends(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    vocab_size = logits.shape[1]
+    ends = {
+        i: [t for t in (*row.eos_token_ids, *row.params.stop_token_ids) if t < vocab_size]
+        for i, row in enumerate(rows)
+        if _is_too_short(row)
+    }
+    if not ends:
+        return
+    tokens = {i: torch.tensor(ids, dtype=torch.int64) for i, ids in ends.items()}
+    logits[_places(tokens, logits.device)] = float("-inf")
+
+
+def _penalize_repetition(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """A token that occurs twice is written twice, with the same value."""
+    seen = {
+        i: torch.cat((row.prompt_token_ids, row.output_token_ids))
+        for i, row in enumerate(rows)
+        if row.params.repetition_penalty != 1.0
+    }
+    if not seen:
+        return
+    places = _places(seen, logits.device)
+    penalty = _float32((row.params.repetition_penalty for row in rows), logits)[places[0]]
+    values = logits[places]
+    logits[places] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _penalize_output(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    penalized = [i for i, row in enumerate(rows) if _is_output_penalized(row)]
+    if not penalized:
+        return
+    outputs = [rows[i].output_token_ids.numpy() for i in penalized]
+    tokens, counts = zip(*(np.unique(ids, return_counts=True) for ids in outputs), strict=True)
+    by_row = {i: torch.from_numpy(ids) for i, ids in zip(penalized, tokens, strict=True)}
+    places = _places(by_row, logits.device)
+    occurrences = torch.from_numpy(np.concatenate(counts)).to(logits.device)
+    frequency = _float32((row.params.frequency_penalty for row in rows), logits)[places[0]]
+    presence = _float32((row.params.presence_penalty for row in rows), logits)[places[0]]
+    logits[places] -= frequency * occurrences + presence
+
+
+def _places(by_row: dict[int, torch.Tensor], device: torch.device) -> _Places:
+    """Where the given token ids lie; key row, value int64 [any number]."""
+    lengths = torch.tensor([len(ids) for ids in by_row.values()])
+    rows = torch.tensor(list(by_row)).repeat_interleave(lengths)
+    tokens = torch.cat(list(by_row.values()))
+    return rows.to(device, non_blocking=True), tokens.to(device, non_blocking=True)
+
+
+def _float32(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+    """float32 [any number], on the device of `like`."""
+    return torch.tensor(list(values), dtype=torch.float32).to(like.device, non_blocking=True)

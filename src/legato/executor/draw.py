@@ -1,0 +1,97 @@
+"""Draws tokens so that a row's token depends on that row alone, bit for bit.
+
+Weights are integers. Their sums are exact in any order, so neither the other rows of a batch nor
+the way in which a device splits a sum can move the border between two tokens; and a token of weight
+0 is never drawn. The random numbers come from a counter, not from a generator's state.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from legato.core.sampling_params import SamplingParams
+from legato.executor.sampling_row import SamplingRow
+
+_EXACT_BITS = 53
+"""Integers below 2**53 are exact in float64."""
+
+
+def to_scores(
+    logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """How much less likely than a row's best token each token is, as a power of two.
+
+    Of two, not of e: torch's exp, unlike its exp2, is slow for arguments that underflow.
+
+    Args:
+        logits: float32 [S, V]; overwritten.
+        best: float32 [S], the greatest logit of each row.
+        params: S of them, none greedy.
+
+    Returns:
+        float32 [S, V], 0 for the best token.
+    """
+    limits = torch.finfo(torch.float32)  # beyond them 0 / 0 and inf / inf lurk
+    halving = torch.tensor([p.temperature * math.log(2) for p in params], dtype=torch.float64)
+    halving = halving.clamp_(limits.tiny, limits.max).to(logits.device, torch.float32)
+    return logits.sub_(best[:, None]).div_(halving[:, None])
+
+
+def to_weights(scores: torch.Tensor) -> torch.Tensor:
+    """Probabilities up to a factor: 2**scores, in units so small that all V sum to < 2**53.
+
+    A token 2**-35 times as likely as the best (V = 150 000) still has a weight.
+
+    Args:
+        scores: float32 [S, V], from `to_scores`.
+
+    Returns:
+        int64 [S, V].
+    """
+    unit_bits = _EXACT_BITS - scores.shape[1].bit_length()
+    return scores.exp2().mul_(2.0**unit_bits).to(torch.int64)
+
+
+def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The token at the given point of each row's cumulative distribution.
+
+    Args:
+        weights: int64 [S, V], from `to_weights`; each row has a positive one.
+        uniforms: float64 [S], multiples of 2**-53 in [0, 1).
+
+    Returns:
+        int64 [S].
+    """
+    cumulative = weights.cumsum(dim=-1)
+    points = (uniforms * cumulative[:, -1]).to(torch.int64)
+    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
+
+
+def uniforms(rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """One number in [0, 1) a row, from its seed and how many tokens it has.
+
+    Output i of a SplitMix64 generator (Steele, Lea and Flood, 2014) that starts at the hashed seed;
+    hashed, because the streams of neighbouring seeds must not be shifts of each other.
+
+    Returns:
+        float64 [S], multiples of 2**-53, on the CPU.
+    """
+    seeds = np.array([_seed(row) for row in rows], dtype=np.int64).astype(np.uint64)
+    counts = np.array([row.num_output_tokens + 1 for row in rows], dtype=np.uint64)
+    bits = _mix(_mix(seeds) + counts * np.uint64(0x9E3779B97F4A7C15))
+    return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)
+
+
+def _seed(row: SamplingRow) -> int:
+    assert row.params.seed is not None, "the front end resolves seeds"
+    return row.params.seed
+
+
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finalizer: each bit of the result depends on all 64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

@@ -1,0 +1,63 @@
+"""From logits to tokens."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from legato.executor.adjustments import adjust_logits
+from legato.executor.draw import pick, to_scores, to_weights, uniforms
+from legato.executor.filters import is_filtered, lowest_kept
+from legato.executor.sampling_row import SamplingRow
+
+_GROUP_ROWS = 16
+"""Rows drawn at once: [16, V] fits a CPU's cache, and bounds the memory on any device."""
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Choose the next token of each row.
+
+    A row's token depends on its own logits and settings only, not on the rows beside it. Greedy
+    rows get their most likely token, the lowest id where several tie.
+
+    Args:
+        logits: float32 [S, V]; not changed.
+        rows: S of them.
+
+    Returns:
+        int64 [S], on the device of `logits`.
+
+    Raises:
+        ValueError: the best logit of a row is not a finite number.
+    """
+    logits = adjust_logits(logits, rows)
+    best, tokens = logits.max(dim=-1)
+    _check_finite(best)
+    for group in _groups(rows):
+        index = torch.tensor(group, device=logits.device)
+        tokens[index] = _draw(logits[index], best[index], [rows[i] for i in group])
+    return tokens
+
+
+def _check_finite(best: torch.Tensor) -> None:
+    """A NaN anywhere in a row is also its maximum."""
+    bad = (~best.isfinite()).nonzero()[:, 0]
+    if len(bad):
+        raise ValueError(f"logits of rows {bad.tolist()} of {len(best)} are not finite")
+
+
+def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
+    """Indices of the rows to draw; apart, as far as possible, those that filters make dearer."""
+    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+    drawn.sort(key=lambda i: is_filtered(rows[i].params))
+    for start in range(0, len(drawn), _GROUP_ROWS):
+        yield drawn[start : start + _GROUP_ROWS]
+
+
+def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """int64 [S]; `logits` are overwritten."""
+    params = [row.params for row in rows]
+    scores = to_scores(logits, best, params)
+    weights = to_weights(scores)
+    if any(map(is_filtered, params)):
+        weights.masked_fill_(scores < lowest_kept(scores, params), 0)
+    return pick(weights, uniforms(rows).to(logits.device))

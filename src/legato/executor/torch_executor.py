@@ -1,0 +1,126 @@
+"""Runs step plans on a torch model."""
+
+import torch
+
+from legato.core.outputs import TokenLogprobs
+from legato.core.plan import StepPlan, StepResult
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.batch import PackedBatch, pack
+from legato.executor.logprobs import compute_logprobs
+from legato.executor.sampler import sample
+from legato.executor.sequence import SequenceState
+from legato.model.decoder import Decoder
+
+_LOGITS_ROWS = 128
+"""Rows of a prompt whose logits are in memory at once: [128, V] float32."""
+
+
+class TorchExecutor:
+    """One packed forward pass a step, and the sampling of its rows.
+
+    It keeps each request's tokens between steps, so that a plan names only positions and blocks.
+    """
+
+    def __init__(self, model: Decoder, attention: AttentionBackend, block_size: int) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_size = block_size
+        self._sequences: dict[str, SequenceState] = {}  # key request id
+        self._result: StepResult | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        with torch.inference_mode():
+            self._result = self._run(plan)
+
+    def collect(self) -> StepResult:
+        result, self._result = self._result, None
+        assert result is not None, "nothing was submitted"
+        return result
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._update_sequences(plan)
+        sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
+        batch = pack(plan.chunks, sequences, block_size=self._block_size, device=self._model.device)
+        hidden = self._model(batch.input_ids, batch.positions, self._attention.begin_step(batch))
+        prompt_logprobs = self._score_prompts(plan, batch, hidden)
+        sampled, logprobs = self._sample(plan, batch, hidden)
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=sampled,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _update_sequences(self, plan: StepPlan) -> None:
+        for request_id in plan.ended_requests:
+            # Unknown if the very step that introduced it failed.
+            self._sequences.pop(request_id, None)
+        for message in plan.new_requests:
+            self._sequences[message.request_id] = SequenceState(message)
+
+    def _score_prompts(
+        self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
+    ) -> dict[str, list[TokenLogprobs]]:
+        """Prompt log probabilities; key request id, for those that asked."""
+        scores: dict[str, list[TokenLogprobs]] = {}
+        for chunk, packed in zip(plan.chunks, batch.chunks, strict=True):
+            sequence = self._sequences[chunk.request_id]
+            num_top = sequence.message.params.prompt_logprobs
+            # Row p scores token p + 1; tokens [1, scored] were returned before a preemption.
+            first = max(chunk.start, sequence.num_prompt_logprobs)
+            last = min(chunk.end, sequence.num_prompt_tokens - 1)
+            if num_top is None or first >= last:
+                continue
+            rows = hidden[
+                packed.row_start + first - chunk.start : packed.row_start + last - chunk.start
+            ]
+            tokens = sequence.token_ids[first + 1 : last + 1].to(hidden.device)
+            scores[chunk.request_id] = self._logprobs(rows, tokens, num_top)
+            sequence.num_prompt_logprobs = last
+        return scores
+
+    def _logprobs(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, num_top: int
+    ) -> list[TokenLogprobs]:
+        """Of `tokens` [N] after the rows [N, E], a few rows at a time."""
+        entries: list[TokenLogprobs] = []
+        for rows, chosen in zip(
+            torch.split(hidden, _LOGITS_ROWS), torch.split(tokens, _LOGITS_ROWS), strict=True
+        ):
+            logits = self._model.compute_logits(rows)
+            entries += compute_logprobs(logits, chosen, [num_top] * len(chosen))
+        return entries
+
+    def _sample(
+        self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
+    ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
+        ids = [chunk.request_id for chunk in plan.chunks if chunk.num_samples]
+        if not ids:
+            return {}, {}
+        sequences = [self._sequences[request_id] for request_id in ids]
+        logits = self._model.compute_logits(hidden[batch.sample_rows])  # [S, V]
+        tokens = sample(logits, [sequence.sampling_row() for sequence in sequences])
+        logprobs = _sample_logprobs(sequences, logits, tokens)
+        sampled: dict[str, list[int]] = {}
+        for request_id, sequence, token_id in zip(ids, sequences, tokens.tolist(), strict=True):
+            sequence.append(token_id)
+            sampled[request_id] = [token_id]
+        return sampled, logprobs
+
+
+def _sample_logprobs(
+    sequences: list[SequenceState], logits: torch.Tensor, tokens: torch.Tensor
+) -> dict[str, list[TokenLogprobs]]:
+    """Of the sampled tokens; key request id, for those that asked."""
+    rows, num_top, ids = [], [], []
+    for row, sequence in enumerate(sequences):
+        wanted = sequence.message.params.logprobs
+        if wanted is not None:
+            rows.append(row)
+            num_top.append(wanted)
+            ids.append(sequence.message.request_id)
+    if not rows:
+        return {}
+    index = torch.tensor(rows, device=logits.device)
+    entries = compute_logprobs(logits[index], tokens[index], num_top)
+    return {request_id: [entry] for request_id, entry in zip(ids, entries, strict=True)}
