@@ -29,3 +29,33 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+
+
+class Completion:
+    """One completion put together from its deltas; attributes as in `CompletionDelta`."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens = 0
+
+    def add(self, delta: CompletionDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + list(delta.prompt_logprobs)
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the sampled tokens' log probabilities, where they were asked for."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)

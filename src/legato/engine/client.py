@@ -1,0 +1,200 @@
+"""The HTTP server's side of the engine: starts its process and talks to it."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.engine.completion import CompletionDelta
+from legato.engine.completion_stream import CompletionStream
+from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
+from legato.engine.ipc import FrameDecoder, pack_frame
+from legato.engine.messages import EngineFailed, EngineInfo, EngineReady, EngineStats, FromEngine
+from legato.engine.prompts import build_requests
+from legato.model.source import resolve_source
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20
+_STOP_TIMEOUT_S = 5.0
+_RETRY_AFTER_S = 1.0
+_THREADS_THAT_SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that spin while they wait take the core from those they wait for, once another process
+wants it too: each operator of a step may then last a time slice (see docs/experiments.md).
+"""
+
+_Outputs = asyncio.Queue[RequestOutput | None]  # None: the engine is dead
+
+
+class EngineClient:
+    """One engine process, its tokenizer, and the streams of the requests it holds."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.stats = EngineStats()
+        self.is_alive = True
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameDecoder(FromEngine)
+        self._outputs: dict[str, _Outputs] = {}  # key engine request id
+        self._ids = itertools.count()
+        self._info: EngineInfo | None = None
+        self._receiving: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, *, served_model_name: str | None = None
+    ) -> "EngineClient":
+        """Start the engine process and wait until its model is loaded.
+
+        Raises:
+            ConfigError: the settings or the checkpoint cannot be served.
+            EngineDeadError: the process died while loading.
+        """
+        source = await asyncio.to_thread(resolve_source, config.model.model, config.model.revision)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "legato.engine.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=_THREADS_THAT_SLEEP | os.environ,
+            )
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            writer.write(pack_frame(config))
+            tokenizer = await asyncio.to_thread(load_tokenizer, source)
+            client = cls(process, reader, writer, tokenizer)
+            await client._await_ready(served_model_name)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return client
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "set by start()"
+        return self._info
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str
+    ) -> AsyncGenerator[CompletionDelta]:
+        """Stream the `params.n` completions of a prompt, merged; a delta's index tells them apart.
+
+        Closing the generator aborts what still runs.
+
+        Raises:
+            InvalidRequestError: the request can never be served as asked.
+            OverloadedError: too many requests are waiting.
+            RequestFailedError: a step that computed this request failed.
+            EngineDeadError: the engine process is gone.
+        """
+        requests = build_requests(
+            prompt_token_ids,
+            params,
+            request_id=f"{next(self._ids)}-{request_id}",
+            max_model_len=self.info.max_model_len,
+            vocab_size=self.info.vocab_size,
+            eos_token_ids=self.info.eos_token_ids,
+            arrival_time_s=time.monotonic(),
+        )
+        streams = {
+            request.request_id: CompletionStream(i, request, self.tokenizer)
+            for i, request in enumerate(requests)
+        }
+        outputs: _Outputs = asyncio.Queue()
+        try:
+            self._submit(requests, outputs)
+            while streams:
+                output = await outputs.get()
+                if output is None:
+                    raise EngineDeadError("the engine process ended unexpectedly")
+                _raise_if_failed(output)
+                stream = streams.get(output.request_id)
+                if stream is None:
+                    continue
+                delta = stream.push(output)
+                if delta.finish_reason is not None:
+                    del streams[output.request_id]
+                    self._forget(output.request_id, abort=stream.needs_abort)
+                yield delta
+        finally:
+            for unfinished in streams:
+                self._forget(unfinished, abort=True)
+
+    async def close(self) -> None:
+        """End the engine process; what still runs in it is lost."""
+        self._writer.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _submit(self, requests: list[AddRequest], outputs: _Outputs) -> None:
+        if not self.is_alive:
+            raise EngineDeadError("the engine process is not running")
+        for request in requests:
+            self._outputs[request.request_id] = outputs
+            self._writer.write(pack_frame(request))
+
+    def _forget(self, request_id: str, *, abort: bool) -> None:
+        known = self._outputs.pop(request_id, None) is not None
+        if known and abort and self.is_alive:
+            self._writer.write(pack_frame(AbortRequest(request_id=request_id)))
+
+    async def _await_ready(self, served_model_name: str | None) -> None:
+        messages: list[Any] = []
+        while not messages:
+            data = await self._reader.read(_READ_BYTES)
+            if not data:
+                raise EngineDeadError("the engine process died while loading the model")
+            messages = self._frames.feed(data)
+        match messages[0]:
+            case EngineReady(info):
+                self._info = info.renamed(served_model_name)
+            case EngineFailed(error, is_user_error):
+                raise ConfigError(error) if is_user_error else EngineDeadError(error)
+        self._receiving = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for step in self._frames.feed(data):
+                    self.stats = step.stats
+                    for output in step.outputs:
+                        if output.request_id in self._outputs:
+                            self._outputs[output.request_id].put_nowait(output)
+        except OSError:
+            logger.exception("lost the connection to the engine process")
+        self.is_alive = False
+        for outputs in self._outputs.values():
+            outputs.put_nowait(None)
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    if output.finish_reason is FinishReason.REFUSED:
+        raise OverloadedError(output.error or "overloaded", retry_after_s=_RETRY_AFTER_S)
+    if output.finish_reason is FinishReason.ERROR:
+        raise RequestFailedError(output.error or "the request failed")

@@ -1,0 +1,17 @@
+"""Ways in which a valid request can still go unserved."""
+
+
+class OverloadedError(Exception):
+    """Too many requests are waiting; `retry_after_s` is when to try again."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailedError(Exception):
+    """The step that computed this request failed; other requests are unharmed."""
+
+
+class EngineDeadError(Exception):
+    """The engine process is gone, or could not start."""

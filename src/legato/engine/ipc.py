@@ -1,0 +1,84 @@
+"""Frames of msgpack over a socket pair, which only the two processes that hold its ends can reach.
+
+A frame is its length as 4 bytes, little-endian, and that many bytes of msgpack. Nothing is pickled.
+"""
+
+import select
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 20
+
+
+class ChannelClosedError(Exception):
+    """The other end is gone."""
+
+
+def pack_frame(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder:
+    """Puts frames together from whatever pieces arrive."""
+
+    def __init__(self, message_type: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Take bytes in and return the messages that they complete."""
+        self._buffer += data
+        messages: list[Any] = []
+        offset = 0
+        while len(self._buffer) - offset >= _LENGTH.size:
+            body = offset + _LENGTH.size
+            end = body + _LENGTH.unpack_from(self._buffer, offset)[0]
+            if len(self._buffer) < end:
+                break
+            messages.append(self._decoder.decode(memoryview(self._buffer)[body:end]))
+            offset = end
+        del self._buffer[:offset]
+        return messages
+
+
+class Channel:
+    """The engine's end: it waits for messages while idle, and only looks for them between steps."""
+
+    def __init__(self, sock: socket.socket, message_type: Any) -> None:
+        self._socket = sock
+        self._frames = FrameDecoder(message_type)
+
+    def send(self, message: Any) -> None:
+        """Raises `ChannelClosedError` if nobody listens any more."""
+        try:
+            self._socket.sendall(pack_frame(message))
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def receive(self, *, block: bool) -> list[Any]:
+        """Messages that have arrived; with `block`, at least one.
+
+        Raises:
+            ChannelClosedError: the other end was closed.
+        """
+        messages: list[Any] = []
+        while not messages:
+            readable, _, _ = select.select([self._socket], [], [], None if block else 0)
+            if not readable:
+                break
+            messages += self._frames.feed(self._read())
+        return messages
+
+    def _read(self) -> bytes:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except OSError as error:
+            raise ChannelClosedError from error
+        if not data:
+            raise ChannelClosedError
+        return data

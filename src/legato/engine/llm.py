@@ -1,0 +1,293 @@
+"""Offline inference: an engine in the caller's own process."""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypedDict, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from legato.core.config import (
+    DEFAULT_MODEL,
+    CacheConfig,
+    Device,
+    DType,
+    EngineConfig,
+    ModelConfig,
+    Policy,
+    SchedulerConfig,
+)
+from legato.core.errors import InvalidRequestError
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.sampling_params import SamplingParams
+from legato.engine.build import build_engine
+from legato.engine.completion import Completion, CompletionDelta
+from legato.engine.completion_stream import CompletionStream
+from legato.engine.errors import RequestFailedError
+from legato.engine.messages import EngineStats
+from legato.engine.prompts import build_requests
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: Sequence[int]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; the same as the text itself."""
+
+    prompt: str
+
+
+Prompt = str | TextPrompt | TokensPrompt
+Message = dict[str, Any]  # keys "role" and "content"
+
+
+class Generation:
+    """A prompt and its completions.
+
+    Attributes:
+        prompt: its text, None where it was given as tokens.
+        outputs: one completion for each of `SamplingParams.n`.
+    """
+
+    def __init__(self, prompt: str | None, prompt_token_ids: list[int], num_outputs: int) -> None:
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.outputs = [Completion(i) for i in range(num_outputs)]
+
+
+class LLM:
+    """A model to generate with; arguments are named as in vLLM.
+
+    Args:
+        model: a Hugging Face folder or hub id, or a path to a GGUF file.
+        kv_cache_memory_bytes: size of the KV cache; None takes a fraction of the free memory.
+        gpu_memory_utilization: that fraction, in (0, 1].
+
+    Raises:
+        ConfigError: settings that contradict each other, the model or the machine.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        revision: str | None = None,
+        dtype: DType = "auto",
+        device: Device = "auto",
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int = 64,
+        enable_chunked_prefill: bool = True,
+        policy: Policy = "stall-free",
+        num_threads: int | None = None,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(
+                model=model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                max_model_len=max_model_len,
+                num_threads=num_threads,
+            ),
+            cache=CacheConfig(
+                block_size=block_size,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                memory_utilization=gpu_memory_utilization,
+            ),
+            scheduler=SchedulerConfig(
+                policy=policy,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=max_num_seqs,
+                enable_chunked_prefill=enable_chunked_prefill,
+                max_waiting=2**31,  # the caller waits for all of them anyway
+            ),
+        )
+        self._start(config)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "LLM":
+        """The same, from settings that are put together already."""
+        llm = cls.__new__(cls)
+        llm._start(config)
+        return llm
+
+    def _start(self, config: EngineConfig) -> None:
+        self._core, self.info = build_engine(config)
+        self._tokenizer = load_tokenizer(resolve_source(config.model.model, config.model.revision))
+        self._ids = itertools.count()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend; used where no settings are given."""
+        return SamplingParams(**self.info.default_sampling)  # type: ignore[arg-type]
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters, among them the preemptions so far."""
+        return self._core.stats
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Generation]:
+        """Complete prompts, batched; results are in the order of the prompts.
+
+        Args:
+            sampling_params: for all prompts, or one each; None takes the model's own.
+            use_tqdm: show a progress bar on stderr.
+
+        Raises:
+            InvalidRequestError: a prompt or setting that can never be served.
+            RequestFailedError: a step failed.
+        """
+        prompt_list = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        params = _params_for_each(
+            sampling_params or self.get_default_sampling_params(), len(prompt_list)
+        )
+        generations = [
+            Generation(*self._tokenize(prompt), num_outputs=p.n)
+            for prompt, p in zip(prompt_list, params, strict=True)
+        ]
+        self._complete(generations, params, use_tqdm=use_tqdm)
+        return generations
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+    ) -> list[Generation]:
+        """Answer one conversation or several; otherwise as `generate`."""
+        several = not messages or not isinstance(messages[0], dict)
+        conversations: Any = messages if several else [messages]
+        prompts: list[Prompt] = [
+            TokensPrompt(
+                prompt_token_ids=self._tokenizer.apply_chat_template(
+                    list(conversation),
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    chat_template=chat_template,
+                )
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams
+    ) -> Iterator[CompletionDelta]:
+        """Answer one conversation, as the text comes; closing the iterator stops the request."""
+        token_ids = self._tokenizer.apply_chat_template(list(messages))
+        for _, delta in self._run([(token_ids, sampling_params)]):
+            yield delta
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        match prompt:
+            case {"prompt_token_ids": token_ids}:
+                return None, list(cast("Sequence[int]", token_ids))
+            case {"prompt": str(text)} | str(text):
+                return text, self._tokenizer.encode(text)
+        raise InvalidRequestError(f"a prompt is a text or token ids, got {prompt!r}")
+
+    def _complete(
+        self, generations: list[Generation], params: Sequence[SamplingParams], *, use_tqdm: bool
+    ) -> None:
+        work = [(g.prompt_token_ids, p) for g, p in zip(generations, params, strict=True)]
+        with _progress(enabled=use_tqdm) as progress:
+            bar = progress.add_task("Generating", total=sum(p.n for p in params), tok_s="")
+            started_s, num_tokens = time.perf_counter(), 0
+            for index, delta in self._run(work):
+                generations[index].outputs[delta.index].add(delta)
+                num_tokens += len(delta.token_ids)
+                progress.update(
+                    bar,
+                    advance=delta.finish_reason is not None,
+                    tok_s=f"{num_tokens / (time.perf_counter() - started_s):.0f} tok/s",
+                )
+
+    def _run(
+        self, work: Sequence[tuple[Sequence[int], SamplingParams]]
+    ) -> Iterator[tuple[int, CompletionDelta]]:
+        """Step the engine until all is done; yields (index in `work`, delta)."""
+        requests: list[AddRequest] = []
+        streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
+        for index, (token_ids, params) in enumerate(work):
+            for i, request in enumerate(self._requests(token_ids, params)):
+                stream = CompletionStream(i, request, self._tokenizer)
+                streams[request.request_id] = index, stream
+                requests.append(request)
+        events: list[Event] = list(requests)
+        try:
+            while streams:
+                outputs = self._core.step(events)
+                events = []
+                for output in outputs:
+                    if output.request_id not in streams:
+                        continue
+                    index, stream = streams[output.request_id]
+                    delta = _checked(stream, output)
+                    if delta.finish_reason is not None:
+                        del streams[output.request_id]
+                    if stream.needs_abort:
+                        events.append(AbortRequest(request_id=output.request_id))
+                    yield index, delta
+        finally:
+            events += [AbortRequest(request_id=request_id) for request_id in streams]
+            self._core.apply(events)
+
+    def _requests(self, token_ids: Sequence[int], params: SamplingParams) -> list[AddRequest]:
+        return build_requests(
+            token_ids,
+            params,
+            request_id=str(next(self._ids)),
+            max_model_len=self.info.max_model_len,
+            vocab_size=self.info.vocab_size,
+            eos_token_ids=self.info.eos_token_ids,
+            arrival_time_s=time.monotonic(),
+        )
+
+
+def _params_for_each(
+    params: SamplingParams | Sequence[SamplingParams], num_prompts: int
+) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidRequestError(f"{num_prompts} prompts, but {len(params)} sampling params")
+    return list(params)
+
+
+def _checked(stream: CompletionStream, output: RequestOutput) -> CompletionDelta:
+    if output.finish_reason in (FinishReason.ERROR, FinishReason.REFUSED):
+        raise RequestFailedError(output.error or "the request failed")
+    return stream.push(output)
+
+
+def _progress(*, enabled: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tok_s]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    )

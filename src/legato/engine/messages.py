@@ -1,0 +1,62 @@
+"""What crosses the boundary between the front end and the engine process."""
+
+import msgspec
+
+from legato.core.outputs import RequestOutput
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front end needs to know of the model that runs.
+
+    Attributes:
+        model: as asked for in the configuration.
+        max_model_len: longest prompt plus output, in tokens.
+        eos_token_ids: tokens at which the model ends its answer.
+        default_sampling: settings the checkpoint recommends; key a `SamplingParams` field.
+        settings: what "auto" was resolved to; key a flag's name, value as printed.
+    """
+
+    model: str
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float | int]
+    settings: dict[str, str]
+
+    def renamed(self, served_model_name: str | None) -> "EngineInfo":
+        """The same, under the name that the API gives the model."""
+        name = served_model_name or self.served_model_name
+        return msgspec.structs.replace(self, served_model_name=name)
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot after a step; `num_preemptions` counts from the start, `kv_usage` is in [0, 1]."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preemptions: int = 0
+    kv_usage: float = 0.0
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded."""
+
+    info: EngineInfo
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start; `is_user_error` where settings or checkpoint are to blame."""
+
+    error: str
+    is_user_error: bool
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """What one step brought."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats
+
+
+FromEngine = EngineReady | EngineFailed | StepOutputs

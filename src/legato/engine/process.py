@@ -1,0 +1,56 @@
+"""The engine process: `python -m legato.engine.process FD`, started by `EngineClient`.
+
+It is apart from the HTTP server so that a step is never held up by the interpreter lock while
+requests are parsed, tokenized and written out.
+"""
+
+import logging
+import signal
+import socket
+import sys
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.request import AbortRequest, AddRequest
+from legato.engine.ipc import Channel, ChannelClosedError
+from legato.engine.messages import EngineFailed, EngineReady, StepOutputs
+
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest
+
+
+def main(fd: int) -> int:
+    # Ctrl-C reaches the whole process group: draining is the server's decision, whose going away
+    # ends this process too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
+    try:
+        return _serve(channel)
+    except ChannelClosedError:
+        return 0
+
+
+def _serve(channel: Channel) -> int:
+    from legato.engine.build import build_engine
+
+    config, *early = channel.receive(block=True)
+    assert isinstance(config, EngineConfig)
+    assert not early, "requests come after the engine is ready"
+    try:
+        core, info = build_engine(config)
+    except (ConfigError, UnsupportedModelError) as error:
+        channel.send(EngineFailed(str(error), is_user_error=True))
+        return 2
+    except Exception as error:
+        logging.exception("the engine cannot start")
+        channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
+        return 1
+    channel.send(EngineReady(info))
+    while True:
+        events = channel.receive(block=not core.has_work)
+        outputs = core.step(events)
+        channel.send(StepOutputs(outputs, core.stats))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,89 @@
+"""The engine process on the real model, and faults of it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
+from legato.core.sampling_params import SamplingParams
+from legato.engine.client import EngineClient
+from legato.engine.completion import Completion
+from legato.engine.errors import EngineDeadError, OverloadedError
+
+CONFIG = EngineConfig(
+    cache=CacheConfig(kv_cache_memory_bytes=2**28),
+    scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2),
+)
+LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(CONFIG)
+    yield client
+    await client.close()
+    assert client._process.poll() is not None
+
+
+async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:
+    completions = [Completion(i) for i in range(params.n)]
+    prompt = client.tokenizer.encode("Once upon a time")
+    async with aclosing(client.generate(prompt, params, request_id="r")) as deltas:
+        async for delta in deltas:
+            completions[delta.index].add(delta)
+    return completions
+
+
+async def idle(client: EngineClient) -> None:
+    while client.stats.num_running or client.stats.num_waiting:
+        await asyncio.sleep(0.01)
+
+
+async def test_completions_overload_and_aborts(client: EngineClient) -> None:
+    (alone,) = await complete(client, SamplingParams(temperature=0.0, max_tokens=8))
+    assert alone.finish_reason is FinishReason.LENGTH
+    both = await complete(client, SamplingParams(temperature=0.0, max_tokens=8, n=2))
+    assert [c.text for c in both] == [alone.text, alone.text]
+
+    with pytest.raises(OverloadedError) as refusal:
+        await complete(client, SamplingParams(max_tokens=2000, ignore_eos=True, n=8))
+    assert refusal.value.retry_after_s > 0
+    await idle(client)  # those that were not refused were aborted with the rest
+
+    async with aclosing(client.generate([1, 2, 3], LONG, request_id="r")) as deltas:
+        await anext(deltas)
+    await idle(client)
+    (stopped,) = await complete(client, SamplingParams(max_tokens=2000, stop=(" ",), seed=1))
+    assert stopped.finish_reason is FinishReason.STOP
+    await idle(client)
+
+
+async def test_a_killed_engine_ends_its_streams(client: EngineClient) -> None:
+    async with aclosing(client.generate([1, 2, 3], LONG, request_id="r")) as deltas:
+        await anext(deltas)
+        os.kill(client._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            async for _ in deltas:
+                pass
+    assert not client.is_alive
+    with pytest.raises(EngineDeadError):
+        await complete(client, LONG)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(model=ModelConfig(model="/does/not/exist.gguf")),
+        EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=1000)),
+        EngineConfig(model=ModelConfig(max_model_len=10**9)),
+    ],
+)
+async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> None:
+    with pytest.raises(ConfigError):
+        await EngineClient.start(config)
