@@ -1,0 +1,1 @@
+"""Measurements of Legato, each run by one command; see docs/benchmarks.md."""

@@ -1,0 +1,149 @@
+"""Does one long prompt freeze the running streams? Legato's policies, and any peers, in one run.
+
+    python -m benchmarks.stall [--out out] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
+
+Starts one server after the other, asks each the same question (`legato.bench.probe`), prints a
+table and writes stall.json and stall.png.
+"""
+
+import argparse
+import asyncio
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import matplotlib.pyplot as plt
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from legato.bench.probe import Probe, ProbeResult
+from legato.core.config import DEFAULT_MODEL
+
+SERVE = f"{sys.executable} -m legato serve --port {{port}} --log-level warning"
+LEGATO = {
+    "Legato, budget 128": f"{SERVE} --max-num-batched-tokens 128",
+    "Legato, budget 512": f"{SERVE} --max-num-batched-tokens 512",
+    "Legato, prefill-first 512": f"{SERVE} --max-num-batched-tokens 512 --policy prefill-first",
+    "Legato, whole prompts": f"{SERVE} --no-enable-chunked-prefill",
+}
+START_TIMEOUT_S = 300.0
+
+
+def main() -> None:
+    arguments = _parse()
+    servers = [(name, DEFAULT_MODEL, command) for name, command in LEGATO.items()]
+    servers += [tuple(peer.split("=", 2)) for peer in arguments.peer]
+    console = Console()
+    results: dict[str, ProbeResult] = {}
+    for name, model, command in servers:
+        with console.status(f"{name}: starting"), _server(command) as base_url:
+            probe = Probe(
+                base_url, model, num_streams=arguments.streams, long_prompt=arguments.long
+            )
+            console.print(f"measuring {name}")
+            results[name] = asyncio.run(probe.run())
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "stall.json").write_bytes(msgspec.json.encode(results))
+    _plot(results, arguments.out / "stall.png", arguments.streams, arguments.long)
+    console.print(_table(results))
+    console.print(f"written to {arguments.out}/stall.json and stall.png")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--long", type=int, default=7000, help="tokens of the long prompt")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL=COMMAND",
+        help="another server to measure; {port} in the command is replaced",
+    )
+    return parser.parse_args()
+
+
+@contextmanager
+def _server(command: str) -> Iterator[str]:
+    """Run a server until the block ends; yields its base URL once it is healthy."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    base_url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        shlex.split(command.replace("{port}", str(port))),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _await_health(process, base_url)
+        yield base_url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_health(process: subprocess.Popen[bytes], base_url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with status {process.returncode}: {process.args}")
+        try:
+            if httpx.get(f"{base_url}/health").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"the server did not become healthy: {process.args}")
+
+
+def _table(results: dict[str, ProbeResult]) -> Table:
+    table = Table("server", "ITL before, p50", "during, p50", "p99", "max", "long prompt's TTFT")
+    for name, result in results.items():
+        before, during = result.itl_s(during=False), result.itl_s(during=True)
+        milliseconds = [
+            f"{1000 * value:.0f} ms"
+            for value in (np.median(before), *np.percentile(during, [50, 99]), during.max())
+        ]
+        table.add_row(name, *milliseconds, f"{result.ttft_s:.2f} s")
+    return table
+
+
+def _plot(results: dict[str, ProbeResult], path: Path, num_streams: int, long: int) -> None:
+    figure, axes = plt.subplots(
+        len(results), 1, figsize=(9, 1.5 * len(results) + 0.8), sharex=True, sharey=True
+    )
+    for axis, (name, result) in zip(np.atleast_1d(axes), results.items(), strict=True):
+        axis.axvspan(0, result.ttft_s, color="#f2d7a0", alpha=0.6, linewidth=0)
+        for times in result.token_times_s:
+            ends = np.array(times[1:])
+            axis.plot(ends, 1000 * np.diff(times), ".", markersize=3, color="#1f5fa8")
+        axis.set_title(name, loc="left", fontsize=9)
+        axis.set_yscale("log")
+        axis.set_ylabel("ITL, ms")
+        axis.grid(axis="y", alpha=0.3)
+    longest = max(result.ttft_s for result in results.values())
+    axis.set_xlim(-2.0, longest + 1.0)
+    axis.set_xlabel("seconds since the long prompt was sent (shaded: until its first token)")
+    figure.suptitle(f"Each dot is a token of {num_streams} running streams; {long:,}-token prompt")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

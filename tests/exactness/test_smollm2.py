@@ -1,0 +1,136 @@
+"""Greedy tokens of the real model in fp32 are those of transformers, whatever the schedule."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from benchmarks.exactness import (
+    chunked_logits,
+    legato_model,
+    natural_tokens,
+    transformers_logits,
+    transformers_model,
+)
+from transformers import PreTrainedModel
+
+from legato import LLM, SamplingParams
+
+LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 6000)
+NUM_TOKENS = 12
+UNLIMITED = 8192
+NEAR_TIE = 1e-3
+"""Where the best two logits are closer than this, rounding may pick either."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers generates; `gaps[i]` is between the best two logits of token i."""
+
+    prompt: list[int]
+    tokens: list[int]
+    gaps: list[float]
+
+
+@pytest.fixture(scope="module")
+def transformers_fp32() -> PreTrainedModel:
+    return transformers_model(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def references(transformers_fp32: PreTrainedModel) -> list[Reference]:
+    prompts = [natural_tokens(length, skip=37 * i) for i, length in enumerate(LENGTHS)]
+    return [_generate(transformers_fp32, prompt) for prompt in prompts]
+
+
+def _generate(model: PreTrainedModel, prompt: list[int]) -> Reference:
+    out = model.generate(  # type: ignore[operator]
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    best_two = torch.cat(out.logits).topk(2).values
+    gaps = (best_two[:, 0] - best_two[:, 1]).tolist()
+    return Reference(prompt, out.sequences[0, len(prompt) :].tolist(), gaps)
+
+
+def _assert_same(references: list[Reference], outputs: list[list[int]]) -> int:
+    """Returns how many outputs left the reference at a near tie, which is allowed."""
+    ties = 0
+    for reference, tokens in zip(references, outputs, strict=True):
+        assert len(tokens) == NUM_TOKENS
+        for position, (got, expected) in enumerate(zip(tokens, reference.tokens, strict=True)):
+            if got != expected:
+                where = f"token {position} after a prompt of {len(reference.prompt)}"
+                assert reference.gaps[position] < NEAR_TIE, where
+                ties += 1
+                break
+    print(f"{ties} of {len(outputs)} outputs differ from a near tie on")
+    return ties
+
+
+def _llm(budget: int, **settings: object) -> LLM:
+    return LLM(
+        dtype="float32",
+        max_num_batched_tokens=budget,
+        max_num_seqs=16,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def _complete(llm: LLM, references: list[Reference]) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    prompts = [{"prompt_token_ids": reference.prompt} for reference in references]
+    results = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    return [result.outputs[0].token_ids for result in results]
+
+
+@pytest.fixture(params=[1, 7, 64, 512, UNLIMITED], scope="module")
+def budget(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def llm(budget: int) -> Iterator[LLM]:
+    return _llm(budget)
+
+
+@pytest.fixture(scope="module")
+def prompts(budget: int, references: list[Reference]) -> list[Reference]:
+    """Tiny budgets take a step or two a token, so they get the prompts up to 256 tokens."""
+    return [r for r in references if budget >= 64 or len(r.prompt) <= 256]
+
+
+def test_alone(llm: LLM, prompts: list[Reference]) -> None:
+    _assert_same(prompts, [_complete(llm, [reference])[0] for reference in prompts])
+
+
+def test_in_a_mixed_batch(llm: LLM, prompts: list[Reference]) -> None:
+    _assert_same(prompts, _complete(llm, prompts))
+
+
+def test_after_preemption(references: list[Reference]) -> None:
+    """The cache holds the prompts of eight, but not their outputs."""
+    some = [r for r in references if 60 <= len(r.prompt) <= 256][:8]
+    num_blocks = sum(-(-len(r.prompt) // 4) for r in some) + 8
+    bytes_per_token = 2 * 30 * 3 * 64 * 4
+    llm = _llm(
+        64, block_size=4, kv_cache_memory_bytes=num_blocks * 4 * bytes_per_token, max_model_len=512
+    )
+    _assert_same(some, _complete(llm, some))
+    assert llm.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("length", [64, 1000])
+@pytest.mark.parametrize("chunk", [7, 64, 512])
+def test_logits_agree(length: int, chunk: int, transformers_fp32: PreTrainedModel) -> None:
+    tokens = natural_tokens(length)
+    expected = transformers_logits(transformers_fp32, tokens, keep=32)
+    logits = chunked_logits(legato_model(torch.float32), tokens, chunk, keep=32)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
