@@ -4,7 +4,7 @@ from collections import Counter
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import StepPlan
+from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
@@ -55,6 +55,8 @@ class Harness:
         self.tokens: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, list[FinishReason]] = {}
         self.plans: list[StepPlan] = []
+        self.cache: dict[tuple[int, int], tuple[str, int]] = {}
+        """Key (block, offset), value (request id, position) of the token written there."""
 
     def add(self, request_id: str, prompt_len: int, max_tokens: int = 4) -> None:
         request = make_request(request_id, prompt_len, max_tokens)
@@ -79,8 +81,10 @@ class Harness:
         """The invariants that one plan shows by itself."""
         budget = self.config.max_num_batched_tokens
         assert budget is not None
-        assert plan.num_tokens <= budget
         ids = [chunk.request_id for chunk in plan.chunks]
+        is_prefilling = any(chunk.request_id not in decoding for chunk in plan.chunks)
+        assert plan.num_tokens <= budget or not is_prefilling
+        assert not set(ids) & set(plan.preempted), "preempted and run in one step"
         assert len(set(ids)) == len(ids)
         if self.config.policy == "stall-free":
             assert decoding <= set(ids) | set(plan.preempted), "a running stream was left out"
@@ -92,8 +96,19 @@ class Harness:
         assert all(count == 1 for count in owners.values()), "a block has two owners"
 
     def run(self, plan: StepPlan) -> None:
+        for chunk in plan.chunks:
+            self.write_cache(chunk)
         self.executor.submit(plan)
         self.take(self.scheduler.commit(plan, self.executor.collect()))
+
+    def write_cache(self, chunk: ScheduledChunk) -> None:
+        """What a model would do: read all tokens before the chunk, and write the chunk's."""
+        for position in range(chunk.end):
+            index, offset = divmod(position, self.kv.block_size)
+            slot = chunk.block_ids[index], offset
+            if position >= chunk.start:
+                self.cache[slot] = chunk.request_id, position
+            assert self.cache.get(slot) == (chunk.request_id, position), "reads what is not there"
 
     def step(self) -> StepPlan | None:
         plan = self.plan()

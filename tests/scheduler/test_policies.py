@@ -87,6 +87,15 @@ def test_one_too_many_waiting_is_refused() -> None:
     assert harness.finish_reasons["a"] == [FinishReason.LENGTH]
 
 
+def test_decodes_alone_may_exceed_the_budget_and_are_counted() -> None:
+    harness = Harness(policy="prefill-first", budget=2, max_num_seqs=3)
+    for request_id in "abc":
+        harness.add(request_id, 2, max_tokens=2)
+    harness.drain()
+    assert schedule(harness) == [{"a": 2}, {"b": 2}, {"c": 2}, {"a": 1, "b": 1, "c": 1}]
+    assert harness.scheduler.stats.num_steps_over_budget == 1
+
+
 def test_an_abort_in_flight_keeps_its_blocks_until_commit() -> None:
     harness = Harness()
     harness.add("a", 8)

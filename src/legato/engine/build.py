@@ -51,7 +51,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     executor = TorchExecutor(decoder, _attention_backend(decoder, kv), kv.block_size)
     info = _describe(resolved, decoder, max_model_len=max_model_len, num_blocks=num_blocks)
     for name, value in info.settings.items():
-        logger.info("%s: %s", name, value)
+        logger.debug("%s: %s", name, value)
     return EngineCore(scheduler, kv, executor), info
 
 

@@ -32,6 +32,7 @@ class EngineCore:
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_preemptions=stats.num_preemptions,
+            num_steps_over_budget=stats.num_steps_over_budget,
             kv_usage=self._kv.usage,
         )
 

@@ -31,11 +31,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot after a step; `num_preemptions` counts from the start, `kv_usage` is in [0, 1]."""
+    """A snapshot after a step.
+
+    Attributes:
+        num_preemptions: from the start, as is `num_steps_over_budget`.
+        kv_usage: fraction of the cache's blocks in use, in [0, 1].
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     num_preemptions: int = 0
+    num_steps_over_budget: int = 0
     kv_usage: float = 0.0
 
 

@@ -19,9 +19,10 @@ FromFrontEnd = EngineConfig | AddRequest | AbortRequest
 
 
 def main(fd: int) -> int:
-    # Ctrl-C reaches the whole process group: draining is the server's decision, whose going away
-    # ends this process too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and supervisors reach the whole process group: draining is the server's decision, whose
+    # going away ends this process too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
     try:

@@ -24,6 +24,10 @@ class StepBudget(Protocol):
         """Most prefill tokens that a chunk beginning at position `start` may bring; 0 for none."""
         ...
 
+    def is_exceeded(self, shape: StepShape) -> bool:
+        """Whether the step is over budget, as one with many decodes can be."""
+        ...
+
 
 class TokenBudget:
     """A fixed number of tokens a step, as in Sarathi-Serve (Agrawal et al., OSDI 2024)."""
@@ -34,3 +38,6 @@ class TokenBudget:
     def max_chunk(self, shape: StepShape, start: int) -> int:  # noqa: ARG002
         # Decodes alone may exceed the budget; prefill is then nothing, never negative.
         return max(0, self.max_num_batched_tokens - shape.num_tokens)
+
+    def is_exceeded(self, shape: StepShape) -> bool:
+        return shape.num_tokens > self.max_num_batched_tokens

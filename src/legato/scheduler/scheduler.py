@@ -19,11 +19,16 @@ from legato.scheduler.step_builder import KVManager, StepBuilder
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
-    """A snapshot; `num_preemptions` counts from the start."""
+    """A snapshot; the last two count from the start.
+
+    Attributes:
+        num_steps_over_budget: steps that held more than their budget, for their decodes alone.
+    """
 
     num_running: int
     num_waiting: int
     num_preemptions: int
+    num_steps_over_budget: int
 
 
 class Scheduler:
@@ -55,6 +60,7 @@ class Scheduler:
         self._ended: list[str] = []  # known to the executor, which is not yet told of their end
         self._num_steps = 0
         self._num_preemptions = 0
+        self._num_steps_over_budget = 0
 
     @property
     def has_work(self) -> bool:
@@ -66,6 +72,7 @@ class Scheduler:
             num_running=len(self._queues.running),
             num_waiting=len(self._queues.waiting),
             num_preemptions=self._num_preemptions,
+            num_steps_over_budget=self._num_steps_over_budget,
         )
 
     def apply(self, events: Iterable[Event]) -> list[RequestOutput]:
@@ -91,6 +98,7 @@ class Scheduler:
         )
         self._fill(step)
         self._num_preemptions += len(step.preempted)
+        self._num_steps_over_budget += step.is_over_budget
         if not step.chunks:
             return None
         self._in_flight = StepPlan(

@@ -39,6 +39,10 @@ class StepBuilder:
         self.chunks: list[ScheduledChunk] = []
         self.preempted: list[Request] = []
 
+    @property
+    def is_over_budget(self) -> bool:
+        return self._budget.is_exceeded(self._shape)
+
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, whatever the budget."""
         for request in self._queues.decoding():

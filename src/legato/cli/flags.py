@@ -1,0 +1,149 @@
+"""The flags that describe an engine, shared by every command that starts one.
+
+A flag's destination is the name of its field in `legato.core.config`. A flag that is not given
+leaves no trace in the namespace, so that each default is written down once, there.
+"""
+
+import argparse
+import re
+from typing import Any, get_args
+
+import msgspec
+
+from legato.core.config import (
+    CacheConfig,
+    Device,
+    DType,
+    EngineConfig,
+    ModelConfig,
+    Policy,
+    SchedulerConfig,
+)
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags from which `engine_config` builds an `EngineConfig`."""
+    _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
+    _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
+    _add_scheduler_flags(parser.add_argument_group("scheduler", argument_default=argparse.SUPPRESS))
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that the parsed flags describe.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    return EngineConfig(
+        model=ModelConfig(**_given(args, ModelConfig)),
+        cache=CacheConfig(**_given(args, CacheConfig)),
+        scheduler=SchedulerConfig(**_given(args, SchedulerConfig)),
+    )
+
+
+def byte_size(text: str) -> int:
+    """Bytes in a size such as 512M, 2G, 2GiB or 1000000; units are powers of 1024.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these, or nothing.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512M or 2G")
+    return size
+
+
+def _given(args: argparse.Namespace, config: type[msgspec.Struct]) -> dict[str, Any]:
+    given = vars(args)
+    return {name: given[name] for name in config.__struct_fields__ if name in given}
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        help="Hugging Face folder or hub id, or path to a GGUF file "
+        f"(default: {ModelConfig().model})",
+    )
+    group.add_argument("--revision", help="branch, tag or commit of a hub model")
+    group.add_argument(
+        "--dtype",
+        choices=get_args(DType),
+        help="of weights and cache (default: auto, the checkpoint's own)",
+    )
+    group.add_argument(
+        "--device",
+        choices=get_args(Device),
+        help="where to run (default: auto, a GPU if there is one)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="TOKENS",
+        help="longest prompt plus output (default: the model's own)",
+    )
+    group.add_argument(
+        "--num-threads",
+        type=int,
+        metavar="N",
+        help="threads of the forward pass on CPU (default: one a core)",
+    )
+
+
+def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size",
+        type=int,
+        metavar="TOKENS",
+        help=f"tokens a block (default: {CacheConfig().block_size})",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument(
+        "--kv-cache-memory",
+        dest="kv_cache_memory_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="size of the cache, such as 512M or 2GiB",
+    )
+    size.add_argument(
+        "--gpu-memory-utilization",
+        dest="memory_utilization",
+        type=float,
+        metavar="FRACTION",
+        help="or a fraction of the free memory (default: 0.9 of a GPU's, 0.25 of the host's)",
+    )
+
+
+def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
+    defaults = SchedulerConfig()
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="token budget of a step (default: 512; whole prompts without chunked prefill)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help=f"most requests running at once (default: {defaults.max_num_seqs})",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        help=f"requests that may wait; one more is refused (default: {defaults.max_waiting})",
+    )
+    group.add_argument(
+        "--policy",
+        choices=get_args(Policy),
+        help=f"who goes first in a step (default: {defaults.policy})",
+    )
+    group.add_argument(
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        help="compute long prompts in chunks (default: yes)",
+    )

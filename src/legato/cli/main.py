@@ -1,0 +1,36 @@
+"""The `legato` command."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from legato import __version__
+from legato.cli import chat, generate, serve
+from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+
+_USAGE_ERROR = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except (ConfigError, InvalidRequestError, UnsupportedModelError) as error:
+        print(f"legato: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="legato", description="LLM serving whose streams never stall.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"legato {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (serve, generate, chat):
+        command.add_parser(subparsers)
+    return parser

@@ -1,0 +1,42 @@
+"""POST /v1/chat/completions."""
+
+import time
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.server.answer import respond
+from legato.server.chat_format import ChatFormat
+from legato.server.chat_request import ChatRequest
+from legato.server.context import ContextDep, RequestIdDep
+from legato.server.errors import naming_fields
+from legato.server.job import Job, run_job
+from legato.server.json_route import JsonRoute
+from legato.server.prompts import chat_token_ids
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatRequest, context: ContextDep, request_id: RequestIdDep
+) -> Response:
+    """Answer a conversation."""
+    arrival_s = time.perf_counter()
+    context.check_model(body.model)
+    answer_format = ChatFormat(
+        context.client.tokenizer,
+        answer_id=f"chatcmpl-{request_id}",
+        created=int(time.time()),
+        model=context.model_name,
+    )
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    with naming_fields(prompt="messages", logprobs="top_logprobs", max_tokens=limit_name):
+        params = body.sampling_params(
+            context.client.info.default_sampling,
+            max_tokens=body.output_limit,
+            logprobs=body.num_logprobs,
+        )
+        prompt = await chat_token_ids(context, body.messages, body)
+        job = Job(request_id=request_id, prompts=[prompt], params=params, arrival_s=arrival_s)
+        return await respond(job, run_job(context, job), answer_format, body)

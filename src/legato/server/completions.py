@@ -1,0 +1,85 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.core.outputs import FinishReason
+from legato.core.sampling_params import SamplingParams
+from legato.server.answer import respond
+from legato.server.completion_format import CompletionFormat
+from legato.server.completion_request import CompletionRequest, Prompt
+from legato.server.context import Context, ContextDep, RequestIdDep
+from legato.server.job import Job, PromptDelta, run_job
+from legato.server.json_route import JsonRoute
+from legato.server.prompts import prompt_token_ids
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/completions")
+async def create_completion(
+    body: CompletionRequest, context: ContextDep, request_id: RequestIdDep
+) -> Response:
+    """Complete one prompt or several."""
+    arrival_s = time.perf_counter()
+    context.check_model(body.model)
+    job = Job(
+        request_id=request_id,
+        prompts=[
+            await prompt_token_ids(context, prompt, add_special_tokens=body.add_special_tokens)
+            for prompt in body.prompt
+        ],
+        params=_sampling_params(context, body),
+        arrival_s=arrival_s,
+    )
+    answer_format = CompletionFormat(
+        context.client.tokenizer,
+        body,
+        job,
+        [_text(context, prompt, body) for prompt in body.prompt] if body.echo else [],
+        answer_id=f"cmpl-{request_id}",
+        created=int(time.time()),
+        model=context.model_name,
+    )
+    deltas = run_job(context, job)
+    if body.is_echo_only:
+        deltas = _without_output(deltas)
+    return await respond(job, deltas, answer_format, body)
+
+
+def _sampling_params(context: Context, body: CompletionRequest) -> SamplingParams:
+    decided: dict[str, int] = {}
+    if body.is_echo_only:
+        decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
+    if body.echo and body.logprobs is not None:
+        decided["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    return body.sampling_params(context.client.info.default_sampling, **decided)
+
+
+def _text(context: Context, prompt: Prompt, body: CompletionRequest) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return context.client.tokenizer.decode(prompt, body.skip_special_tokens is not False)
+
+
+async def _without_output(
+    deltas: AsyncGenerator[PromptDelta, None],
+) -> AsyncGenerator[PromptDelta, None]:
+    async with aclosing(deltas):
+        async for prompt_index, delta in deltas:
+            yield (
+                prompt_index,
+                msgspec.structs.replace(
+                    delta,
+                    text="",
+                    token_ids=(),
+                    logprobs=None if delta.logprobs is None else (),
+                    finish_reason=delta.finish_reason and FinishReason.LENGTH,
+                    stop_reason=None,
+                ),
+            )

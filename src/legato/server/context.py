@@ -1,0 +1,45 @@
+"""What every handler works with."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from legato.engine.client import EngineClient
+from legato.observe.metrics import Metrics
+from legato.server.config import ServerConfig
+from legato.server.errors import unknown_model
+from legato.server.lifecycle import Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One engine and what surrounds it."""
+
+    client: EngineClient
+    config: ServerConfig
+    metrics: Metrics
+    lifecycle: Lifecycle
+
+    @property
+    def model_name(self) -> str:
+        return self.client.info.served_model_name
+
+    def check_model(self, asked: str | None) -> None:
+        """Raises `ApiError` where `asked` is another model; a request may leave it out."""
+        if asked is not None and asked != self.model_name:
+            raise unknown_model(asked, self.model_name)
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+def _request_id(request: Request) -> str:
+    request_id: str = request.state.request_id
+    return request_id
+
+
+ContextDep = Annotated[Context, Depends(_context)]
+RequestIdDep = Annotated[str, Depends(_request_id)]

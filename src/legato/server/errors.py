@@ -1,0 +1,143 @@
+"""OpenAI's error object, and which error becomes which status."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from legato.core.errors import InvalidRequestError
+from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_RESTART_S = "5"  # after which another server may stand here
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """Attributes: OpenAI's; `param` is the offending field, dotted where it is nested."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A refusal as the client sees it."""
+
+    def __init__(
+        self, status: int, detail: ErrorDetail, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail.message)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+
+def invalid_key() -> ApiError:
+    detail = ErrorDetail(
+        "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+        "authentication_error",
+        code="invalid_api_key",
+    )
+    return ApiError(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
+
+
+def body_too_large(max_body_bytes: int) -> ApiError:
+    message = f"the body is larger than {max_body_bytes} bytes"
+    detail = ErrorDetail(message, _INVALID, code="request_too_large")
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+
+
+def shutting_down() -> ApiError:
+    detail = ErrorDetail("the server is shutting down", _SERVER, code="shutting_down")
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    message = f"the model {asked!r} does not exist here; this server has {served!r}"
+    detail = ErrorDetail(message, _INVALID, param="model", code="model_not_found")
+    return ApiError(HTTPStatus.NOT_FOUND, detail)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of `error`; of one that nobody foresaw, nothing."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            detail = ErrorDetail(str(error), _INVALID, error.param, error.code)
+            return ApiError(HTTPStatus.BAD_REQUEST, detail)
+        case RequestValidationError():
+            return as_api_error(_first_problem(error.errors()))
+        case OverloadedError():
+            detail = ErrorDetail(str(error), "rate_limit_error", code="overloaded")
+            retry_after = str(max(1, math.ceil(error.retry_after_s)))
+            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, {"Retry-After": retry_after})
+        case RequestFailedError():
+            detail = ErrorDetail(str(error), _SERVER, code="request_failed")
+            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+        case EngineDeadError():
+            detail = ErrorDetail(str(error), _SERVER, code="engine_dead")
+            return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+        case HTTPException():
+            detail = ErrorDetail(str(error.detail), _INVALID)
+            return ApiError(error.status_code, detail, error.headers)
+        case _:
+            detail = ErrorDetail("internal error", _SERVER)
+            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def error_response(error: Exception) -> Response:
+    api_error = as_api_error(error)
+    headers = dict(api_error.headers or {})
+    return Response(api_error.body, api_error.status, headers, media_type="application/json")
+
+
+@contextmanager
+def naming_fields(**names: str) -> Iterator[None]:
+    """Let errors blame the field that the client sent, where the engine calls it otherwise.
+
+    Args:
+        names: key the engine's name, value the client's.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = names.get(error.param, error.param) if error.param else None
+        raise
+
+
+def _first_problem(problems: Sequence[Any]) -> InvalidRequestError:
+    """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
+    problem = problems[0]
+    path = [str(part) for part in problem["loc"] if part != "body"]
+    param = ".".join(path) or None
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequestError):
+        return cause
+    if param is None:
+        return InvalidRequestError(
+            "the body must be a JSON object, sent with 'Content-Type: application/json'"
+        )
+    if problem["type"] == "extra_forbidden":
+        return InvalidRequestError(
+            f"{param} is not supported", param=param, code="unsupported_parameter"
+        )
+    if problem["type"] == "missing":
+        return InvalidRequestError(f"{param} is missing", param=param)
+    return InvalidRequestError(f"{param}: {cause or problem['msg']}", param=param)

@@ -1,0 +1,78 @@
+"""What requests for chat and for plain completions have in common."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
+from legato.server.fields import LogitBias, RequestModel, Strings, TokenIds, only
+
+
+class StreamOptions(RequestModel):
+    """Attributes: `continuous_usage_stats` puts the usage so far on every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Annotated[bool, only(False)] = False
+
+
+class GenerationRequest(RequestModel):
+    """Fields named as in `SamplingParams` mean the same; unset, they are the model's defaults."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+
+    # OpenAI's notes on a request and values that ask for nothing; they change no output.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Annotated[bool, only(False)] | None = None
+    service_tier: Annotated[str, only("auto", "default")] | None = None
+
+    @model_validator(mode="after")
+    def _check_streaming(self) -> "GenerationRequest":
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options goes with stream: true only", param="stream_options"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs is not available with stream: true", param="prompt_logprobs"
+            )
+        return self
+
+    def sampling_params(self, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
+        """What was sent, over the model's defaults.
+
+        Args:
+            defaults: key a field name of `SamplingParams`.
+            decided: fields that do not come from the request as they are.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
+        sent = {name: getattr(self, name) for name in names}
+        return SamplingParams(**{**defaults, **sent, **decided})

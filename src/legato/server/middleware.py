@@ -1,0 +1,152 @@
+"""What surrounds every request, as plain ASGI: it neither buffers streams nor hides disconnects.
+
+Each class wraps an application and is one itself; `create_app` says in which order.
+"""
+
+import asyncio
+import hmac
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from legato.observe.metrics import Metrics
+from legato.server.errors import body_too_large, error_response, invalid_key, shutting_down
+from legato.server.lifecycle import Lifecycle
+
+_REQUEST_ID = "X-Request-Id"
+_OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+_FIRST_ERROR_STATUS = 400
+
+
+class RequestIds:
+    """Gives each request an id, the client's or a new one, returns it, and counts error answers.
+
+    Handlers find the id in `scope["state"]["request_id"]`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = Headers(scope=scope).get(_REQUEST_ID) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+                if message["status"] >= _FIRST_ERROR_STATUS:
+                    self._metrics.count_error(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class RefuseWhileDraining:
+    """Takes no new work once the server is to stop, and counts what is under way."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._lifecycle.is_draining and scope["path"] not in _OPEN_PATHS:
+            await error_response(shutting_down())(scope, receive, send)
+            return
+        with self._lifecycle.in_flight():
+            await self._app(scope, receive, send)
+
+
+class RequireApiKey:
+    """Lets nobody pass without one of the keys, except to the paths that probes read."""
+
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._api_keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._api_keys and scope["path"] not in _OPEN_PATHS and not self._has_key(scope):
+            await error_response(invalid_key())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
+        given = token.strip().encode()
+        # All are compared, so that the time taken tells nothing of which came near.
+        matches = [hmac.compare_digest(given, key) for key in self._api_keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class ReadBody:
+    """Reads the whole body before the application runs, and refuses one that is too large."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+        num_bytes = 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            num_bytes += len(message["body"])
+            more = message["more_body"]
+            # The rest of one that is too large is read all the same: a client that is still sending
+            # would not see the answer.
+            if num_bytes <= self._max_body_bytes:
+                body += message["body"]
+        if num_bytes > self._max_body_bytes:
+            await error_response(body_too_large(self._max_body_bytes))(scope, receive, send)
+            return
+        unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def receive_body_first() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, receive_body_first, send)
+
+
+class CancelOnDisconnect:
+    """Cancels the application when the client goes away, streaming or not.
+
+    Needs the body in one message, as `ReadBody` hands it on. The cancelled handler's `finally`
+    clauses are what aborts its requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = [await receive()]
+        handling = asyncio.current_task()
+        assert handling is not None
+        watching = asyncio.create_task(_cancel_on_disconnect(receive, handling))
+
+        async def receive_body_only() -> Message:
+            return body.pop() if body else await asyncio.get_running_loop().create_future()
+
+        async def send_and_stop_watching(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                # The server calls the end of a response a disconnect, too.
+                watching.cancel()
+
+        try:
+            await self._app(scope, receive_body_only, send_and_stop_watching)
+        except asyncio.CancelledError:
+            is_gone = watching.done() and not watching.cancelled()
+            if not is_gone:
+                raise
+        finally:
+            watching.cancel()
+
+
+async def _cancel_on_disconnect(receive: Receive, handling: "asyncio.Task[None]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    handling.cancel()

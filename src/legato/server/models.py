@@ -1,0 +1,49 @@
+"""GET /v1/models."""
+
+import time
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.server.answer import json_response
+from legato.server.context import Context, ContextDep
+
+router = APIRouter(tags=["OpenAI"])
+
+_STARTED = int(time.time())
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `root`, `parent` and `max_model_len` (in tokens) are vLLM's."""
+
+    id: str
+    object: str = "model"
+    created: int = _STARTED
+    owned_by: str = "legato"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+@router.get("/v1/models")
+async def list_models(context: ContextDep) -> Response:
+    """The one model of this server."""
+    return json_response(ModelList([_card(context)]))
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(model: str, context: ContextDep) -> Response:
+    """The same, asked for by name."""
+    context.check_model(model)
+    return json_response(_card(context))
+
+
+def _card(context: Context) -> ModelCard:
+    info = context.client.info
+    return ModelCard(id=context.model_name, root=info.model, max_model_len=info.max_model_len)

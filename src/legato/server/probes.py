@@ -1,0 +1,36 @@
+"""What supervisors and monitoring ask: /health, /version and /metrics."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from legato import __version__
+from legato.engine.errors import EngineDeadError
+from legato.server.context import ContextDep
+from legato.server.errors import shutting_down
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/health")
+async def health(context: ContextDep) -> Response:
+    """200 while new requests are taken, else 503."""
+    if context.lifecycle.is_draining:
+        raise shutting_down()
+    if not context.client.is_alive:
+        raise EngineDeadError("the engine process is not running")
+    return Response(status_code=HTTPStatus.OK)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Legato's version."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def metrics(context: ContextDep) -> Response:
+    """Prometheus metrics."""
+    return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,167 @@
+"""Runs the server from the first socket to the last stream."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.engine.client import EngineClient
+from legato.engine.errors import EngineDeadError
+from legato.engine.messages import EngineInfo
+from legato.model.source import resolve_source
+from legato.server.app import create_app
+from legato.server.config import ServerConfig
+from legato.server.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Longer than clients keep idle connections, so that it is they who close them.
+_KEEP_ALIVE_S = 60
+# For the last bytes to leave, once there is nothing left to compute.
+_CLOSE_TIMEOUT_S = 2
+
+Announce = Callable[[EngineInfo, str], None]
+
+
+def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announce) -> int:
+    """Load the model and serve it until a signal comes.
+
+    The first SIGTERM or SIGINT lets running requests finish and refuses new ones; a second one ends
+    them with an error.
+
+    Args:
+        on_ready: called with what is served and its URL, once requests are taken.
+
+    Returns:
+        0 if every request was finished, 1 if the engine died or was stopped under one.
+
+    Raises:
+        ConfigError: the settings, the checkpoint or the address cannot be used.
+    """
+    with _bind(config.host, config.port) as listener:
+        # Before there is an event loop, because a download is best interrupted without one.
+        resolve_source(engine_config.model.model, engine_config.model.revision)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_serve(engine_config, config, listener, on_ready))
+        except asyncio.CancelledError:
+            logger.info("stopped while loading")
+            return 0
+        except EngineDeadError as error:
+            logger.error("%s", error)
+            return 1
+
+
+class _Server(uvicorn.Server):
+    """Goes on listening while it drains, to tell new clients so, where uvicorn would hang up."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        on_started: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._client = client
+        self._lifecycle = lifecycle
+        self._on_started = on_started
+        self._closing: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; called ten times a second."""
+        await super().on_tick(counter)
+        return self._lifecycle.is_drained or not self._client.is_alive
+
+    def handle_signal(self) -> None:
+        """Drain at the first signal; at the second, end the engine, and every stream with it."""
+        if not self._lifecycle.is_draining:
+            self._lifecycle.drain()
+            logger.info("draining: %d requests still run", self._lifecycle.num_in_flight)
+        elif self._closing is None:
+            logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
+            self._closing = asyncio.create_task(self._client.close())
+
+
+async def _serve(
+    engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, on_ready: Announce
+) -> int:
+    loading = asyncio.current_task()
+    assert loading is not None
+    _on_signals(loading.cancel)
+    client = await EngineClient.start(engine_config, served_model_name=config.served_model_name)
+    lifecycle = Lifecycle()
+    server = _Server(
+        _uvicorn_config(create_app(client, config, lifecycle)),
+        client,
+        lifecycle,
+        on_started=lambda: on_ready(client.info, _url(listener)),
+    )
+    _on_signals(server.handle_signal)
+    try:
+        await server.serve(sockets=[listener])
+        return _status(client, lifecycle)
+    finally:
+        await client.close()
+
+
+def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
+    if client.is_alive:
+        return 0
+    if not lifecycle.is_draining:
+        logger.error("the engine process ended unexpectedly; so does the server")
+    return 1
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow is done; until `listen`, clients are refused."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _on_signals(handle: Callable[[], object]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, handle)
+
+
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )

@@ -1,0 +1,100 @@
+"""Starts a real server in a process of its own and looks at it from outside."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+MODEL = "smollm2-135m-instruct"
+_PATIENCE_S = 60.0
+# One thread, because threads that wait for each other crawl on a busy machine.
+_FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1")
+
+
+class ServerProcess:
+    """`legato serve` on a free port.
+
+    Attributes:
+        url: without "/v1".
+        http: a client without retries.
+    """
+
+    def __init__(self, flags: list[str], log: Path) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "legato", "serve", "--port", "0", *flags]
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        self.url = self._read_url()
+        self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE_S)
+
+    @property
+    def engine(self) -> psutil.Process:
+        [engine] = psutil.Process(self.process.pid).children()
+        return engine
+
+    def openai(self, api_key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Value of a sample, 0 where it is not shown yet."""
+        families = text_string_to_metric_families(self.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples]
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == f"legato:{name}" and labels.items() <= sample.labels.items()
+        )
+
+    def wait_for_metric(self, name: str, value: float) -> None:
+        wait_until(lambda: self.metric(name) == value, f"{name} never became {value}")
+
+    def stop(self) -> None:
+        self.http.close()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read_url(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("Legato serves "):
+                return line.split(" on ")[1].split()[0]
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
+
+
+@contextmanager
+def running_server(tmp_path: Path, *flags: str) -> Iterator[ServerProcess]:
+    server = ServerProcess([*_FLAGS, *flags], tmp_path / "server.log")
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool], failure: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.05)
+
+
+def long_request(**fields: Any) -> dict[str, Any]:
+    """A stream that goes on for as long as a test may need it."""
+    return {
+        "prompt": "Once upon a time",
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "stream": True,
+        **fields,
+    }
