@@ -2,5 +2,5 @@
 
 import os
 
-# Tests share the cores with the servers they start: see _THREADS_THAT_SLEEP in engine/client.py.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests share the cores with the servers they start: see _SHORT_SPIN in legato/engine/client.py.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

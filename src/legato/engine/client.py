@@ -30,9 +30,12 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _RETRY_AFTER_S = 1.0
-_THREADS_THAT_SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that spin while they wait take the core from those they wait for, once another process
-wants it too: each operator of a step may then last a time slice (see docs/experiments.md).
+_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
+"""How long an OpenMP thread spins for its next piece of work before it sleeps.
+
+At the default, thirty times as long, the threads of a step hold the cores that others need, and that
+includes the thread they wait for: beside one busy process a step takes forty times as long
+(docs/experiments.md). Not spinning at all doubles the length of a step.
 """
 
 _Outputs = asyncio.Queue[RequestOutput | None]  # None: the engine is dead
@@ -76,7 +79,7 @@ class EngineClient:
             process = subprocess.Popen(
                 [sys.executable, "-m", "legato.engine.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_THREADS_THAT_SLEEP | os.environ,
+                env=_SHORT_SPIN | os.environ,
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
