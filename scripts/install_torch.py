@@ -16,6 +16,7 @@ PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 def main() -> int:
     requirement = torch_requirement()
+    print(f"Looking for {requirement}", flush=True)
     would_install = plan(requirement)
     if not would_install:
         return 0

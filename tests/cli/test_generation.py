@@ -1,0 +1,67 @@
+"""`legato generate` and `legato chat`, on the real model."""
+
+import signal
+import subprocess
+import sys
+
+from tests.cli.test_main import legato
+
+SMALL = ("--kv-cache-memory", "256M", "--num-threads", "1")
+GREEDY = ("--temperature", "0")
+
+
+def test_generate_completes_its_prompts_in_order() -> None:
+    one = legato("generate", "The sky is", *SMALL, *GREEDY, "--max-tokens", "5")
+    assert one.returncode == 0
+    both = legato("generate", "Paris is", "The sky is", *SMALL, *GREEDY, "--max-tokens", "5")
+    assert both.stdout.endswith(f"\n\n{one.stdout}")
+
+
+def test_generate_says_what_is_wrong_with_a_setting() -> None:
+    done = legato("generate", "x", *SMALL, "--temperature", "-1")
+    assert done.returncode == 2
+    assert "legato: temperature must be" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _chat(*flags: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "legato", "chat", *SMALL, *flags],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+
+
+def test_chat_remembers_until_cleared() -> None:
+    question = "What is my name?\n"
+    lines = f"{question}My name is Ada Lovelace.\n{question}\n/clear\n{question}"
+    out, err = _chat(*GREEDY, "--max-tokens", "12", "--stop", "\n").communicate(lines.encode())
+    assert b"Traceback" not in err
+    _help, first, _greeting, with_history, after_clear = out.strip().split(b"\n")
+    assert first == after_clear != with_history
+
+
+def test_chat_goes_on_after_a_conversation_that_is_too_long() -> None:
+    lines = "word " * 200 + "\n/clear\nWhat is the capital of France?\n"
+    out, err = _chat(*GREEDY, "--max-model-len", "100").communicate(lines.encode())
+    assert b"maximum context length" in err
+    assert b"Paris" in out
+
+
+def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
+    question = b"Tell me a very long story.\n"
+    whole, _ = _chat("--seed", "1", "--max-tokens", "400").communicate(question)
+    chat = _chat("--seed", "1", "--max-tokens", "400")
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    chat.stdin.write(question)
+    begun = chat.stdout.readline() + chat.stdout.read(1)
+    chat.send_signal(signal.SIGINT)
+    rest, err = chat.communicate(b"/clear\n")
+    assert chat.returncode == 0
+    assert b"Traceback" not in err
+    answer = (begun + rest).rstrip(b"\n")
+    assert whole.startswith(answer)
+    assert len(answer) < len(whole) / 2

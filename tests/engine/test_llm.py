@@ -1,0 +1,98 @@
+"""The Python API on the real model."""
+
+import pytest
+
+from legato import LLM, SamplingParams
+from legato.core.errors import InvalidRequestError
+from legato.core.outputs import FinishReason
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(dtype="float32", kv_cache_memory_bytes=2**28, max_model_len=2048)
+
+
+def test_texts_and_tokens_are_the_same_prompt(llm: LLM) -> None:
+    text, tokens = llm.generate(
+        ["The sky is", {"prompt_token_ids": [504, 6376, 314]}], GREEDY, use_tqdm=False
+    )
+    assert text.prompt == "The sky is"
+    assert text.prompt_token_ids == tokens.prompt_token_ids
+    assert tokens.prompt is None
+    assert text.outputs[0].text == tokens.outputs[0].text != ""
+
+
+def test_one_conversation_or_several(llm: LLM) -> None:
+    (one,) = llm.chat(QUESTION, GREEDY, use_tqdm=False)
+    assert one.outputs[0].text == "The capital of France is Paris."
+    assert one.outputs[0].finish_reason is FinishReason.STOP
+    several = llm.chat([QUESTION, QUESTION], GREEDY, use_tqdm=False)
+    assert [g.outputs[0].text for g in several] == [one.outputs[0].text] * 2
+
+
+def test_settings_may_differ_by_prompt(llm: LLM) -> None:
+    params = [
+        GREEDY,
+        SamplingParams(n=3, seed=1, max_tokens=5, logprobs=1),
+        SamplingParams(max_tokens=1, prompt_logprobs=2, temperature=0.0),
+    ]
+    first, second, third = llm.generate(["One two three four"] * 3, params, use_tqdm=False)
+    assert len(first.outputs) == len(third.outputs) == 1
+    assert len({tuple(output.token_ids) for output in second.outputs}) == 3
+    for output in second.outputs:
+        assert output.logprobs is not None
+        assert [entry.token_id for entry in output.logprobs] == output.token_ids
+        assert output.cumulative_logprob == pytest.approx(sum(e.logprob for e in output.logprobs))
+    scored = third.outputs[0].prompt_logprobs
+    assert scored is not None
+    assert [entry.token_id for entry in scored] == third.prompt_token_ids[1:]
+    assert all(len(entry.top) == 2 for entry in scored)
+
+
+def test_prompt_logprobs_do_not_depend_on_chunks() -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    prompt = {"prompt_token_ids": list(range(1000, 1300))}
+    entries = []
+    for budget in (7, 512):
+        llm = LLM(
+            dtype="float32",
+            kv_cache_memory_bytes=2**28,
+            max_model_len=512,
+            max_num_batched_tokens=budget,
+        )
+        scored = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].prompt_logprobs  # type: ignore[list-item]
+        assert scored is not None
+        entries.append(scored)
+    for small, large in zip(*entries, strict=True):
+        assert small.token_id == large.token_id
+        assert small.logprob == pytest.approx(large.logprob, abs=1e-3)
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:
+    params = SamplingParams(seed=11, temperature=1.0, max_tokens=20)
+    (alone,) = llm.generate("Once upon a time", params, use_tqdm=False)
+    prompts = ["Noise", "Once upon a time", "More noise", "Even more"]
+    batch = llm.generate(
+        prompts, [GREEDY, params, SamplingParams(max_tokens=30), GREEDY], use_tqdm=False
+    )
+    assert batch[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="maximum context length"):
+        llm.generate(["fine", {"prompt_token_ids": [1] * 3000}], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="2 prompts, but 1"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    assert llm.stats.num_running == llm.stats.num_waiting == 0
+
+
+def test_a_stream_that_is_closed_frees_its_request(llm: LLM) -> None:
+    stream = llm.stream_chat(QUESTION, SamplingParams(max_tokens=500, ignore_eos=True))
+    next(stream)
+    assert llm.stats.num_running == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.stats.num_running == 0
+    assert llm.stats.kv_usage == 0.0
