@@ -10,6 +10,7 @@ NAMES = {
     "legato:num_requests_waiting",
     "legato:kv_cache_usage_perc",
     "legato:num_preemptions",
+    "legato:num_steps_over_budget",
     "legato:prompt_tokens",
     "legato:generation_tokens",
     "legato:request_success",

@@ -33,7 +33,7 @@ _RETRY_AFTER_S = 1.0
 _SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
-At the default, thirty times as long, the threads of a step hold the cores that others need, and that
+At the default, thirty times as long, the threads of a step hold cores that others need, and that
 includes the thread they wait for: beside one busy process a step takes forty times as long
 (docs/experiments.md). Not spinning at all doubles the length of a step.
 """

@@ -29,6 +29,8 @@ class EngineSnapshot(Protocol):
     @property
     def num_preemptions(self) -> int: ...
     @property
+    def num_steps_over_budget(self) -> int: ...
+    @property
     def kv_usage(self) -> float: ...
 
 
@@ -153,11 +155,25 @@ class _EngineCollector(Collector):
             ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_usage),
         )
         for name, text, value in gauges:
-            gauge = GaugeMetricFamily(f"legato:{name}", text, labels=_LABELS)
-            gauge.add_metric([self._model_name], value)
-            yield gauge
-        preemptions = CounterMetricFamily(
-            "legato:num_preemptions", "Requests preempted for memory.", labels=_LABELS
+            yield self._family(GaugeMetricFamily, name, text, value)
+        counters = (
+            ("num_preemptions", "Requests preempted for memory.", stats.num_preemptions),
+            (
+                "num_steps_over_budget",
+                "Steps whose decodes alone exceeded their budget.",
+                stats.num_steps_over_budget,
+            ),
         )
-        preemptions.add_metric([self._model_name], stats.num_preemptions)
-        yield preemptions
+        for name, text, value in counters:
+            yield self._family(CounterMetricFamily, name, text, value)
+
+    def _family(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        value: float,
+    ) -> Metric:
+        family = kind(f"legato:{name}", text, labels=_LABELS)
+        family.add_metric([self._model_name], value)
+        return family
