@@ -116,33 +116,40 @@ def _table(results: dict[str, ProbeResult]) -> Table:
     table = Table("server", "ITL before, p50", "during, p50", "p99", "max", "long prompt's TTFT")
     for name, result in results.items():
         before, during = result.itl_s(during=False), result.itl_s(during=True)
-        milliseconds = [
-            f"{1000 * value:.0f} ms"
-            for value in (np.median(before), *np.percentile(during, [50, 99]), during.max())
-        ]
-        table.add_row(name, *milliseconds, f"{result.ttft_s:.2f} s")
+        waits_s = (np.median(before), *np.percentile(during, [50, 99]), during.max())
+        table.add_row(name, *map(_duration, waits_s), f"{result.ttft_s:.1f} s")
     return table
 
 
 def _plot(results: dict[str, ProbeResult], path: Path, num_streams: int, long: int) -> None:
     figure, axes = plt.subplots(
-        len(results), 1, figsize=(9, 1.5 * len(results) + 0.8), sharex=True, sharey=True
+        len(results), 1, figsize=(9, 1.15 * len(results) + 1.0), sharex=True, sharey=True
     )
     for axis, (name, result) in zip(np.atleast_1d(axes), results.items(), strict=True):
         axis.axvspan(0, result.ttft_s, color="#f2d7a0", alpha=0.6, linewidth=0)
         for times in result.token_times_s:
-            ends = np.array(times[1:])
-            axis.plot(ends, 1000 * np.diff(times), ".", markersize=3, color="#1f5fa8")
-        axis.set_title(name, loc="left", fontsize=9)
+            axis.plot(times[1:], np.diff(times), ".", markersize=3.5, color="#1f5fa8")
+        longest_s = result.itl_s(during=True).max()
+        axis.set_title(f"{name}: longest wait {_duration(longest_s)}", loc="left", fontsize=9)
         axis.set_yscale("log")
-        axis.set_ylabel("ITL, ms")
+        axis.set_ylim(0.02, 8.0)
+        axis.set_yticks([0.03, 0.1, 0.3, 1.0, 3.0], minor=False)
+        axis.yaxis.set_major_formatter(lambda value, _: _duration(value))
+        axis.tick_params(labelsize=8)
         axis.grid(axis="y", alpha=0.3)
-    longest = max(result.ttft_s for result in results.values())
-    axis.set_xlim(-2.0, longest + 1.0)
+    axis.set_xlim(-2.0, max(result.ttft_s for result in results.values()) + 1.0)
     axis.set_xlabel("seconds since the long prompt was sent (shaded: until its first token)")
-    figure.suptitle(f"Each dot is a token of {num_streams} running streams; {long:,}-token prompt")
+    figure.suptitle(
+        f"{num_streams} running streams while a prompt of {long:,} tokens is computed\n"
+        "Each dot is a token: how long its stream had waited for it",
+        fontsize=11,
+    )
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=120)
+
+
+def _duration(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
 
 
 if __name__ == "__main__":

@@ -78,6 +78,17 @@ def test_the_latest_admitted_is_preempted_and_comes_back_first() -> None:
         assert harness.tokens[request_id] == harness.expected_tokens(request_id)
 
 
+def test_admission_leaves_each_running_stream_a_block() -> None:
+    """Request "a" fills 1 of 4 blocks and is about to need another; "b" needs 3."""
+    harness = Harness(num_blocks=4, block_size=4, max_model_len=16)
+    harness.add("a", 3, max_tokens=4)
+    harness.step()
+    harness.add("b", 9, max_tokens=1)
+    harness.drain()
+    assert schedule(harness) == [{"a": 3}, {"a": 1}, {"a": 1}, {"a": 1}, {"b": 9}]
+    assert harness.scheduler.stats.num_preemptions == 0
+
+
 def test_one_too_many_waiting_is_refused() -> None:
     harness = Harness(max_waiting=2)
     for request_id in "abc":

@@ -46,7 +46,10 @@ class Queues:
         self.waiting.pop(request.request_id, None)
 
     def decoding(self) -> Iterator[Request]:
-        """Running requests with one token left to compute. Safe against preemption on the way."""
+        """Running requests with one token left to compute.
+
+        One that is preempted on the way has more left by then, and is passed over.
+        """
         return (r for r in list(self.running.values()) if r.num_remaining_tokens == 1)
 
     def prefilling(self) -> Iterator[Request]:

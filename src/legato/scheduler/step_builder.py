@@ -46,7 +46,7 @@ class StepBuilder:
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, whatever the budget."""
         for request in self._queues.decoding():
-            if request.request_id in self._queues.running and self._make_room(request):
+            if self._make_room(request):
                 self._shape.num_decode_rows += 1
                 self._add_chunk(request, 1)
 
@@ -57,8 +57,7 @@ class StepBuilder:
             if not num_tokens:
                 return
             self._add_prefill(request, num_tokens)
-        if not self.preempted:  # the blocks just freed are for those that still run
-            self._admit()
+        self._admit()
 
     def _admit(self) -> None:
         while len(self._queues.running) < self._max_num_seqs:

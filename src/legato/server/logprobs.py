@@ -1,17 +1,15 @@
 """Log probabilities in the three shapes that clients know: chat's, completions' and vLLM's."""
 
-import codecs
 from collections.abc import Sequence
 
 import msgspec
 
 from legato.core.outputs import TokenLogprobs
+from legato.engine.detokenizer import Detokenizer
 from legato.model.tokenizer import Tokenizer
 
 # JSON has no infinity.
 _LOWEST = -9999.0
-
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -94,8 +92,7 @@ class CompletionLogprobsWriter:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._offset = 0
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._utf8 = _new_utf8_decoder(errors="replace")
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         return CompletionLogprobs(
@@ -125,8 +122,7 @@ class CompletionLogprobsWriter:
     def _advance(self, token_id: int) -> int:
         """Offset of a token; the next one's is behind it."""
         offset = self._offset
-        if token_id not in self._skipped:
-            self._offset += len(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        self._offset += len(self._detokenizer.push(token_id))
         return offset
 
 
