@@ -132,6 +132,16 @@ def test_a_failed_step_ends_only_its_own_requests() -> None:
     assert harness.finish_reasons == {"a": [FinishReason.ERROR], "b": [FinishReason.LENGTH]}
 
 
+def test_an_abort_outlives_the_failure_of_its_step() -> None:
+    harness = Harness()
+    harness.add("a", 4)
+    plan = harness.plan()
+    assert plan is not None
+    harness.abort("a")
+    harness.take(harness.scheduler.fail(plan, "boom"))
+    assert harness.finish_reasons == {"a": [FinishReason.ABORT]}
+
+
 def test_the_executor_hears_of_each_request_once_and_of_its_end() -> None:
     harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32)
     for request_id in ("a", "b", "c"):

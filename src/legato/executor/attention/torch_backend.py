@@ -30,7 +30,8 @@ class TorchAttentionBackend:
     ) -> None:
         self.block_size = block_size
         shape = (num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim)
-        self._cache = torch.zeros(shape, dtype=dtype, device=device)  # pages are mapped as used
+        # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
+        self._cache = torch.empty(shape, dtype=dtype, device=device)
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
         return TorchStepAttention(self._cache, self.block_size, batch)
