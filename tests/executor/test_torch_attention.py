@@ -55,6 +55,7 @@ def test_equals_dense_attention(
         dtype=torch.float32,
         device=CPU,
     )
+    backend._cache.fill_(torch.nan)  # what was not written must not be read
     tables, keys, values, sequences = [], [], [], []
     for i, (context, chunk, scattered) in enumerate(prompts):
         order = torch.randperm(NUM_BLOCKS) if scattered else torch.arange(NUM_BLOCKS)
