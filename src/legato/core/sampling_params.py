@@ -1,6 +1,7 @@
 """How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -62,6 +63,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        # As in vLLM, both may come as a list, as one value alone or as None.
+        for name in ("stop", "stop_token_ids"):
+            msgspec.structs.force_setattr(self, name, _as_tuple(getattr(self, name)))
         self._check_sampling()
         self._check_penalties()
         self._check_lengths()
@@ -134,6 +138,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"must be between 0 and {MAX_LOGPROBS}",
                 value,
             )
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str | int) else tuple(value)
 
 
 def _require(condition: bool, param: str, rule: str, value: object) -> None:

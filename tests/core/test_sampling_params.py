@@ -1,0 +1,53 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from legato import SamplingParams
+from legato.core.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("n", [0, 129]),
+        ("temperature", [-0.1, float("nan"), float("inf")]),
+        ("top_p", [0.0, 1.1, float("nan")]),
+        ("top_k", [-2]),
+        ("min_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0.0, float("inf")]),
+        ("presence_penalty", [-2.1, 2.1]),
+        ("frequency_penalty", [-2.1, 2.1]),
+        ("logit_bias", [{1: 101.0}, {1: float("nan")}, dict.fromkeys(range(1025), 0.0)]),
+        ("seed", [2**63, -(2**63) - 1]),
+        ("max_tokens", [0]),
+        ("min_tokens", [-1, 17]),
+        ("stop", [[""], ["x"] * 65]),
+        ("stop_token_ids", [[1] * 65]),
+        ("logprobs", [-1, 21]),
+        ("prompt_logprobs", [-1, 21]),
+    ],
+)
+def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequestError) as refusal:
+            SamplingParams(**{field: value})
+        assert refusal.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [("abc", ("abc",)), (["a", "b"], ("a", "b")), (None, ()), ((), ())]
+)
+def test_stop_may_come_as_in_vllm(given: Any, stored: tuple[str, ...]) -> None:
+    assert SamplingParams(stop=given).stop == stored
+
+
+def test_stop_token_ids_may_be_a_list() -> None:
+    params = SamplingParams(stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    assert params.stop_token_ids == (1, 2)
+    assert msgspec.structs.replace(params, n=2).stop_token_ids == (1, 2)
+
+
+def test_a_field_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError):
+        SamplingParams(best_of=2)  # type: ignore[call-arg]
