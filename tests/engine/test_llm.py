@@ -71,6 +71,30 @@ def test_prompt_logprobs_do_not_depend_on_chunks() -> None:
         assert small.logprob == pytest.approx(large.logprob, abs=1e-3)
 
 
+def test_prompt_logprobs_come_once_despite_preemption() -> None:
+    """The cache holds all prompts, but not their outputs."""
+    num_prompts, prompt_len, block_size = 6, 40, 4
+    num_blocks = num_prompts * prompt_len // block_size + num_prompts
+    bytes_per_token = 2 * 30 * 3 * 64 * 2
+    llm = LLM(
+        block_size=block_size,
+        kv_cache_memory_bytes=num_blocks * block_size * bytes_per_token,
+        max_model_len=100,
+    )
+    prompts = [
+        {"prompt_token_ids": list(range(1000 * i, 1000 * i + prompt_len))}
+        for i in range(num_prompts)
+    ]
+    params = SamplingParams(max_tokens=20, ignore_eos=True, prompt_logprobs=0)
+    generations = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    assert llm.stats.num_preemptions > 0
+    for generation in generations:
+        scored = generation.outputs[0].prompt_logprobs
+        assert scored is not None
+        assert [entry.token_id for entry in scored] == generation.prompt_token_ids[1:]
+        assert len(generation.outputs[0].token_ids) == params.max_tokens
+
+
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:
     params = SamplingParams(seed=11, temperature=1.0, max_tokens=20)
     (alone,) = llm.generate("Once upon a time", params, use_tqdm=False)
