@@ -78,6 +78,16 @@ def test_the_latest_admitted_is_preempted_and_comes_back_first() -> None:
         assert harness.tokens[request_id] == harness.expected_tokens(request_id)
 
 
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32, max_num_seqs=2)
+    harness.add("old", 12, max_tokens=12)
+    harness.add("new", 12, max_tokens=12)
+    harness.add("later", 1, max_tokens=1)
+    harness.drain()
+    begun = [c.request_id for plan in harness.plans for c in plan.chunks if c.start == 0]
+    assert begun == ["old", "new", "new", "later"]
+
+
 def test_admission_leaves_each_running_stream_a_block() -> None:
     """Request "a" fills 1 of 4 blocks and is about to need another; "b" needs 3."""
     harness = Harness(num_blocks=4, block_size=4, max_model_len=16)
