@@ -17,6 +17,7 @@ from legato.engine.completion import Completion
 from legato.engine.errors import EngineDeadError, OverloadedError
 
 CONFIG = EngineConfig(
+    model=ModelConfig(dtype="float32", max_model_len=2100),
     cache=CacheConfig(kv_cache_memory_bytes=2**28),
     scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2),
 )
