@@ -53,16 +53,9 @@ def legato_model(dtype: torch.dtype) -> Decoder:
 @torch.inference_mode()
 def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int) -> torch.Tensor:
     """Logits of the last `keep` tokens, [keep, V], the prompt computed in chunks of `chunk`."""
-    spec = decoder.spec
     block_ids = tuple(range(-(-len(token_ids) // BLOCK_SIZE)))
-    backend = TorchAttentionBackend(
-        num_layers=spec.num_layers,
-        num_blocks=len(block_ids),
-        block_size=BLOCK_SIZE,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=decoder.dtype,
-        device=CPU,
+    backend = TorchAttentionBackend.for_decoder(
+        decoder, num_blocks=len(block_ids), block_size=BLOCK_SIZE
     )
     message = AddRequest(
         request_id="", prompt_token_ids=tuple(token_ids), params=SamplingParams(max_tokens=1)

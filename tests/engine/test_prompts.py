@@ -3,7 +3,18 @@ import pytest
 from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.engine.messages import EngineInfo
 from legato.engine.prompts import build_requests
+
+INFO = EngineInfo(
+    model="m",
+    served_model_name="m",
+    max_model_len=10,
+    vocab_size=100,
+    eos_token_ids=(2,),
+    default_sampling={},
+    settings={},
+)
 
 
 def build(prompt: list[int], **params: object) -> list[AddRequest]:
@@ -11,9 +22,7 @@ def build(prompt: list[int], **params: object) -> list[AddRequest]:
         prompt,
         SamplingParams(**params),  # type: ignore[arg-type]
         request_id="r",
-        max_model_len=10,
-        vocab_size=100,
-        eos_token_ids=(2,),
+        info=INFO,
         arrival_time_s=1.5,
     )
 

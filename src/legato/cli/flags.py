@@ -38,9 +38,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ConfigError: a value is out of range.
     """
     return EngineConfig(
-        model=ModelConfig(**_given(args, ModelConfig)),
-        cache=CacheConfig(**_given(args, CacheConfig)),
-        scheduler=SchedulerConfig(**_given(args, SchedulerConfig)),
+        model=ModelConfig(**given_fields(args, ModelConfig)),
+        cache=CacheConfig(**given_fields(args, CacheConfig)),
+        scheduler=SchedulerConfig(**given_fields(args, SchedulerConfig)),
     )
 
 
@@ -57,7 +57,8 @@ def byte_size(text: str) -> int:
     return size
 
 
-def _given(args: argparse.Namespace, config: type[msgspec.Struct]) -> dict[str, Any]:
+def given_fields(args: argparse.Namespace, config: type[msgspec.Struct]) -> dict[str, Any]:
+    """The flags that were given and are fields of `config`; key the field's name."""
     given = vars(args)
     return {name: given[name] for name in config.__struct_fields__ if name in given}
 

@@ -4,9 +4,8 @@ import argparse
 
 import msgspec
 
+from legato.cli.flags import given_fields
 from legato.core.sampling_params import SamplingParams
-
-_FIELDS = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,4 @@ def with_sampling_flags(args: argparse.Namespace, defaults: SamplingParams) -> S
     Raises:
         InvalidRequestError: a value is out of range.
     """
-    given = {name: value for name, value in vars(args).items() if name in _FIELDS}
-    if "stop" in given:
-        given["stop"] = tuple(given["stop"])
-    return msgspec.structs.replace(defaults, **given)
+    return msgspec.structs.replace(defaults, **given_fields(args, SamplingParams))

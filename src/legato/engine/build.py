@@ -14,18 +14,21 @@ from legato.executor.memory import num_cache_blocks
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
-from legato.model.defaults import load_defaults
+from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
 from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
-from legato.model.tokenizer import load_tokenizer
+from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenizer]:
     """Load the model, size the cache, and tie them to a scheduler.
+
+    Returns:
+        The engine, what a front end needs to know of it, and the model's tokenizer.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -48,11 +51,22 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(num_blocks, config.cache.block_size)
     scheduler = Scheduler(scheduler_config, max_model_len=max_model_len, kv=kv)
-    executor = TorchExecutor(decoder, _attention_backend(decoder, kv), kv.block_size)
-    info = _describe(resolved, decoder, max_model_len=max_model_len, num_blocks=num_blocks)
+    attention = TorchAttentionBackend.for_decoder(
+        decoder, num_blocks=kv.num_blocks, block_size=kv.block_size
+    )
+    executor = TorchExecutor(decoder, attention, kv.block_size)
+    source = resolve_source(config.model.model, config.model.revision)
+    tokenizer = load_tokenizer(source)
+    info = _describe(
+        resolved,
+        decoder,
+        load_defaults(source, tokenizer.eos_token_id),
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+    )
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
-    return EngineCore(scheduler, kv, executor), info
+    return EngineCore(scheduler, kv, executor), info, tokenizer
 
 
 def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
@@ -79,23 +93,14 @@ def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
     return values * decoder.dtype.itemsize
 
 
-def _attention_backend(decoder: Decoder, kv: KVCacheManager) -> TorchAttentionBackend:
-    return TorchAttentionBackend(
-        num_layers=decoder.spec.num_layers,
-        num_blocks=kv.num_blocks,
-        block_size=kv.block_size,
-        num_kv_heads=decoder.spec.num_kv_heads,
-        head_dim=decoder.spec.head_dim,
-        dtype=decoder.dtype,
-        device=decoder.device,
-    )
-
-
 def _describe(
-    config: EngineConfig, decoder: Decoder, *, max_model_len: int, num_blocks: int
+    config: EngineConfig,
+    decoder: Decoder,
+    defaults: ModelDefaults,
+    *,
+    max_model_len: int,
+    num_blocks: int,
 ) -> EngineInfo:
-    source = resolve_source(config.model.model, config.model.revision)
-    defaults = load_defaults(source, load_tokenizer(source).eos_token_id)
     num_cache_tokens = num_blocks * config.cache.block_size
     cache_bytes = num_blocks * _bytes_per_block(decoder, config.cache.block_size)
     return EngineInfo(

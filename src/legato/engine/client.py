@@ -115,9 +115,7 @@ class EngineClient:
             prompt_token_ids,
             params,
             request_id=f"{next(self._ids)}-{request_id}",
-            max_model_len=self.info.max_model_len,
-            vocab_size=self.info.vocab_size,
-            eos_token_ids=self.info.eos_token_ids,
+            info=self.info,
             arrival_time_s=time.monotonic(),
         )
         streams = {

@@ -47,10 +47,8 @@ class Completion:
     def add(self, delta: CompletionDelta) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = (self.prompt_logprobs or []) + list(delta.prompt_logprobs)
+        self.logprobs = _extended(self.logprobs, delta.logprobs)
+        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.prompt_logprobs)
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
@@ -59,3 +57,15 @@ class Completion:
     def cumulative_logprob(self) -> float | None:
         """Sum of the sampled tokens' log probabilities, where they were asked for."""
         return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+
+def _extended(
+    entries: list[TokenLogprobs] | None, new: tuple[TokenLogprobs, ...] | None
+) -> list[TokenLogprobs] | None:
+    """`entries` with `new` behind them, in place; None as long as neither was asked for."""
+    if new is None:
+        return entries
+    if entries is None:
+        return list(new)
+    entries += new
+    return entries

@@ -28,8 +28,6 @@ from legato.engine.completion_stream import CompletionStream
 from legato.engine.errors import RequestFailedError
 from legato.engine.messages import EngineStats
 from legato.engine.prompts import build_requests
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
 
 
 class TokensPrompt(TypedDict):
@@ -124,8 +122,7 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        self._core, self.info = build_engine(config)
-        self._tokenizer = load_tokenizer(resolve_source(config.model.model, config.model.revision))
+        self._core, self.info, self._tokenizer = build_engine(config)
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -227,14 +224,13 @@ class LLM:
         self, work: Sequence[tuple[Sequence[int], SamplingParams]]
     ) -> Iterator[tuple[int, CompletionDelta]]:
         """Step the engine until all is done; yields (index in `work`, delta)."""
-        requests: list[AddRequest] = []
+        events: list[Event] = []
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
         for index, (token_ids, params) in enumerate(work):
             for i, request in enumerate(self._requests(token_ids, params)):
                 stream = CompletionStream(i, request, self._tokenizer)
                 streams[request.request_id] = index, stream
-                requests.append(request)
-        events: list[Event] = list(requests)
+                events.append(request)
         try:
             while streams:
                 outputs = self._core.step(events)
@@ -258,9 +254,7 @@ class LLM:
             token_ids,
             params,
             request_id=str(next(self._ids)),
-            max_model_len=self.info.max_model_len,
-            vocab_size=self.info.vocab_size,
-            eos_token_ids=self.info.eos_token_ids,
+            info=self.info,
             arrival_time_s=time.monotonic(),
         )
 

@@ -38,7 +38,7 @@ def _serve(channel: Channel) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        core, info = build_engine(config)
+        core, info, _ = build_engine(config)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
         return 2

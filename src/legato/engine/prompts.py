@@ -8,6 +8,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.engine.messages import EngineInfo
 
 
 def build_requests(
@@ -15,9 +16,7 @@ def build_requests(
     params: SamplingParams,
     *,
     request_id: str,
-    max_model_len: int,
-    vocab_size: int,
-    eos_token_ids: tuple[int, ...],
+    info: EngineInfo,
     arrival_time_s: float,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
@@ -32,15 +31,16 @@ def build_requests(
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist.
     """
-    _check_tokens(prompt_token_ids, vocab_size, "prompt")
-    _check_tokens(params.logit_bias or (), vocab_size, "logit_bias")
-    _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
-    max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, max_model_len)
+    _check_tokens(prompt_token_ids, info.vocab_size, "prompt")
+    _check_tokens(params.logit_bias or (), info.vocab_size, "logit_bias")
+    _check_tokens(params.stop_token_ids, info.vocab_size, "stop_token_ids")
+    max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
+    token_ids = tuple(prompt_token_ids)
     seed = random.getrandbits(63) if params.seed is None else params.seed
     return [
         AddRequest(
             request_id=f"{request_id}-{index}",
-            prompt_token_ids=tuple(prompt_token_ids),
+            prompt_token_ids=token_ids,
             params=msgspec.structs.replace(
                 params,
                 n=1,
@@ -48,7 +48,7 @@ def build_requests(
                 seed=_derived_seed(seed, index),
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             ),
-            eos_token_ids=() if params.ignore_eos else eos_token_ids,
+            eos_token_ids=() if params.ignore_eos else info.eos_token_ids,
             arrival_time_s=arrival_time_s,
         )
         for index in range(params.n)

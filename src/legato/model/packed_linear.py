@@ -15,17 +15,24 @@ _SUPPORT = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkl
 
 
 class PackedLinear(nn.Module):
-    """A `Linear` in oneDNN's own layout. The plain weight is not kept."""
+    """A `Linear` in oneDNN's own layout. The plain weight is not kept.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    Args:
+        activation: oneDNN's name of what to apply to the outputs.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
+    ) -> None:
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
+        self._activation = activation
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out]."""
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            rows, self._weight, self._bias, "none", [], ""
+            rows, self._weight, self._bias, self._activation, [], ""
         )
         return output
 
@@ -37,21 +44,18 @@ class PackedMLP(nn.Module):
         super().__init__()
         gate_up = mlp.gate_up_proj
         gate, up = gate_up.weight.chunk(2)
-        self._gate = torch.ops.mkldnn._reorder_linear_weight(gate)
-        self._up = torch.ops.mkldnn._reorder_linear_weight(up)
-        self._gate_bias: torch.Tensor | None = None
+        gate_bias: torch.Tensor | None = None
         self._up_bias: torch.Tensor | None = None
         if gate_up.bias is not None:
-            self._gate_bias, self._up_bias = gate_up.bias.chunk(2)
+            gate_bias, self._up_bias = gate_up.bias.chunk(2)
+        self._gate = PackedLinear(gate, gate_bias, activation="swish")
+        self._up = torch.ops.mkldnn._reorder_linear_weight(up)
         self._down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, E] to [T, E]."""
-        gate = torch.ops.mkldnn._linear_pointwise.default(
-            hidden, self._gate, self._gate_bias, "swish", [], ""
-        )
         gated = torch.ops.mkldnn._linear_pointwise.binary(
-            hidden, gate, self._up, self._up_bias, "mul"
+            hidden, self._gate(hidden), self._up, self._up_bias, "mul"
         )
         output: torch.Tensor = self._down(gated)
         return output

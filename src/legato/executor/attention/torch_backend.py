@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from legato.executor.attention.context import CachedContext, KeysValues
 from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
+from legato.model.decoder import Decoder
 
 _Runs = list[tuple[int, int]]
 
@@ -32,20 +33,43 @@ class TorchAttentionBackend:
         shape = (num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim)
         # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
         self._cache = torch.empty(shape, dtype=dtype, device=device)
+        # Keys and values of each layer in turn.
+        self._written = self._cache.flatten(0, 1).unbind(0)
+
+    @classmethod
+    def for_decoder(
+        cls, decoder: Decoder, *, num_blocks: int, block_size: int
+    ) -> "TorchAttentionBackend":
+        """A backend whose cache has the decoder's shape, dtype and device."""
+        return cls(
+            num_layers=decoder.spec.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=decoder.spec.num_kv_heads,
+            head_dim=decoder.spec.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
-        return TorchStepAttention(self._cache, self.block_size, batch)
+        return TorchStepAttention(self._cache, self._written, self.block_size, batch)
 
 
 class TorchStepAttention:
     """See `StepAttention`; the new keys and values are read from the batch, the rest from cache."""
 
-    def __init__(self, cache: torch.Tensor, block_size: int, batch: PackedBatch) -> None:
+    def __init__(
+        self,
+        cache: torch.Tensor,
+        written: tuple[torch.Tensor, ...],
+        block_size: int,
+        batch: PackedBatch,
+    ) -> None:
         self._batch = batch
         self._sizes = [chunk.num_tokens for chunk in batch.chunks]
         self._slots = [_slot_runs(chunk, block_size) for chunk in batch.chunks]
         self._cache = cache
-        self._written = cache.flatten(0, 1).unbind(0)  # keys and values of each layer in turn
+        self._written = written
         self._contexts: dict[int | None, list[CachedContext]] = {}  # key window, value by chunk
 
     def attend(
@@ -80,7 +104,7 @@ class TorchStepAttention:
             attended.append(out[0].transpose(0, 1).reshape(rows.shape))
         return torch.cat(attended).flatten(1, 2)
 
-    def _visible(self, sliding_window: int | None) -> list["CachedContext"]:
+    def _visible(self, sliding_window: int | None) -> list[CachedContext]:
         """What each chunk reads from the cache: worked out once a step, not once a layer."""
         if sliding_window not in self._contexts:
             self._contexts[sliding_window] = [
