@@ -67,7 +67,7 @@ def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int
         plan = ScheduledChunk("", start, size, block_ids, 0)
         batch = pack([plan], [sequence], block_size=BLOCK_SIZE, device=CPU)
         hidden = decoder(batch.input_ids, batch.positions, backend.begin_step(batch))
-        rows.append(hidden[max(0, size - keep) :])
+        rows.append(hidden[max(0, size - keep) : size])
     return decoder.compute_logits(torch.cat(rows)[-keep:])
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from legato.core.plan import ScheduledChunk
+from legato.core.rows import padded_rows
 from legato.executor.sequence import SequenceState
 
 
@@ -37,13 +38,16 @@ class PackedChunk:
 class PackedBatch:
     """T tokens of R chunks, S rows of which are sampled.
 
+    What the model computes is padded (`padded_rows`) to P and Q rows; what comes of the last P - T
+    and Q - S is not read.
+
     Attributes:
-        input_ids: int64 [T].
-        positions: int64 [T], of each token within its request.
+        input_ids: int64 [P].
+        positions: int64 [P], of each token within its request.
         slot_mapping: int64 [T], where each token's key and value go: block id * block size +
             offset.
         chunks: R rows' extents and blocks, in the order of the plan.
-        sample_rows: int64 [S].
+        sample_rows: int64 [Q].
     """
 
     input_ids: torch.Tensor
@@ -74,12 +78,13 @@ def pack(
         )
         runs = sequence.block_runs(chunk.block_ids)
         packed.append(PackedChunk(row, len(positions), chunk.start, runs))
-    input_ids = torch.cat(
-        [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
-    )
+    padding = [0] * (padded_rows(len(positions)) - len(positions))
+    input_ids = [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
+    input_ids.append(torch.tensor(padding, dtype=torch.int64))
+    sample_rows += [0] * (padded_rows(len(sample_rows)) - len(sample_rows))
     return PackedBatch(
-        input_ids=input_ids.to(device, non_blocking=True),
-        positions=_int64(positions, device),
+        input_ids=torch.cat(input_ids).to(device, non_blocking=True),
+        positions=_int64(positions + padding, device),
         slot_mapping=_int64(slots, device),
         chunks=tuple(packed),
         sample_rows=_int64(sample_rows, device),

@@ -34,6 +34,9 @@ class TorchExecutor:
 
     def collect(self) -> StepResult:
         result, self._result = self._result, None
+        if self._model.device.type == "cuda":
+            # A step that samples nothing would seem to take no time.
+            torch.cuda.synchronize(self._model.device)
         assert result is not None, "nothing was submitted"
         return result
 
@@ -98,7 +101,7 @@ class TorchExecutor:
         if not ids:
             return {}, {}
         sequences = [self._sequences[request_id] for request_id in ids]
-        logits = self._model.compute_logits(hidden[batch.sample_rows])  # [S, V]
+        logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(ids)]  # [S, V]
         tokens = sample(logits, [sequence.sampling_row() for sequence in sequences])
         logprobs = _sample_logprobs(sequences, logits, tokens)
         sampled: dict[str, list[int]] = {}

@@ -5,6 +5,8 @@ loading, a step of few rows, which does little but read weights, reads them a th
 follows a product element by element can be done while its result is still at hand.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -25,6 +27,7 @@ class PackedLinear(nn.Module):
         self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
     ) -> None:
         super().__init__()
+        self.in_features = weight.shape[1]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
         self._activation = activation
@@ -44,6 +47,7 @@ class PackedMLP(nn.Module):
         super().__init__()
         gate_up = mlp.gate_up_proj
         gate, up = gate_up.weight.chunk(2)
+        self.in_features = gate.shape[1]
         gate_bias: torch.Tensor | None = None
         self._up_bias: torch.Tensor | None = None
         if gate_up.bias is not None:
@@ -75,6 +79,22 @@ def pack_linears(decoder: Decoder) -> None:
     _pack_children(decoder)
     if decoder.lm_head is None:
         decoder.lm_head = PackedLinear(decoder.embed_tokens.weight, None)
+
+
+@torch.inference_mode()
+def compile_kernels(
+    decoder: Decoder, *, num_rows: Iterable[int], num_samples: Iterable[int]
+) -> None:
+    """Let oneDNN compile its kernels for these numbers of rows, before a step has to wait for it.
+
+    All layers have the same shapes, so one of them will do.
+    """
+    modules = [m for m in decoder.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
+    calls = [(module, count) for module in modules for count in num_rows]
+    if isinstance(decoder.lm_head, PackedLinear):
+        calls += [(decoder.lm_head, count) for count in num_samples]
+    for module, count in calls:
+        module(decoder.embed_tokens.weight.new_zeros(count, module.in_features))
 
 
 def _pack_children(module: nn.Module) -> None:

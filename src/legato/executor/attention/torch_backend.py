@@ -12,6 +12,9 @@ from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.batch import PackedBatch, PackedChunk
 from legato.model.decoder import Decoder
 
+_SHORT_CHUNK = 32
+"""Tokens up to which one masked call is faster than two that are merged (docs/experiments.md)."""
+
 _Runs = list[tuple[int, int]]
 
 
@@ -70,7 +73,8 @@ class TorchStepAttention:
         self._slots = [_slot_runs(chunk, block_size) for chunk in batch.chunks]
         self._cache = cache
         self._written = written
-        self._contexts: dict[int | None, list[CachedContext]] = {}  # key window, value by chunk
+        # Key window, value by chunk: what it reads, and a mask if it needs one.
+        self._contexts: dict[int | None, list[tuple[CachedContext, torch.Tensor | None]]] = {}
 
     def attend(
         self,
@@ -82,49 +86,80 @@ class TorchStepAttention:
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
+        num_padding = len(query) - len(self._batch.slot_mapping)
+        if num_padding:
+            query, key, value = query[:-num_padding], key[:-num_padding], value[:-num_padding]
         self._written[2 * layer].index_copy_(0, self._batch.slot_mapping, key)
         self._written[2 * layer + 1].index_copy_(0, self._batch.slot_mapping, value)
         # Heads of a group are rows of one product in a decode, so each key is read once for them.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
-        for chunk, rows, context in zip(
-            self._batch.chunks, grouped, self._visible(sliding_window), strict=True
+        for chunk, rows, (context, mask) in zip(
+            self._batch.chunks, grouped, self._visible(sliding_window, query), strict=True
         ):
             if chunk.num_tokens == 1:
-                attended.append(_attend_decode(rows, context.pieces(layer), scale))
-                continue
-            heads = _heads_first(rows.flatten(1, 2))
-            if _fits(chunk, sliding_window):
+                out = _attend_decode(rows, context.pieces(layer), scale)
+            elif mask is not None:
+                out = _attend_masked(rows, context.in_order(layer), mask, scale)
+            else:
                 own = slice(chunk.row_start, chunk.row_end)
                 new = _heads_first(key[own]), _heads_first(value[own])
-                out = _attend_chunk(heads, context.pieces(layer), new, scale)
-            else:
-                assert sliding_window is not None
-                out = _attend_window(heads, context.in_order(layer), sliding_window, scale)
-            attended.append(out[0].transpose(0, 1).reshape(rows.shape))
+                heads = _heads_first(rows.flatten(1, 2))
+                parts = _attend_chunk(heads, context.pieces(layer), new, scale)
+                out = parts[0].transpose(0, 1).reshape(rows.shape)
+            attended.append(out)
+        if num_padding:
+            attended.append(grouped[0].new_zeros(num_padding, *grouped[0].shape[1:]))
         return torch.cat(attended).flatten(1, 2)
 
-    def _visible(self, sliding_window: int | None) -> list[CachedContext]:
+    def _visible(
+        self, sliding_window: int | None, query: torch.Tensor
+    ) -> list[tuple[CachedContext, torch.Tensor | None]]:
         """What each chunk reads from the cache: worked out once a step, not once a layer."""
         if sliding_window not in self._contexts:
             self._contexts[sliding_window] = [
-                CachedContext(self._cache, _clip(slots, *_visible_tokens(chunk, sliding_window)))
+                (
+                    CachedContext(
+                        self._cache, _clip(slots, *_visible_tokens(chunk, sliding_window))
+                    ),
+                    _mask(chunk, sliding_window, query),
+                )
                 for chunk, slots in zip(self._batch.chunks, self._slots, strict=True)
             ]
         return self._contexts[sliding_window]
 
 
-def _fits(chunk: PackedChunk, sliding_window: int | None) -> bool:
-    """Whether each row sees all keys before it."""
-    return sliding_window is None or chunk.context_len <= sliding_window
+def _is_masked(chunk: PackedChunk, sliding_window: int | None) -> bool:
+    """Whether the chunk is attended to in one call with a mask.
+
+    That is faster for a short one, whose rows of a group of heads make one product; and where the
+    window starts inside the keys only a mask will do.
+    """
+    is_clipped = sliding_window is not None and chunk.context_len > sliding_window
+    return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_clipped)
 
 
 def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int, int]:
-    """Tokens [start, end) to read from the cache; a chunk that fits has its own in the batch."""
-    if chunk.num_tokens > 1 and _fits(chunk, sliding_window):
+    """Tokens [start, end) to read from the cache; a long chunk has its own in the batch."""
+    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window):
         return 0, chunk.start
     oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
     return oldest, chunk.context_len
+
+
+def _mask(
+    chunk: PackedChunk, sliding_window: int | None, query: torch.Tensor
+) -> torch.Tensor | None:
+    """What to add to the scores: [T, S] for T rows over the S keys of `_visible_tokens`."""
+    if not _is_masked(chunk, sliding_window):
+        return None
+    first, end = _visible_tokens(chunk, sliding_window)
+    row = torch.arange(chunk.start, chunk.context_len, device=query.device).unsqueeze(1)
+    key = torch.arange(first, end, device=query.device)
+    hidden = key > row
+    if sliding_window is not None:
+        hidden |= key <= row - sliding_window
+    return torch.zeros_like(hidden, dtype=query.dtype).masked_fill_(hidden, -torch.inf)
 
 
 def _slot_runs(chunk: PackedChunk, block_size: int) -> _Runs:
@@ -167,17 +202,14 @@ def _attend_chunk(
     return merge_parts(parts)
 
 
-def _attend_window(
-    query: torch.Tensor, visible: KeysValues, window: int, scale: float
+def _attend_masked(
+    rows: torch.Tensor, visible: KeysValues, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """[1, H, T, D] -> the same, where the window starts inside the keys, so only a mask will do.
-
-    The last row's own key is the last of `visible`.
-    """
-    num_rows, num_keys = query.shape[2], visible[0].shape[2]
-    row_key = torch.arange(num_keys - num_rows, num_keys, device=query.device).unsqueeze(1)
-    key = torch.arange(num_keys, device=query.device)
-    mask = (key <= row_key) & (key > row_key - window)
-    return F.scaled_dot_product_attention(
-        query, *visible, attn_mask=mask, scale=scale, enable_gqa=True
+    """[T, K, H / K, D] -> the same; `mask` is [T, S], for each head of a group alike."""
+    num_rows, num_kv_heads, num_groups, head_dim = rows.shape
+    # Heads of a group are rows of one product, so each key is read once for them.
+    query = rows.permute(1, 2, 0, 3).reshape(1, num_kv_heads, num_groups * num_rows, head_dim)
+    out = F.scaled_dot_product_attention(
+        query, *visible, attn_mask=mask.repeat(num_groups, 1), scale=scale
     )
+    return out.reshape(num_kv_heads, num_groups, num_rows, head_dim).permute(2, 0, 1, 3)
