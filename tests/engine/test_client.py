@@ -12,6 +12,7 @@ from legato.core.config import CacheConfig, EngineConfig, ModelConfig, Scheduler
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.client import EngineClient
 from legato.engine.completion import Completion
 from legato.engine.errors import EngineDeadError, OverloadedError
@@ -35,7 +36,9 @@ async def client() -> AsyncIterator[EngineClient]:
 async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:
     completions = [Completion(i) for i in range(params.n)]
     prompt = client.tokenizer.encode("Once upon a time")
-    async with aclosing(client.generate(prompt, params, request_id="r")) as deltas:
+    async with aclosing(
+        client.generate(prompt, params, service=ServiceParams(), request_id="r")
+    ) as deltas:
         async for delta in deltas:
             completions[delta.index].add(delta)
     return completions
@@ -57,7 +60,9 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
     assert refusal.value.retry_after_s > 0
     await idle(client)  # those that were not refused were aborted with the rest
 
-    async with aclosing(client.generate([1, 2, 3], LONG, request_id="r")) as deltas:
+    async with aclosing(
+        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
+    ) as deltas:
         await anext(deltas)
     await idle(client)
     (stopped,) = await complete(client, SamplingParams(max_tokens=2000, stop=(" ",), seed=1))
@@ -66,7 +71,9 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
 
 
 async def test_a_killed_engine_ends_its_streams(client: EngineClient) -> None:
-    async with aclosing(client.generate([1, 2, 3], LONG, request_id="r")) as deltas:
+    async with aclosing(
+        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
+    ) as deltas:
         await anext(deltas)
         os.kill(client._process.pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):

@@ -24,7 +24,7 @@ class FailingExecutor(SimulatedExecutor):
 
 def engine() -> EngineCore:
     kv = KVCacheManager(num_blocks=100, block_size=4)
-    config = SchedulerConfig(max_num_batched_tokens=8)
+    config = SchedulerConfig(max_num_batched_tokens=8).resolve(max_model_len=64)
     scheduler = Scheduler(config, max_model_len=64, kv=kv)
     return EngineCore(scheduler, kv, FailingExecutor(VirtualClock(), lambda _: 0.01))
 

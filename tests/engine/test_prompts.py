@@ -1,8 +1,10 @@
 import pytest
 
+from legato.core.config import SchedulerConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.messages import EngineInfo
 from legato.engine.prompts import build_requests
 
@@ -12,6 +14,7 @@ INFO = EngineInfo(
     max_model_len=10,
     vocab_size=100,
     eos_token_ids=(2,),
+    slo_classes=SchedulerConfig().classes,
     default_sampling={},
     settings={},
 )
@@ -21,6 +24,7 @@ def build(prompt: list[int], **params: object) -> list[AddRequest]:
     return build_requests(
         prompt,
         SamplingParams(**params),  # type: ignore[arg-type]
+        service=ServiceParams(),
         request_id="r",
         info=INFO,
         arrival_time_s=1.5,

@@ -88,7 +88,7 @@ def test_reserve_is_all_or_nothing() -> None:
     assert manager.reserve("a", 9)
     assert manager.num_free_blocks == 1
     assert not manager.reserve("b", 5)
-    assert not manager.reserve("b", 4, spare_blocks=1)
+    assert not manager.fits("b", 4, spare_blocks=1)
     assert manager.num_free_blocks == 1
     assert manager.reserve("a", 12), "the third block has room"
     assert manager.num_free_blocks == 1

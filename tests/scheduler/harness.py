@@ -1,29 +1,31 @@
 """Drives the real scheduler against the simulated executor, checking every plan on the way."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ScheduledChunk, StepPlan
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
 
 VOCAB_SIZE = 1000
 
 
-def make_request(request_id: str, prompt_len: int, max_tokens: int) -> AddRequest:
-    return AddRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(range(prompt_len)),
-        params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
-    )
-
-
 class Harness:
-    """A scheduler, its cache and a simulated model; `plans` keeps every step."""
+    """A scheduler, its cache and a simulated model; `plans` keeps every step.
+
+    Args:
+        step_time: what the scheduler believes of the duration of steps.
+        step_time_s: how long they really last.
+        settings: further fields of `SchedulerConfig`.
+    """
 
     def __init__(
         self,
@@ -33,61 +35,74 @@ class Harness:
         num_blocks: int = 64,
         block_size: int = 4,
         max_model_len: int = 128,
-        policy: str = "stall-free",
-        enable_chunked_prefill: bool = True,
         max_waiting: int = 10_000,
+        step_time: StepTimeModel | None = None,
+        step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
+        **settings: Any,
     ) -> None:
         self.config = SchedulerConfig(
-            policy=policy,  # type: ignore[arg-type]
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
-            enable_chunked_prefill=enable_chunked_prefill,
             max_waiting=max_waiting,
+            **settings,
         ).resolve(max_model_len)
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(num_blocks, block_size)
-        self.scheduler = Scheduler(self.config, max_model_len=max_model_len, kv=self.kv)
-        self.clock = VirtualClock()
-        self.executor = SimulatedExecutor(
-            self.clock, lambda plan: 0.01 + 0.001 * plan.num_tokens, vocab_size=VOCAB_SIZE
+        self.scheduler = Scheduler(
+            self.config, max_model_len=max_model_len, kv=self.kv, step_time=step_time
         )
+        self.clock = VirtualClock()
+        self.executor = SimulatedExecutor(self.clock, step_time_s, vocab_size=VOCAB_SIZE)
         self.added: dict[str, AddRequest] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.token_times_s: dict[str, list[float]] = {}
         self.finish_reasons: dict[str, list[FinishReason]] = {}
         self.plans: list[StepPlan] = []
         self.cache: dict[tuple[int, int], tuple[str, int]] = {}
         """Key (block, offset), value (request id, position) of the token written there."""
 
-    def add(self, request_id: str, prompt_len: int, max_tokens: int = 4) -> None:
-        request = make_request(request_id, prompt_len, max_tokens)
+    def add(self, request_id: str, prompt_len: int, max_tokens: int = 4, **service: Any) -> None:
+        """Let a request arrive now; `service` is fields of `ServiceParams`."""
+        request = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(range(prompt_len)),
+            params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+            service=ServiceParams(**service),
+            arrival_time_s=self.clock(),
+        )
         self.added[request_id] = request
         self.tokens[request_id] = []
+        self.token_times_s[request_id] = []
         self.finish_reasons[request_id] = []
-        self.take(self.scheduler.apply([request]))
+        self.take(self.scheduler.apply([request], self.clock()))
 
     def abort(self, request_id: str) -> None:
-        self.take(self.scheduler.apply([AbortRequest(request_id=request_id)]))
+        self.take(self.scheduler.apply([AbortRequest(request_id=request_id)], self.clock()))
 
     def plan(self) -> StepPlan | None:
-        decoding = {r.request_id for r in self.scheduler._queues.decoding()}
-        plan = self.scheduler.plan()
+        decoding = [
+            request
+            for request in self.scheduler._queues.running.values()
+            if request.num_remaining_tokens == 1
+        ]
+        plan = self.scheduler.plan(self.clock())
         if plan is None:
             return None
         self.plans.append(plan)
         self.check(plan, decoding)
         return plan
 
-    def check(self, plan: StepPlan, decoding: set[str]) -> None:
+    def check(self, plan: StepPlan, decoding: list[Request]) -> None:
         """The invariants that one plan shows by itself."""
         budget = self.config.max_num_batched_tokens
         assert budget is not None
         ids = [chunk.request_id for chunk in plan.chunks]
-        is_prefilling = any(chunk.request_id not in decoding for chunk in plan.chunks)
+        is_prefilling = bool(set(ids) - {request.request_id for request in decoding})
         assert plan.num_tokens <= budget or not is_prefilling
         assert not set(ids) & set(plan.preempted), "preempted and run in one step"
         assert len(set(ids)) == len(ids)
         if self.config.policy == "stall-free":
-            assert decoding <= set(ids) | set(plan.preempted), "a running stream was left out"
+            self.check_streams(plan, decoding)
         owners: Counter[int] = Counter()
         for chunk in plan.chunks:
             assert chunk.num_tokens > 0
@@ -95,11 +110,22 @@ class Harness:
             owners.update(chunk.block_ids)
         assert all(count == 1 for count in owners.values()), "a block has two owners"
 
+    def check_streams(self, plan: StepPlan, decoding: list[Request]) -> None:
+        """All streams advance, save that where a token is due best-effort ones may take turns."""
+        ids = {chunk.request_id for chunk in plan.chunks}
+        kept = [r for r in decoding if r.request_id not in plan.preempted]
+        left_out = [r for r in kept if r.request_id not in ids]
+        assert all(r.is_best_effort for r in left_out), "a running stream was left out"
+        if left_out:
+            assert any(r.token_due_s is not None for r in kept), "left out, but nothing is due"
+            assert any(r.is_best_effort and r.request_id in ids for r in kept), "nobody's turn"
+
     def run(self, plan: StepPlan) -> None:
         for chunk in plan.chunks:
             self.write_cache(chunk)
         self.executor.submit(plan)
-        self.take(self.scheduler.commit(plan, self.executor.collect()))
+        result = self.executor.collect()
+        self.take(self.scheduler.commit(plan, result, self.clock()))
 
     def write_cache(self, chunk: ScheduledChunk) -> None:
         """What a model would do: read all tokens before the chunk, and write the chunk's."""
@@ -127,6 +153,7 @@ class Harness:
         for output in outputs:
             assert not self.finish_reasons[output.request_id], "an output after the end"
             self.tokens[output.request_id] += output.new_token_ids
+            self.token_times_s[output.request_id] += [self.clock()] * len(output.new_token_ids)
             if output.finish_reason is not None:
                 self.finish_reasons[output.request_id].append(output.finish_reason)
 

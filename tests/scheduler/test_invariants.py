@@ -1,6 +1,7 @@
 """What must always hold (docs/architecture.md), under random traffic and too little memory."""
 
 import itertools
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,36 +9,102 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from legato.core.outputs import FinishReason
 from legato.core.plan import StepPlan
+from legato.core.slo import SloClass
+from legato.scheduler.order import ORDERS
+from legato.scheduler.policy import POLICIES
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_time import StepTimeModel
 from tests.scheduler.harness import Harness
+from tests.scheduler.step_times import calibrate, noise_of, true_costs, truth
+
+MAX_MODEL_LEN = 32
+
+
+def seconds() -> st.SearchStrategy[float]:
+    """Of a promise: from what no step can keep to what every step does."""
+    return st.sampled_from([0.001, 0.02, 0.1, 0.3, 1.0, 5.0])
+
+
+def slo_classes(*, has_pace: bool) -> st.SearchStrategy[SloClass]:
+    if not has_pace:
+        return st.builds(SloClass, ttft_s=st.none() | seconds())
+    pace = st.builds(SloClass, itl_s=seconds(), ttft_s=st.none() | seconds())
+    both = st.builds(SloClass, itl_s=st.none() | seconds(), tpot_s=seconds())
+    return pace | both
+
+
+@st.composite
+def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
+    """Fields of `SchedulerConfig` that go together."""
+    has_pace = draw(st.booleans())
+    is_chunked = has_pace or draw(st.booleans())
+    budget, max_num_seqs = draw(st.integers(1, 40)), draw(st.integers(1, 8))
+    interactive = draw(slo_classes(has_pace=has_pace))
+    other = draw(slo_classes(has_pace=has_pace))
+    promises_ttft = interactive.ttft_s is not None or other.ttft_s is not None
+    return {
+        "policy": "stall-free" if has_pace else draw(st.sampled_from(sorted(POLICIES))),
+        "enable_chunked_prefill": is_chunked,
+        "budget": budget if is_chunked else MAX_MODEL_LEN + max_num_seqs + budget,
+        "max_num_seqs": max_num_seqs,
+        "prefill_order": draw(st.sampled_from([None, *ORDERS])),
+        "itl_slo_s": interactive.itl_s,
+        "tpot_slo_s": interactive.tpot_s,
+        "ttft_slo_s": interactive.ttft_s,
+        "slo_classes": {"other": other},
+        "shed_load": promises_ttft and draw(st.booleans()),
+    }
+
+
+def arrivals() -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments of `Harness.add`."""
+    return st.fixed_dictionaries(
+        {
+            "prompt_len": st.integers(1, 6) | st.integers(1, MAX_MODEL_LEN - 1),
+            "max_tokens": st.sampled_from([12, 20, 1, 2, 5]),
+            "slo_class": st.sampled_from(["interactive", "batch", "other"]),
+            "priority": st.integers(-3, 3),
+            "allow_best_effort": st.booleans(),
+        }
+    )
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(["stall-free", "prefill-first"]),
-        chunked=st.booleans(),
-        budget=st.integers(1, 40),
-        max_num_seqs=st.integers(1, 6),
-        num_blocks=st.integers(8, 24),
+        scheduler=scheduler_settings(),
+        num_blocks=st.integers(8, 40),
+        costs=true_costs(),
+        is_calibrated=st.booleans(),
+        seed=st.integers(0, 2**16),
     )
     def start(
-        self, policy: str, chunked: bool, budget: int, max_num_seqs: int, num_blocks: int
+        self,
+        scheduler: dict[str, Any],
+        num_blocks: int,
+        costs: StepCosts,
+        is_calibrated: bool,
+        seed: int,
     ) -> None:
         self.harness = Harness(
-            policy=policy,
-            enable_chunked_prefill=chunked,
-            budget=budget if chunked else 32 + max_num_seqs + budget,
-            max_num_seqs=max_num_seqs,
             num_blocks=num_blocks,
             block_size=4,
-            max_model_len=32,
-            max_waiting=6,
+            max_model_len=MAX_MODEL_LEN,
+            max_waiting=12,
+            step_time=StepTimeModel(calibrate(costs, MAX_MODEL_LEN) if is_calibrated else ()),
+            step_time_s=truth(costs, noise_of(seed)),
+            **scheduler,
         )
         self.ids = map(str, itertools.count())
         self.in_flight: StepPlan | None = None
 
-    @rule(prompt_len=st.integers(1, 31), max_tokens=st.integers(1, 12))
-    def add(self, prompt_len: int, max_tokens: int) -> None:
-        self.harness.add(next(self.ids), prompt_len, max_tokens)
+    @rule(arrivals=st.lists(arrivals(), min_size=1, max_size=6))
+    def add(self, arrivals: list[dict[str, Any]]) -> None:
+        for arrival in arrivals:
+            self.harness.add(next(self.ids), **arrival)
+
+    @rule(seconds=st.floats(0.01, 30.0))
+    def wait(self, seconds: float) -> None:
+        self.harness.clock.advance_to(self.harness.clock() + seconds)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -52,18 +119,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (self.in_flight is not None) == had_work, "work must always lead to a step"
 
     @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def commit(self) -> None:
+    @rule(crashes=st.integers(0, 9).map(lambda n: n == 9))
+    def land(self, crashes: bool) -> None:
         assert self.in_flight is not None
-        self.harness.run(self.in_flight)
+        if crashes:
+            self.harness.take(self.harness.scheduler.fail(self.in_flight, "boom"))
+        else:
+            self.harness.run(self.in_flight)
         self.in_flight = None
 
-    @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def crash(self) -> None:
-        assert self.in_flight is not None
-        self.harness.take(self.harness.scheduler.fail(self.in_flight, "boom"))
-        self.in_flight = None
+    @precondition(lambda self: self.in_flight is None)
+    @rule(num_steps=st.integers(1, 12))
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.plan()
+            if self.in_flight is not None:
+                self.land(crashes=False)
 
     @invariant()
     def blocks_are_conserved(self) -> None:
@@ -139,10 +210,10 @@ def test_planning_does_not_look_at_the_whole_queue() -> None:
         count = 0
         original = queues.next_waiting
 
-        def counting() -> object:
+        def counting(*, best_effort: bool) -> object:
             nonlocal count
             count += 1
-            return original()
+            return original(best_effort=best_effort)
 
         queues.next_waiting = counting  # type: ignore[method-assign,assignment]
         for _ in range(10):

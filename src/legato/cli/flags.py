@@ -10,15 +10,20 @@ from typing import Any, get_args
 
 import msgspec
 
+from legato.cli.durations import duration_s
 from legato.core.config import (
     CacheConfig,
+    CalibrationConfig,
     Device,
     DType,
     EngineConfig,
     ModelConfig,
     Policy,
+    PrefillOrder,
     SchedulerConfig,
 )
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -28,6 +33,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `engine_config` builds an `EngineConfig`."""
     _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
     _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
+    _add_promise_flags(parser.add_argument_group("promises", argument_default=argparse.SUPPRESS))
     _add_scheduler_flags(parser.add_argument_group("scheduler", argument_default=argparse.SUPPRESS))
 
 
@@ -41,6 +47,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=ModelConfig(**given_fields(args, ModelConfig)),
         cache=CacheConfig(**given_fields(args, CacheConfig)),
         scheduler=SchedulerConfig(**given_fields(args, SchedulerConfig)),
+        calibration=CalibrationConfig(**given_fields(args, CalibrationConfig)),
     )
 
 
@@ -94,6 +101,86 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_promise_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--itl-slo",
+        dest="itl_slo_s",
+        type=duration_s,
+        metavar="TIME",
+        help="each token comes at most this long after the one before it, such as 100ms; chunks "
+        "are as long as that allows (default: no promise, a fixed token budget)",
+    )
+    group.add_argument(
+        "--tpot-slo",
+        dest="tpot_slo_s",
+        type=duration_s,
+        metavar="TIME",
+        help="token k comes at most k times this after the first: single gaps may be longer",
+    )
+    group.add_argument(
+        "--ttft-slo",
+        dest="ttft_slo_s",
+        type=duration_s,
+        metavar="TIME",
+        help="the first token comes at most this long after the request, such as 2s",
+    )
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        action=_AddSloClass,
+        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        help="a further class that requests may ask for by slo_class; may be repeated. There is "
+        'always "interactive", which has the SLOs above, and "batch", which has none',
+    )
+    group.add_argument(
+        "--shed-load",
+        action=argparse.BooleanOptionalAction,
+        help="refuse a request at once whose TTFT SLO cannot be met (default: no)",
+    )
+    group.add_argument(
+        "--calibrate",
+        action=argparse.BooleanOptionalAction,
+        help="where an SLO needs it, measure how long steps take at start-up, unless that is on "
+        "disk from an earlier start (default: yes)",
+    )
+    group.add_argument("--calibration-dir", metavar="FOLDER", help="where measurements are kept")
+
+
+class _AddSloClass(argparse.Action):
+    """Collects NAME:itl=TIME,... in a dict; key the class's name."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        try:
+            name, slo = slo_class(values)
+        except (ConfigError, argparse.ArgumentTypeError) as error:
+            parser.error(f"argument --slo-class: {error}")
+        classes: dict[str, SloClass] = getattr(namespace, self.dest, {})
+        setattr(namespace, self.dest, {**classes, name: slo})
+
+
+def slo_class(text: str) -> tuple[str, SloClass]:
+    """Parse NAME:itl=TIME,tpot=TIME,ttft=TIME; every part but the name may be missing.
+
+    Raises:
+        argparse.ArgumentTypeError: it has another form.
+        ConfigError: a time is not positive.
+    """
+    name, _, promises = text.partition(":")
+    given: dict[str, float] = {}
+    for promise in filter(None, promises.split(",")):
+        kind, _, time = promise.partition("=")
+        if kind not in ("itl", "tpot", "ttft") or not name:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME:itl=TIME,tpot=TIME,ttft=TIME")
+        given[f"{kind}_s"] = duration_s(time)
+    return name, SloClass(**given)
+
+
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--block-size",
@@ -124,7 +211,8 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         "--max-num-batched-tokens",
         type=int,
         metavar="TOKENS",
-        help="token budget of a step (default: 512; whole prompts without chunked prefill)",
+        help="token budget of a step (default: 512; 2048 under an ITL or TPOT SLO; whole prompts "
+        "without chunked prefill)",
     )
     group.add_argument(
         "--max-num-seqs",
@@ -142,6 +230,12 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         "--policy",
         choices=get_args(Policy),
         help=f"who goes first in a step (default: {defaults.policy})",
+    )
+    group.add_argument(
+        "--prefill-order",
+        choices=get_args(PrefillOrder),
+        help="whose prompt goes first: first come, shortest remaining, or earliest TTFT deadline "
+        "(default: edf with a TTFT SLO, else fcfs)",
     )
     group.add_argument(
         "--enable-chunked-prefill",

@@ -1,14 +1,20 @@
 """Settings, one frozen value a subsystem, built once at the edge and validated there."""
 
+import math
 from typing import Literal
 
 import msgspec
 
 from legato.core.errors import ConfigError
+from legato.core.slo import BATCH, INTERACTIVE, SloClass
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Policy = Literal["stall-free", "prefill-first"]
+PrefillOrder = Literal["fcfs", "srf", "edf"]
+
+_IDLE_SHARE = 0.25
+"""Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -56,14 +62,20 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may run in one step.
+    """What may run in one step, and what is promised.
 
     Attributes:
-        max_num_batched_tokens: token budget of a step; None takes 512, or without chunked prefill
-            the smallest budget that any prompt fits in.
+        max_num_batched_tokens: token budget of a step; None takes 512, or where a latency promise
+            bounds the step 2048, or without chunked prefill the smallest that any prompt fits in.
         max_num_seqs: most requests running at once.
         enable_chunked_prefill: False computes each prompt whole, in one step.
         max_waiting: requests that may wait; one more is refused.
+        prefill_order: who gets the prefill tokens; None takes "edf" where a TTFT is promised, else
+            "fcfs".
+        itl_slo_s, tpot_slo_s, ttft_slo_s: promises of the class "interactive", which is every
+            request's that names none; see `SloClass`.
+        slo_classes: further classes; key the name. "batch" is there without being told.
+        shed_load: refuse a request at once whose TTFT SLO cannot be met.
     """
 
     policy: Policy = "stall-free"
@@ -71,6 +83,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_num_seqs: int = 64
     enable_chunked_prefill: bool = True
     max_waiting: int = 1024
+    prefill_order: PrefillOrder | None = None
+    itl_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    ttft_slo_s: float | None = None
+    slo_classes: dict[str, SloClass] = msgspec.field(default_factory=dict)
+    shed_load: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -79,6 +97,37 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting must be at least 0, got {self.max_waiting}")
+        if INTERACTIVE in self.slo_classes:
+            raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
+        if self.promises_pace and not self.enable_chunked_prefill:
+            raise ConfigError("an ITL or TPOT SLO cannot be kept without chunked prefill")
+        if self.promises_pace and self.policy == "prefill-first":
+            raise ConfigError("an ITL or TPOT SLO cannot be kept with policy prefill-first")
+        if self.shed_load and not self.promises_ttft:
+            raise ConfigError("shed_load refuses what would miss its TTFT SLO, but none is set")
+
+    @property
+    def classes(self) -> dict[str, SloClass]:
+        """All classes of service; key the name."""
+        interactive = SloClass(itl_s=self.itl_slo_s, tpot_s=self.tpot_slo_s, ttft_s=self.ttft_slo_s)
+        return {INTERACTIVE: interactive, BATCH: SloClass(), **self.slo_classes}
+
+    @property
+    def promises_pace(self) -> bool:
+        """Whether any class bounds the length of a step."""
+        return any(slo.step_s is not None for slo in self.classes.values())
+
+    @property
+    def idle_limit_s(self) -> float:
+        """How long a step may take in which no token is due: who arrives meanwhile waits for it."""
+        if not self.promises_pace:
+            return math.inf
+        ttfts_s = (slo.ttft_s for slo in self.classes.values() if slo.ttft_s is not None)
+        return _IDLE_SHARE * min(ttfts_s, default=math.inf)
+
+    @property
+    def promises_ttft(self) -> bool:
+        return any(slo.ttft_s is not None for slo in self.classes.values())
 
     def resolve(self, max_model_len: int) -> "SchedulerConfig":
         """Replace "auto" by numbers.
@@ -90,13 +139,28 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         whole_prompt = max_model_len + self.max_num_seqs
         budget = self.max_num_batched_tokens
         if budget is None:
-            budget = 512 if self.enable_chunked_prefill else whole_prompt
+            chunked = 2048 if self.promises_pace else 512
+            budget = chunked if self.enable_chunked_prefill else whole_prompt
         if not self.enable_chunked_prefill and budget < whole_prompt:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens must be at least max_model_len + "
                 f"max_num_seqs = {whole_prompt}, got {budget}"
             )
-        return msgspec.structs.replace(self, max_num_batched_tokens=budget)
+        order = self.prefill_order or ("edf" if self.promises_ttft else "fcfs")
+        return msgspec.structs.replace(self, max_num_batched_tokens=budget, prefill_order=order)
+
+
+class CalibrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the step-time model is fitted.
+
+    Attributes:
+        calibrate: measure at start-up where no earlier measurement is on disk and a promise is
+            made; False begins with no knowledge and learns from the steps that run.
+        calibration_dir: where measurements are kept; None takes the user's cache folder.
+    """
+
+    calibrate: bool = True
+    calibration_dir: str | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -105,3 +169,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    calibration: CalibrationConfig = CalibrationConfig()

@@ -4,6 +4,7 @@ import msgspec
 
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams, SloClass
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -20,6 +21,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    service: ServiceParams = ServiceParams()
     eos_token_ids: tuple[int, ...] = ()
     arrival_time_s: float = 0.0
 
@@ -38,19 +40,40 @@ class Request:
 
     There is no phase flag. A request with one token left to compute is decoding, one with more is
     prefilling, and a preempted one simply has nothing computed.
+
+    Attributes:
+        slo: what it is promised.
+        rank: its place among those that wait for prefill; lower goes first.
+        is_late: whether its TTFT SLO was found to be out of reach while it waited.
+        stalled_since_s: since when its next chunk has not fitted into any step.
+        first_token_s, last_token_s: when its tokens came; None before the first.
     """
 
     __slots__ = (
         "finish_reason",
+        "first_token_s",
+        "is_best_effort",
+        "is_late",
+        "last_token_s",
         "message",
         "num_computed_tokens",
         "num_preemptions",
+        "rank",
+        "slo",
+        "stalled_since_s",
         "stop_reason",
         "token_ids",
     )
 
-    def __init__(self, message: AddRequest) -> None:
+    def __init__(self, message: AddRequest, slo: SloClass) -> None:
         self.message = message
+        self.slo = slo
+        self.is_best_effort = slo.is_best_effort
+        self.rank: tuple[float, float] = (0.0, 0.0)
+        self.is_late = False
+        self.stalled_since_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self.token_ids: list[int] = list(message.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
@@ -77,6 +100,29 @@ class Request:
     def num_remaining_tokens(self) -> int:
         """Tokens whose keys and values are yet to be computed; 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def ttft_deadline_s(self) -> float | None:
+        """When its first token is due, on the clock of `arrival_time_s`."""
+        return None if self.slo.ttft_s is None else self.message.arrival_time_s + self.slo.ttft_s
+
+    @property
+    def token_due_s(self) -> float | None:
+        """When its next token is due; None where nothing is promised, or before its first token."""
+        slo, first_s, last_s = self.slo, self.first_token_s, self.last_token_s
+        if first_s is None or last_s is None:
+            return None
+        due_s = None if slo.itl_s is None else last_s + slo.itl_s
+        if slo.tpot_s is None:
+            return due_s
+        # A stream behind its pace is not asked to catch up in one step.
+        pace_s = max(first_s + self.num_output_tokens * slo.tpot_s, last_s + slo.tpot_s)
+        return pace_s if due_s is None else min(due_s, pace_s)
+
+    def give_up_promise(self) -> None:
+        """Be best-effort from here on."""
+        self.slo = SloClass()
+        self.is_best_effort = True
 
     def append(self, token_id: int, max_model_len: int) -> None:
         """Take a sampled token and decide whether it ends the request."""

@@ -1,12 +1,22 @@
 """Puts an engine together from its configuration, resolving every "auto" to a number."""
 
+import hashlib
 import logging
+import platform
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
-from legato.core.config import EngineConfig
+from legato import __version__
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.rows import row_counts
+from legato.engine.calibration import Calibration
+from legato.engine.calibration_file import CalibrationFile
 from legato.engine.core import EngineCore
 from legato.engine.messages import EngineInfo
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -16,12 +26,30 @@ from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
 from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
+from legato.model.packed_linear import compile_kernels
 from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
 from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Machinery:
+    """A loaded model with its cache, before anything is scheduled on it.
+
+    Attributes:
+        config: resolved.
+    """
+
+    config: EngineConfig
+    decoder: Decoder
+    kv: KVCacheManager
+    executor: TorchExecutor
+    max_model_len: int
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenizer]:
@@ -34,6 +62,38 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
+    machinery = _load(config)
+    scheduler = Scheduler(
+        machinery.config.scheduler,
+        max_model_len=machinery.max_model_len,
+        kv=machinery.kv,
+        step_time=StepTimeModel(_known_steps(machinery)),
+    )
+    source = resolve_source(config.model.model, config.model.revision)
+    tokenizer = load_tokenizer(source)
+    info = _describe(machinery, load_defaults(source, tokenizer.eos_token_id))
+    for name, value in info.settings.items():
+        logger.debug("%s: %s", name, value)
+    return EngineCore(scheduler, machinery.kv, machinery.executor), info, tokenizer
+
+
+def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
+    """Measure the duration of steps anew, and keep that for later starts.
+
+    Returns:
+        The steps, and the file that they are in.
+
+    Raises:
+        As `build_engine`.
+    """
+    machinery = _load(config)
+    file = _calibration_file(machinery)
+    steps = _measure(machinery)
+    file.save(steps)
+    return steps, file.path
+
+
+def _load(config: EngineConfig) -> _Machinery:
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
     scheduler_config = config.scheduler.resolve(max_model_len)
@@ -41,6 +101,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     decoder = load_decoder(checkpoint, dtype=resolve_dtype(config.model, checkpoint), device=device)
+    _compile_kernels(decoder, scheduler_config)
     num_blocks = num_cache_blocks(
         config.cache,
         bytes_per_block=_bytes_per_block(decoder, config.cache.block_size),
@@ -50,23 +111,65 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
     )
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(num_blocks, config.cache.block_size)
-    scheduler = Scheduler(scheduler_config, max_model_len=max_model_len, kv=kv)
     attention = TorchAttentionBackend.for_decoder(
         decoder, num_blocks=kv.num_blocks, block_size=kv.block_size
     )
     executor = TorchExecutor(decoder, attention, kv.block_size)
-    source = resolve_source(config.model.model, config.model.revision)
-    tokenizer = load_tokenizer(source)
-    info = _describe(
-        resolved,
-        decoder,
-        load_defaults(source, tokenizer.eos_token_id),
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
+    return _Machinery(resolved, decoder, kv, executor, max_model_len)
+
+
+def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
+    assert config.max_num_batched_tokens is not None
+    most = config.max_num_batched_tokens + config.max_num_seqs
+    compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
+
+
+def _known_steps(machinery: _Machinery) -> list[MeasuredStep]:
+    """Steps to begin the step-time model with: from disk, or measured now."""
+    scheduler, calibration = machinery.config.scheduler, machinery.config.calibration
+    if not (scheduler.promises_pace or scheduler.promises_ttft):
+        return []
+    file = _calibration_file(machinery)
+    steps = file.load()
+    if steps is None and calibration.calibrate:
+        steps = _measure(machinery)
+        file.save(steps)
+    return steps or []
+
+
+def _measure(machinery: _Machinery) -> list[MeasuredStep]:
+    calibration = Calibration(
+        machinery.executor,
+        block_size=machinery.kv.block_size,
+        num_blocks=machinery.kv.num_blocks,
+        max_model_len=machinery.max_model_len,
+        max_num_seqs=machinery.config.scheduler.max_num_seqs,
+        vocab_size=machinery.decoder.spec.vocab_size,
     )
-    for name, value in info.settings.items():
-        logger.debug("%s: %s", name, value)
-    return EngineCore(scheduler, kv, executor), info, tokenizer
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("Measuring step times", total=1.0)
+        return calibration.run(lambda share: progress.update(bar, completed=share))
+
+
+def _calibration_file(machinery: _Machinery) -> CalibrationFile:
+    decoder = machinery.decoder
+    key = {
+        "model": machinery.config.model.model,
+        "spec": hashlib.sha256(msgspec.json.encode(decoder.spec)).hexdigest(),
+        "dtype": str(decoder.dtype),
+        "device": _device_name(decoder.device),
+        "threads": str(torch.get_num_threads()),
+        "block size": str(machinery.kv.block_size),
+        "max running": str(machinery.config.scheduler.max_num_seqs),
+        "versions": f"legato {__version__}, torch {torch.__version__}",
+    }
+    return CalibrationFile(machinery.config.calibration.calibration_dir, key)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.node()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
@@ -93,34 +196,36 @@ def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
     return values * decoder.dtype.itemsize
 
 
-def _describe(
-    config: EngineConfig,
-    decoder: Decoder,
-    defaults: ModelDefaults,
-    *,
-    max_model_len: int,
-    num_blocks: int,
-) -> EngineInfo:
-    num_cache_tokens = num_blocks * config.cache.block_size
-    cache_bytes = num_blocks * _bytes_per_block(decoder, config.cache.block_size)
+def _describe(machinery: _Machinery, defaults: ModelDefaults) -> EngineInfo:
+    config, decoder, kv = machinery.config, machinery.decoder, machinery.kv
+    num_cache_tokens = kv.num_blocks * kv.block_size
+    cache_bytes = kv.num_blocks * _bytes_per_block(decoder, kv.block_size)
     return EngineInfo(
         model=config.model.model,
         served_model_name=config.model.model,
-        max_model_len=max_model_len,
+        max_model_len=machinery.max_model_len,
         vocab_size=decoder.spec.vocab_size,
         eos_token_ids=defaults.eos_token_ids,
+        slo_classes=config.scheduler.classes,
         default_sampling=defaults.sampling,
         settings={
             "model": config.model.model,
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "device": str(decoder.device),
             "threads": str(torch.get_num_threads()),
-            "max model length": f"{max_model_len:,} tokens",
-            "KV cache": f"{num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
+            "max model length": f"{machinery.max_model_len:,} tokens",
+            "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB",
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
-            "step budget": f"{config.scheduler.max_num_batched_tokens:,} tokens",
+            "step budget": _step_budget(config.scheduler),
+            "prefill order": f"{config.scheduler.prefill_order}",
+            **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
             "max running": f"{config.scheduler.max_num_seqs}",
         },
     )
+
+
+def _step_budget(config: SchedulerConfig) -> str:
+    tokens = f"{config.max_num_batched_tokens:,} tokens"
+    return f"what the SLOs allow, up to {tokens}" if config.promises_pace else tokens

@@ -16,6 +16,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.completion import CompletionDelta
 from legato.engine.completion_stream import CompletionStream
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
-_RETRY_AFTER_S = 1.0
 _SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
@@ -99,7 +99,12 @@ class EngineClient:
         return self._info
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, request_id: str
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        service: ServiceParams,
+        request_id: str,
     ) -> AsyncGenerator[CompletionDelta]:
         """Stream the `params.n` completions of a prompt, merged; a delta's index tells them apart.
 
@@ -107,13 +112,14 @@ class EngineClient:
 
         Raises:
             InvalidRequestError: the request can never be served as asked.
-            OverloadedError: too many requests are waiting.
+            OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
             RequestFailedError: a step that computed this request failed.
             EngineDeadError: the engine process is gone.
         """
         requests = build_requests(
             prompt_token_ids,
             params,
+            service=service,
             request_id=f"{next(self._ids)}-{request_id}",
             info=self.info,
             arrival_time_s=time.monotonic(),
@@ -196,6 +202,8 @@ class EngineClient:
 
 def _raise_if_failed(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.REFUSED:
-        raise OverloadedError(output.error or "overloaded", retry_after_s=_RETRY_AFTER_S)
+        raise OverloadedError(
+            output.error or "overloaded", retry_after_s=output.retry_after_s or 0.0
+        )
     if output.finish_reason is FinishReason.ERROR:
         raise RequestFailedError(output.error or "the request failed")

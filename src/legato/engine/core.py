@@ -1,7 +1,11 @@
 """The engine's loop: apply, plan, execute, commit."""
 
 import logging
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from legato.core.outputs import RequestOutput
 from legato.core.request import Event
@@ -12,11 +16,25 @@ from legato.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_WARN_EVERY_S = 10.0
+
 
 class EngineCore:
-    """One scheduler, its cache and one executor, moved forward a step at a time."""
+    """One scheduler, its cache and one executor, moved forward a step at a time.
 
-    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, executor: Executor) -> None:
+    Args:
+        clock: seconds, as in `AddRequest.arrival_time_s`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KVCacheManager,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._told_s = -math.inf
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
@@ -27,23 +45,17 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        stats = self._scheduler.stats
-        return EngineStats(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_preemptions=stats.num_preemptions,
-            num_steps_over_budget=stats.num_steps_over_budget,
-            kv_usage=self._kv.usage,
-        )
+        return EngineStats(**msgspec.structs.asdict(self._scheduler.stats), kv_usage=self._kv.usage)
 
     def apply(self, events: Iterable[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
-        return self._scheduler.apply(events)
+        return self._scheduler.apply(events, self._clock())
 
     def step(self, events: Iterable[Event] = ()) -> list[RequestOutput]:
         """Take in `events`, run one step if there is work, and return what it brought."""
         outputs = self.apply(events)
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._clock())
+        self._tell_of_broken_promise()
         if plan is None:
             return outputs
         try:
@@ -52,4 +64,10 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed", plan.step_id)
             return outputs + self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
-        return outputs + self._scheduler.commit(plan, result)
+        return outputs + self._scheduler.commit(plan, result, self._clock())
+
+    def _tell_of_broken_promise(self) -> None:
+        reason, now_s = self._scheduler.broken_promise, self._clock()
+        if reason and now_s - self._told_s > _WARN_EVERY_S:
+            self._told_s = now_s
+            logger.warning("an SLO cannot be kept: %s", reason)

@@ -22,6 +22,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.build import build_engine
 from legato.engine.completion import Completion, CompletionDelta
 from legato.engine.completion_stream import CompletionStream
@@ -253,6 +254,7 @@ class LLM:
         return build_requests(
             token_ids,
             params,
+            service=ServiceParams(),
             request_id=str(next(self._ids)),
             info=self.info,
             arrival_time_s=time.monotonic(),

@@ -3,6 +3,7 @@
 import msgspec
 
 from legato.core.outputs import RequestOutput
+from legato.core.slo import SloClass
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,6 +13,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         model: as asked for in the configuration.
         max_model_len: longest prompt plus output, in tokens.
         eos_token_ids: tokens at which the model ends its answer.
+        slo_classes: what a request may ask to be served as; key the class's name.
         default_sampling: settings the checkpoint recommends; key a `SamplingParams` field.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
     """
@@ -21,6 +23,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    slo_classes: dict[str, SloClass]
     default_sampling: dict[str, float | int]
     settings: dict[str, str]
 
@@ -35,6 +38,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_preemptions: from the start, as is `num_steps_over_budget`.
+        step_time_margin: relative error that the step-time model allows for.
+        broken_promise: why the latest step could not keep an SLO; empty if it could.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
     """
 
@@ -42,6 +47,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_preemptions: int = 0
     num_steps_over_budget: int = 0
+    step_time_margin: float = 0.0
+    broken_promise: str = ""
     kv_usage: float = 0.0
 
 

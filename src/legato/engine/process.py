@@ -4,6 +4,7 @@ It is apart from the HTTP server so that a step is never held up by the interpre
 requests are parsed, tokenized and written out.
 """
 
+import gc
 import logging
 import signal
 import socket
@@ -46,6 +47,10 @@ def _serve(channel: Channel) -> int:
         logging.exception("the engine cannot start")
         channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
         return 1
+    # What was loaded stays: without this, the collector looks at all of it again every few seconds,
+    # which holds up a step by as long as the step takes.
+    gc.collect()
+    gc.freeze()
     channel.send(EngineReady(info))
     while True:
         events = channel.receive(block=not core.has_work)

@@ -8,6 +8,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.messages import EngineInfo
 
 
@@ -15,6 +16,7 @@ def build_requests(
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
     *,
+    service: ServiceParams,
     request_id: str,
     info: EngineInfo,
     arrival_time_s: float,
@@ -29,12 +31,18 @@ def build_requests(
         arrival_time_s: on the machine's monotonic clock.
 
     Raises:
-        InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist.
+        InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; or
+            the server has no such class of service.
     """
     _check_tokens(prompt_token_ids, info.vocab_size, "prompt")
     _check_tokens(params.logit_bias or (), info.vocab_size, "logit_bias")
     _check_tokens(params.stop_token_ids, info.vocab_size, "stop_token_ids")
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
+    if service.slo_class not in info.slo_classes:
+        raise InvalidRequestError(
+            f"slo_class {service.slo_class!r} is not one of {', '.join(info.slo_classes)}",
+            param="slo_class",
+        )
     token_ids = tuple(prompt_token_ids)
     seed = random.getrandbits(63) if params.seed is None else params.seed
     return [
@@ -48,6 +56,7 @@ def build_requests(
                 seed=_derived_seed(seed, index),
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             ),
+            service=service,
             eos_token_ids=() if params.ignore_eos else info.eos_token_ids,
             arrival_time_s=arrival_time_s,
         )

@@ -24,21 +24,23 @@ class KVCacheManager:
         """Fraction of the blocks in use, in [0, 1]."""
         return 1.0 - self._pool.num_free / self._pool.num_blocks
 
-    def reserve(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool:
-        """Make room for the request's first `num_tokens` tokens.
+    def fits(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool:
+        """Whether `reserve` would succeed and leave `spare_blocks` free."""
+        missing = self._num_missing(request_id, num_tokens)
+        return missing <= 0 or missing + spare_blocks <= self._pool.num_free
 
-        Args:
-            spare_blocks: how many blocks must stay free after that.
+    def reserve(self, request_id: str, num_tokens: int) -> bool:
+        """Make room for the request's first `num_tokens` tokens.
 
         Returns:
             False, and nothing changed, where there are not enough free blocks.
         """
-        table = self._tables.get(request_id, ())
-        missing = -(-num_tokens // self.block_size) - len(table)
+        missing = self._num_missing(request_id, num_tokens)
         if missing <= 0:
             return True
-        if missing + spare_blocks > self._pool.num_free:
+        if missing > self._pool.num_free:
             return False
+        table = self._tables.get(request_id, ())
         block_ids = self._pool.allocate(missing, after=table[-1] if table else None)
         assert block_ids is not None
         self._tables[request_id] = (*table, *block_ids)
@@ -51,3 +53,6 @@ class KVCacheManager:
     def release(self, request_id: str) -> None:
         """Give back all blocks of a request; one that holds none is ignored."""
         self._pool.free(self._tables.pop(request_id, ()))
+
+    def _num_missing(self, request_id: str, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) - len(self._tables.get(request_id, ()))

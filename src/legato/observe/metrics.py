@@ -32,6 +32,10 @@ class EngineSnapshot(Protocol):
     def num_steps_over_budget(self) -> int: ...
     @property
     def kv_usage(self) -> float: ...
+    @property
+    def step_time_margin(self) -> float: ...
+    @property
+    def broken_promise(self) -> str: ...
 
 
 class Metrics:
@@ -153,6 +157,16 @@ class _EngineCollector(Collector):
             ("num_requests_running", "Requests in the running batch.", stats.num_running),
             ("num_requests_waiting", "Requests that wait to run.", stats.num_waiting),
             ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_usage),
+            (
+                "step_time_margin",
+                "Relative error that the step-time model allows for.",
+                stats.step_time_margin,
+            ),
+            (
+                "slo_unattainable",
+                "1 where the latest step was bound to break an SLO.",
+                float(bool(stats.broken_promise)),
+            ),
         )
         for name, text, value in gauges:
             yield self._family(GaugeMetricFamily, name, text, value)

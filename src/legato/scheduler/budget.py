@@ -1,31 +1,43 @@
 """How much work one step may hold."""
 
+import math
 from typing import Protocol
 
+from legato.scheduler.step_costs import ROW_BOUNDS
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
 
-class StepShape:
-    """What is in a step so far; the features that a step's duration depends on."""
+_SMALL_CHUNK = 32
+"""Prefill tokens of a step as long as nothing is known of their cost, or where the promise is lost
+anyway, because one decode alone takes too long."""
 
-    __slots__ = ("num_decode_rows", "num_prefill_tokens")
+_MIN_CHUNK = ROW_BOUNDS[0]
+"""Tokens below which a chunk costs hardly less than one of this length."""
 
-    def __init__(self) -> None:
-        self.num_decode_rows = 0
-        self.num_prefill_tokens = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_decode_rows + self.num_prefill_tokens
+UNLIMITED = math.inf
 
 
 class StepBudget(Protocol):
-    """Decides the size of a prefill chunk from what is in the step already."""
+    """Decides what still fits into a step, from what is in it and how long it may take.
 
-    def max_chunk(self, shape: StepShape, start: int) -> int:
-        """Most prefill tokens that a chunk beginning at position `start` may bring; 0 for none."""
+    `limit_s` is the time until the first token of a running stream is due, `UNLIMITED` where
+    nothing is promised to those that run.
+    """
+
+    def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
+        """Most prefill tokens, up to `wanted`, that a chunk at position `start` may bring."""
         ...
 
-    def is_exceeded(self, shape: StepShape) -> bool:
+    def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
+        """Whether the step, the decodes in `shape` among it, ends in time."""
+        ...
+
+    def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         """Whether the step is over budget, as one with many decodes can be."""
+        ...
+
+    def explain(self, shape: StepShape, limit_s: float) -> str:
+        """Which promise a step that is over budget breaks; empty where it breaks none."""
         ...
 
 
@@ -35,9 +47,70 @@ class TokenBudget:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.max_num_batched_tokens = max_num_batched_tokens
 
-    def max_chunk(self, shape: StepShape, start: int) -> int:  # noqa: ARG002
+    def max_chunk(
+        self,
+        shape: StepShape,
+        start: int,  # noqa: ARG002
+        wanted: int,
+        limit_s: float,  # noqa: ARG002
+    ) -> int:
         # Decodes alone may exceed the budget; prefill is then nothing, never negative.
-        return max(0, self.max_num_batched_tokens - shape.num_tokens)
+        return max(0, min(wanted, self.max_num_batched_tokens - shape.num_tokens))
 
-    def is_exceeded(self, shape: StepShape) -> bool:
+    def fits_decode(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
+        return True
+
+    def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return shape.num_tokens > self.max_num_batched_tokens
+
+    def explain(self, shape: StepShape, limit_s: float) -> str:  # noqa: ARG002
+        return ""
+
+
+class TimeBudget:
+    """As many tokens as are predicted to be computed in time.
+
+    The step-time model is inverted for the longest chunk whose step, with the model's own margin
+    on top, ends before a running stream's next token is due. Where nothing is due, as when no
+    stream is running, only `max_num_batched_tokens` bounds the step.
+    """
+
+    def __init__(self, model: StepTimeModel, max_num_batched_tokens: int) -> None:
+        self._model = model
+        self._tokens = TokenBudget(max_num_batched_tokens)
+
+    def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
+        cap = self._tokens.max_chunk(shape, start, wanted, limit_s)
+        if limit_s == UNLIMITED or not cap:
+            return cap
+        if not self._model.is_known or self._is_hopeless(limit_s):
+            return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
+        chunk = self._model.longest_chunk(shape, start, limit_s, cap)
+        # A second prompt's crumb costs the step more than it brings; a first one is all that the
+        # promise leaves.
+        is_crumb = chunk < min(wanted, _MIN_CHUNK) and shape.num_prefill_chunks > 0
+        return 0 if is_crumb else chunk
+
+    def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
+        if shape.num_prefill_tokens and self._tokens.is_exceeded(shape, limit_s):
+            return False
+        if limit_s == UNLIMITED or not self._model.is_known:
+            return True
+        return self._model.seconds(shape) * (1.0 + self._model.margin) <= limit_s
+
+    def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
+        if limit_s == UNLIMITED or not self._model.is_known:
+            return False
+        return self._model.seconds(shape) > limit_s
+
+    def explain(self, shape: StepShape, limit_s: float) -> str:
+        return (
+            f"a step with the tokens of {shape.num_decode_rows} running streams takes "
+            f"{1e3 * self._model.seconds(shape):.0f} ms, but the next is due in "
+            f"{1e3 * limit_s:.0f} ms"
+        )
+
+    def _is_hopeless(self, limit_s: float) -> bool:
+        alone = StepShape()
+        alone.add_decode(1)
+        return self._model.seconds(alone) > limit_s

@@ -12,15 +12,21 @@ class Step(Protocol):
     @property
     def chunks(self) -> list: ...  # type: ignore[type-arg]
 
+    def make_way(self) -> None: ...
+
     def add_decodes(self) -> None: ...
 
     def add_prefills(self) -> None: ...
 
+    def add_best_effort(self) -> None: ...
+
 
 def stall_free(step: Step) -> None:
     """Running streams first, prefill in what is left (Sarathi-Serve's stall-free batching)."""
+    step.make_way()
     step.add_decodes()
     step.add_prefills()
+    step.add_best_effort()
 
 
 def prefill_first(step: Step) -> None:
@@ -28,7 +34,9 @@ def prefill_first(step: Step) -> None:
 
     For comparison: running streams wait for every chunk.
     """
+    step.make_way()
     step.add_prefills()
+    step.add_best_effort()
     if not step.chunks:
         step.add_decodes()
 

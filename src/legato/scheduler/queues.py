@@ -1,57 +1,90 @@
 """Where the requests are: waiting for admission, or running."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedKeyList
 
 from legato.core.request import Request
+from legato.scheduler.order import Order, is_past_deadline, rank
 
 
 class Queues:
-    """Waiting and running requests, each in order of admission. Every operation is O(1)."""
+    """Running requests in order of admission, waiting ones by rank.
 
-    def __init__(self) -> None:
-        self.waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
+    Best-effort requests wait apart from those with a promise. No operation takes longer than
+    O(log n) in the number waiting.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
+        self._waiting: dict[str, Request] = {}  # key request id
+        self._by_rank = {False: _ByRank(), True: _ByRank()}  # key: is best-effort
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self.waiting or request_id in self.running
+        return request_id in self._waiting or request_id in self.running
 
     def __bool__(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self._waiting or self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     def get(self, request_id: str) -> Request | None:
-        return self.running.get(request_id) or self.waiting.get(request_id)
+        return self.running.get(request_id) or self._waiting.get(request_id)
 
     def add(self, request: Request) -> None:
-        self.waiting[request.request_id] = request
+        """Let a request wait, at the place that its rank now gives it."""
+        request.rank = rank(request, self.order)
+        self._waiting[request.request_id] = request
+        self._by_rank[request.is_best_effort].add(request)
 
-    def next_waiting(self) -> Request | None:
-        return next(iter(self.waiting.values()), None)
+    def next_waiting(self, *, best_effort: bool) -> Request | None:
+        queue = self._by_rank[best_effort]
+        return queue[0] if queue else None
+
+    def waiting_before(self, request: Request) -> Iterator[Request]:
+        """Those that wait with a promise and would go before a request that is about to."""
+        yield from self._by_rank[False].irange_key(None, rank(request, self.order))
+
+    def demote_late(self, now_s: float) -> None:
+        """Let the requests whose deadline has passed go behind those that can make it."""
+        for begun in self.running.values():
+            if begun.first_token_s is None and is_past_deadline(begun, now_s):
+                begun.is_late = True
+        while (request := self.next_waiting(best_effort=False)) and is_past_deadline(
+            request, now_s
+        ):
+            self._leave(request)
+            request.is_late = True
+            self.add(request)
 
     def admit(self, request: Request) -> None:
-        del self.waiting[request.request_id]
+        self._leave(request)
         self.running[request.request_id] = request
 
     def preempt(self, request: Request) -> None:
-        """Put a running request back at the head of those waiting."""
+        """Put a running request back, before those that have not run yet."""
         del self.running[request.request_id]
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)
+        self.add(request)
 
-    def last_running(self) -> Request:
-        return self.running[next(reversed(self.running))]
+    def last_running(self, accept: Callable[[Request], bool]) -> Request | None:
+        """The latest admitted of those that `accept` is true for."""
+        return next(filter(accept, reversed(self.running.values())), None)
 
     def remove(self, request: Request) -> None:
-        self.running.pop(request.request_id, None)
-        self.waiting.pop(request.request_id, None)
+        if self.running.pop(request.request_id, None) is None:
+            self._leave(request)
 
-    def decoding(self) -> Iterator[Request]:
-        """Running requests with one token left to compute.
+    def _leave(self, request: Request) -> None:
+        del self._waiting[request.request_id]
+        self._by_rank[request.is_best_effort].remove(request)
 
-        One that is preempted on the way has more left by then, and is passed over.
-        """
-        return (r for r in list(self.running.values()) if r.num_remaining_tokens == 1)
 
-    def prefilling(self) -> Iterator[Request]:
-        """Running requests with more than one token left to compute."""
-        return (r for r in list(self.running.values()) if r.num_remaining_tokens > 1)
+class _ByRank(SortedKeyList):  # type: ignore[misc]
+    """Requests by rank; equal ranks in the order they came."""
+
+    def __init__(self) -> None:
+        super().__init__(key=lambda request: request.rank)

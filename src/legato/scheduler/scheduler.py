@@ -12,32 +12,48 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
-from legato.scheduler.budget import StepBudget, TokenBudget
+from legato.scheduler.admission import Admission
+from legato.scheduler.budget import StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.forecast import Forecast
+from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_builder import KVManager, StepBuilder
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.turns import PrefillTurns
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
-    """A snapshot; the last two count from the start.
+    """A snapshot; the counts of preemptions and steps are from the start.
 
     Attributes:
         num_steps_over_budget: steps that held more than their budget, for their decodes alone.
+        step_time_margin: relative error that the step-time model allows for.
+        broken_promise: why the latest step could not keep an SLO whatever it held; empty if it
+            could.
     """
 
     num_running: int
     num_waiting: int
     num_preemptions: int
     num_steps_over_budget: int
+    step_time_margin: float
+    broken_promise: str
 
 
 class Scheduler:
     """`apply` what came in, `plan` a step, `commit` its result; one step is in flight at a time.
 
+    All times are seconds on the clock of `AddRequest.arrival_time_s`.
+
     Args:
-        config: resolved, so that its token budget is a number.
+        config: resolved, so that nothing in it is left to be decided.
         max_model_len: tokens at which a request ends; the cache must hold at least one such.
-        budget: size of a step; None takes the fixed token budget of the config.
+        step_time: what is believed of the duration of steps; it learns from every step.
+
+    Attributes:
+        broken_promise: as in `SchedulerStats`.
     """
 
     def __init__(
@@ -46,16 +62,28 @@ class Scheduler:
         *,
         max_model_len: int,
         kv: KVManager,
-        budget: StepBudget | None = None,
+        step_time: StepTimeModel | None = None,
     ) -> None:
         assert config.max_num_batched_tokens is not None
+        assert config.prefill_order is not None
         self._config = config
         self._max_model_len = max_model_len
         self._kv = kv
-        self._budget = budget or TokenBudget(config.max_num_batched_tokens)
+        self._classes = config.classes
+        self._step_time = step_time or StepTimeModel()
+        self._budget = _budget(config, self._step_time)
         self._fill = POLICIES[config.policy]
-        self._queues = Queues()
+        self._queues = Queues(ORDERS[config.prefill_order])
+        self._turns = PrefillTurns()
+        self._admission = Admission(
+            config,
+            self._queues,
+            Forecast(self._queues, self._step_time, self._budget, config.max_num_batched_tokens),
+        )
         self._in_flight: StepPlan | None = None
+        self._planned_s = 0.0
+        self._shape = StepShape()
+        self.broken_promise = ""
         self._known_to_executor: set[str] = set()
         self._ended: list[str] = []  # known to the executor, which is not yet told of their end
         self._num_steps = 0
@@ -70,37 +98,35 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running=len(self._queues.running),
-            num_waiting=len(self._queues.waiting),
+            num_waiting=self._queues.num_waiting,
             num_preemptions=self._num_preemptions,
             num_steps_over_budget=self._num_steps_over_budget,
+            step_time_margin=self._step_time.margin,
+            broken_promise=self.broken_promise,
         )
 
-    def apply(self, events: Iterable[Event]) -> list[RequestOutput]:
+    def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests and aborts; returns the ends that are known at once."""
         outputs: list[RequestOutput] = []
         for event in events:
             match event:
                 case AddRequest():
-                    outputs += self._add(event)
+                    outputs += self._add(event, now_s)
                 case AbortRequest():
                     outputs += self._abort(event.request_id)
         return outputs
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, now_s: float) -> StepPlan | None:
         """Pick the chunks of the next step, or None if nothing can run."""
         assert self._in_flight is None, "a step is in flight"
-        step = StepBuilder(
-            self._queues,
-            self._kv,
-            self._budget,
-            max_num_seqs=self._config.max_num_seqs,
-            enable_chunked_prefill=self._config.enable_chunked_prefill,
-        )
+        self._queues.demote_late(now_s)
+        step = StepBuilder(self._queues, self._kv, self._budget, self._turns, self._config, now_s)
         self._fill(step)
         self._num_preemptions += len(step.preempted)
-        self._num_steps_over_budget += step.is_over_budget
+        self._note_budget(step)
         if not step.chunks:
             return None
+        self._planned_s, self._shape = now_s, step.shape
         self._in_flight = StepPlan(
             step_id=self._num_steps,
             chunks=tuple(step.chunks),
@@ -112,14 +138,15 @@ class Scheduler:
         self._ended.clear()
         return self._in_flight
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
         """Book a step's tokens and release the blocks of what ended."""
         outputs: list[RequestOutput] = []
+        self._step_time.observe(self._shape, now_s - self._planned_s)
         for chunk in self._land(plan):
             request = self._queues.running[chunk.request_id]
             if request.finish_reason is None:
                 request.num_computed_tokens = chunk.end
-                outputs += self._take_tokens(request, result)
+                outputs += self._take_tokens(request, result, now_s)
             if request.finish_reason is not None:
                 self._end(request)
                 if request.finish_reason is FinishReason.ABORT:
@@ -136,13 +163,20 @@ class Scheduler:
             outputs.append(_ended(chunk.request_id, reason, error))
         return outputs
 
-    def _add(self, message: AddRequest) -> list[RequestOutput]:
+    def _add(self, message: AddRequest, now_s: float) -> list[RequestOutput]:
         assert message.request_id not in self._queues, "request ids are unique"
-        if len(self._queues.waiting) >= self._config.max_waiting:
-            error = f"{len(self._queues.waiting)} requests are waiting already"
-            return [_ended(message.request_id, FinishReason.REFUSED, error)]
-        self._queues.add(Request(message))
+        request = Request(message, self._classes[message.service.slo_class])
+        refusal = self._admission.check(request, now_s)
+        if refusal is not None:
+            return [refusal]
+        self._queues.add(request)
         return []
+
+    def _note_budget(self, step: StepBuilder) -> None:
+        self.broken_promise = ""
+        if step.is_over_budget:
+            self._num_steps_over_budget += 1
+            self.broken_promise = self._budget.explain(step.shape, step.limit_s)
 
     def _abort(self, request_id: str) -> list[RequestOutput]:
         request = self._queues.get(request_id)
@@ -165,12 +199,17 @@ class Scheduler:
         self._in_flight = None
         return plan.chunks
 
-    def _take_tokens(self, request: Request, result: StepResult) -> list[RequestOutput]:
+    def _take_tokens(
+        self, request: Request, result: StepResult, now_s: float
+    ) -> list[RequestOutput]:
         request_id = request.request_id
         token_ids: list[int] = []
         for token_id in result.sampled.get(request_id, ()):
             request.append(token_id, self._max_model_len)
             token_ids.append(token_id)
+            request.last_token_s = now_s
+            if request.first_token_s is None:
+                request.first_token_s = now_s
             if request.finish_reason is not None:
                 break
         prompt_logprobs = result.prompt_logprobs.get(request_id)
@@ -194,6 +233,13 @@ class Scheduler:
         if request.request_id in self._known_to_executor:
             self._known_to_executor.discard(request.request_id)
             self._ended.append(request.request_id)
+
+
+def _budget(config: SchedulerConfig, step_time: StepTimeModel) -> StepBudget:
+    assert config.max_num_batched_tokens is not None
+    if config.promises_pace:
+        return TimeBudget(step_time, config.max_num_batched_tokens)
+    return TokenBudget(config.max_num_batched_tokens)
 
 
 def _ended(request_id: str, reason: FinishReason, error: str | None = None) -> RequestOutput:

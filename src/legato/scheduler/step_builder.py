@@ -2,16 +2,29 @@
 
 from typing import Protocol
 
+from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
-from legato.scheduler.budget import StepBudget, StepShape
+from legato.scheduler.budget import UNLIMITED, StepBudget
+from legato.scheduler.order import rank
 from legato.scheduler.queues import Queues
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.turns import PrefillTurns
+
+_PATIENCE_S = 10.0
+"""How long a begun prompt may be passed over, because its chunk does not fit beside the streams
+that run, before no new ones are admitted, so that it comes to fit."""
+
+_MAX_YIELDS = 3
+"""How often a best-effort request gives up its place to one with a promise."""
 
 
 class KVManager(Protocol):
     """What the scheduler asks of the KV cache."""
 
-    def reserve(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool: ...
+    def fits(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool: ...
+
+    def reserve(self, request_id: str, num_tokens: int) -> bool: ...
 
     def block_ids(self, request_id: str) -> tuple[int, ...]: ...
 
@@ -19,76 +32,209 @@ class KVManager(Protocol):
 
 
 class StepBuilder:
-    """Collects the chunks of one step, taking blocks and preempting as it goes."""
+    """Collects the chunks of one step, taking blocks and preempting as it goes.
+
+    Attributes:
+        limit_s: time until the next token of a running stream is due; set by `add_decodes`.
+    """
 
     def __init__(
         self,
         queues: Queues,
         kv: KVManager,
         budget: StepBudget,
-        *,
-        max_num_seqs: int,
-        enable_chunked_prefill: bool,
+        turns: PrefillTurns,
+        config: SchedulerConfig,
+        now_s: float,
     ) -> None:
         self._queues = queues
         self._kv = kv
         self._budget = budget
-        self._max_num_seqs = max_num_seqs
-        self._enable_chunked_prefill = enable_chunked_prefill
-        self._shape = StepShape()
+        self._turns = turns
+        self._config = config
+        self._now_s = now_s
+        self._in_step: set[str] = set()  # request ids
+        self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
+        self._may_admit = True
+        self.limit_s = UNLIMITED
+        self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
         self.preempted: list[Request] = []
 
     @property
     def is_over_budget(self) -> bool:
-        return self._budget.is_exceeded(self._shape)
+        return self._budget.is_exceeded(self.shape, self.limit_s)
+
+    def make_way(self) -> None:
+        """Preempt a best-effort request where one with a promise cannot be admitted beside it."""
+        request = self._queues.next_waiting(best_effort=False)
+        if request is None or self._has_place(request) or not self._can_pace(request):
+            return
+        victim = self._queues.last_running(lambda r: r.is_best_effort)
+        if victim is not None and victim.num_preemptions < _MAX_YIELDS:
+            self._preempt(victim)
 
     def add_decodes(self) -> None:
-        """Move every running stream forward by one token, whatever the budget."""
-        for request in self._queues.decoding():
-            if self._make_room(request):
-                self._shape.num_decode_rows += 1
-                self._add_chunk(request, 1)
+        """Move every running stream forward by one token, whatever the budget.
+
+        Only where others' tokens are due do best-effort streams take turns instead: the one that
+        waited longest comes along, the rest as far as they fit into what prefill leaves.
+        """
+        due_s = UNLIMITED
+        best_effort: list[Request] = []
+        for request in list(self._queues.running.values()):
+            if request.num_remaining_tokens != 1:
+                continue
+            if request.is_best_effort:
+                best_effort.append(request)
+            elif self._add_decode(request):
+                due_s = min(due_s, request.token_due_s or UNLIMITED)
+        self.limit_s = due_s - self._now_s
+        if due_s == UNLIMITED:
+            self.limit_s = self._config.idle_limit_s
+        if due_s != UNLIMITED and best_effort:
+            best_effort.sort(key=lambda r: r.last_token_s or 0.0)
+            self._yielding = best_effort[1:]
+            del best_effort[1:]
+        for request in best_effort:
+            self._add_decode(request)
 
     def add_prefills(self) -> None:
-        """Spend what is left of the budget on prompts: those begun first, then waiting ones."""
-        for request in self._queues.prefilling():
-            num_tokens = self._chunk_size(request)
-            if not num_tokens:
-                return
-            self._add_prefill(request, num_tokens)
-        self._admit()
+        """Spend the budget on prompts whose requests have a promise, but for the others' turns."""
+        if self._turns.is_best_efforts:
+            self._add_prefills(best_effort=True, most=1)
+        self._add_prefills(best_effort=False)
 
-    def _admit(self) -> None:
-        while len(self._queues.running) < self._max_num_seqs:
-            request = self._queues.next_waiting()
-            if request is None:
+    def add_best_effort(self) -> None:
+        """Give what is left to requests without a promise: tokens first, then prompts."""
+        for request in self._yielding:
+            self.shape.add_decode(request.num_tokens)
+            fits = self._budget.fits_decode(self.shape, self.limit_s)
+            self.shape.remove_decode(request.num_tokens)
+            if not fits:
+                break
+            self._add_decode(request)
+        self._add_prefills(best_effort=True)
+
+    def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
+        """Prompts by rank, begun ones and waiting ones alike; `most` bounds the chunks."""
+        begun = self._begun(best_effort)
+        num_added = 0
+        while most is None or num_added < most:
+            waiting = self._next_waiting(best_effort)
+            if begun and (waiting is None or begun[0][0] <= waiting.rank):
+                num_added += self._continue(begun.pop(0)[1])
+            elif waiting is None:
                 return
-            num_tokens = self._chunk_size(request)
-            # The whole prompt's blocks at once: a prompt half computed never has to be preempted
-            # for its own next chunk, and its blocks lie side by side. The spare ones let each
-            # running stream begin its next block.
-            if not num_tokens or not self._kv.reserve(
-                request.request_id, request.num_tokens, spare_blocks=len(self._queues.running)
-            ):
-                return
-            self._queues.admit(request)
+            elif self._begin(waiting):
+                num_added += 1
+            else:
+                # Nobody overtakes one that cannot be admitted yet, or it might never be.
+                self._may_admit = False
+
+    def _next_waiting(self, best_effort: bool) -> Request | None:
+        request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
+        return None if request in self.preempted else request
+
+    def _begun(self, best_effort: bool) -> list[tuple[tuple[float, float], Request]]:
+        """Running requests with more than one token left to compute, by rank."""
+        begun = [
+            (rank(request, self._queues.order), request)
+            for request in self._queues.running.values()
+            if request.num_remaining_tokens > 1
+            and request.is_best_effort is best_effort
+            and request.request_id not in self._in_step
+        ]
+        begun.sort(key=lambda ranked: ranked[0])
+        return begun
+
+    def _continue(self, request: Request) -> bool:
+        num_tokens = self._chunk_size(request)
+        if num_tokens:
+            request.stalled_since_s = None
             self._add_prefill(request, num_tokens)
+            return True
+        if request.stalled_since_s is None:
+            request.stalled_since_s = self._now_s
+        elif self._now_s - request.stalled_since_s > _PATIENCE_S:
+            self._may_admit = False
+        return False
+
+    def _begin(self, request: Request) -> bool:
+        num_tokens = self._chunk_size(request)
+        # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
+        # its own next chunk, and its blocks lie side by side.
+        if (
+            not num_tokens
+            or not self._has_place(request)
+            or not self._can_pace(request)
+            or not self._kv.reserve(request.request_id, request.num_tokens)
+        ):
+            return False
+        self._queues.admit(request)
+        self._add_prefill(request, num_tokens)
+        return True
+
+    def _has_place(self, request: Request) -> bool:
+        """Whether one more may run, and its prompt finds blocks."""
+        running = self._queues.running
+        # The spare blocks let each running stream begin its next one.
+        return len(running) < self._config.max_num_seqs and self._kv.fits(
+            request.request_id, request.num_tokens, spare_blocks=len(running)
+        )
+
+    def _can_pace(self, request: Request) -> bool:
+        """Whether all streams with a promise would still get their tokens in time beside it."""
+        if request.is_best_effort:
+            return True
+        promised = [r for r in (*self._queues.running.values(), request) if not r.is_best_effort]
+        limit_s = min((r.slo.step_s or UNLIMITED for r in promised), default=UNLIMITED)
+        if limit_s == UNLIMITED or len(promised) == 1:
+            return True
+        together, alone = StepShape(), StepShape()
+        alone.add_decode(1)
+        for other in promised:
+            together.add_decode(other.num_tokens)
+        # A promise that one stream alone would break is no reason to run fewer.
+        return self._budget.fits_decode(together, limit_s) or not self._budget.fits_decode(
+            alone, limit_s
+        )
 
     def _chunk_size(self, request: Request) -> int:
-        room = self._budget.max_chunk(self._shape, request.num_computed_tokens)
-        if not self._enable_chunked_prefill and request.num_remaining_tokens > room:
-            return 0
-        return min(request.num_remaining_tokens, room)
+        wanted = request.num_remaining_tokens
+        room = self._budget.max_chunk(self.shape, request.num_computed_tokens, wanted, self.limit_s)
+        return room if self._config.enable_chunked_prefill or room == wanted else 0
+
+    def _add_decode(self, request: Request) -> bool:
+        if not self._make_room(request):
+            return False
+        self.shape.add_decode(request.num_tokens)
+        self._add_chunk(request, 1)
+        return True
 
     def _make_room(self, request: Request) -> bool:
-        """Reserve the block of a decode's token, preempting the latest admitted until it fits."""
+        """Reserve the block of a decode's token, preempting until it fits.
+
+        The latest admitted goes first, those without a promise before all others. One that was
+        preempted itself has no room.
+        """
+        if request.request_id not in self._queues.running:
+            return False
         while not self._kv.reserve(request.request_id, request.num_tokens):
-            victim = self._queues.last_running()
+            victim = self._victim()
             self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _victim(self) -> Request:
+        def is_free(request: Request) -> bool:
+            return request.request_id not in self._in_step
+
+        victim = self._queues.last_running(lambda r: r.is_best_effort and is_free(r))
+        victim = victim or self._queues.last_running(is_free)
+        assert victim is not None, "the request that needs room is not in the step"
+        return victim
 
     def _preempt(self, request: Request) -> None:
         self._kv.release(request.request_id)
@@ -98,11 +244,17 @@ class StepBuilder:
         self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
-        self._shape.num_prefill_tokens += num_tokens
+        self._turns.served(best_effort=request.is_best_effort)
+        self.shape.add_prefill(
+            request.num_computed_tokens,
+            num_tokens,
+            samples=num_tokens == request.num_remaining_tokens,
+        )
         self._add_chunk(request, num_tokens)
 
     def _add_chunk(self, request: Request, num_tokens: int) -> None:
         start = request.num_computed_tokens
+        self._in_step.add(request.request_id)
         self.chunks.append(
             ScheduledChunk(
                 request_id=request.request_id,

@@ -38,5 +38,11 @@ async def create_chat_completion(
             logprobs=body.num_logprobs,
         )
         prompt = await chat_token_ids(context, body.messages, body)
-        job = Job(request_id=request_id, prompts=[prompt], params=params, arrival_s=arrival_s)
+        job = Job(
+            request_id=request_id,
+            prompts=[prompt],
+            params=params,
+            service=body.service_params(),
+            arrival_s=arrival_s,
+        )
         return await respond(job, run_job(context, job), answer_format, body)

@@ -35,6 +35,7 @@ async def create_completion(
             for prompt in body.prompt
         ],
         params=_sampling_params(context, body),
+        service=body.service_params(),
         arrival_s=arrival_s,
     )
     answer_format = CompletionFormat(

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import INTERACTIVE, MAX_PRIORITY, ServiceParams
 from legato.server.fields import LogitBias, RequestModel, Strings, TokenIds, only
 
 
@@ -19,7 +20,10 @@ class StreamOptions(RequestModel):
 
 
 class GenerationRequest(RequestModel):
-    """Fields named as in `SamplingParams` mean the same; unset, they are the model's defaults."""
+    """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
+
+    Those of `SamplingParams` that are unset are the model's defaults.
+    """
 
     model: str | None = None
     stream: bool = False
@@ -43,6 +47,10 @@ class GenerationRequest(RequestModel):
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+
+    slo_class: str = INTERACTIVE
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    allow_best_effort: bool = False
 
     # OpenAI's notes on a request and values that ask for nothing; they change no output.
     user: str | None = None
@@ -76,3 +84,11 @@ class GenerationRequest(RequestModel):
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
         return SamplingParams(**{**defaults, **sent, **decided})
+
+    def service_params(self) -> ServiceParams:
+        """How to serve it beside others; whether its class exists is for the engine to say."""
+        return ServiceParams(
+            slo_class=self.slo_class,
+            priority=self.priority,
+            allow_best_effort=self.allow_best_effort,
+        )

@@ -10,6 +10,7 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
 from legato.engine.completion import CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.observe.metrics import RequestRecorder
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompts: list[list[int]]
     params: SamplingParams
+    service: ServiceParams
     arrival_s: float
 
     def choice(self, prompt_index: int, delta: CompletionDelta) -> int:
@@ -46,7 +48,7 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
 
     Raises:
         InvalidRequestError: a prompt can never be served as asked.
-        OverloadedError: too many requests are waiting.
+        OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
         RequestFailedError: a step failed. The other prompts are aborted.
         EngineDeadError: the engine process is gone.
         ApiError: the same, where the server is shutting down.
@@ -102,7 +104,9 @@ def _deltas(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:
 async def _of_prompt(
     context: Context, job: Job, prompt_index: int, prompt: list[int]
 ) -> AsyncGenerator[PromptDelta, None]:
-    stream = context.client.generate(prompt, job.params, request_id=job.request_id)
+    stream = context.client.generate(
+        prompt, job.params, service=job.service, request_id=job.request_id
+    )
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             yield prompt_index, delta

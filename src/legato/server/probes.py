@@ -1,27 +1,39 @@
 """What supervisors and monitoring ask: /health, /version and /metrics."""
 
-from http import HTTPStatus
-
+import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from legato import __version__
 from legato.engine.errors import EngineDeadError
+from legato.server.answer import json_response
 from legato.server.context import ContextDep
 from legato.server.errors import shutting_down
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attributes: `status`: "ok", or "degraded" for a `reason`."""
+
+    status: str
+    reason: str = ""
+
 
 router = APIRouter(tags=["probes"])
 
 
 @router.get("/health")
 async def health(context: ContextDep) -> Response:
-    """200 while new requests are taken, else 503."""
+    """200 while new requests are taken, else 503.
+
+    The body says "degraded" and why where the latest step was bound to break an SLO.
+    """
     if context.lifecycle.is_draining:
         raise shutting_down()
     if not context.client.is_alive:
         raise EngineDeadError("the engine process is not running")
-    return Response(status_code=HTTPStatus.OK)
+    reason = context.client.stats.broken_promise
+    return json_response(Health("degraded", reason) if reason else Health("ok"))
 
 
 @router.get("/version")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -107,6 +108,9 @@ async def _serve(
     assert loading is not None
     _on_signals(loading.cancel)
     client = await EngineClient.start(engine_config, served_model_name=config.served_model_name)
+    # As in the engine process: what was loaded need not be looked at by the collector again.
+    gc.collect()
+    gc.freeze()
     lifecycle = Lifecycle()
     server = _Server(
         _uvicorn_config(create_app(client, config, lifecycle)),

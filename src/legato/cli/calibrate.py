@@ -1,0 +1,100 @@
+"""`legato calibrate`: measure how long steps take on this machine."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legato.cli.flags import add_engine_flags, engine_config
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.table import Table
+
+    from legato.scheduler.cost_fit import MeasuredStep
+    from legato.scheduler.step_costs import StepCosts
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="measure how long steps take",
+        description="Measure how long steps of various shapes take, in at most ten seconds, show "
+        "what the step-time model makes of it, and keep it for `legato serve`.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="plot predicted against measured times (needs the extra legato[bench])",
+    )
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the costs and the error of the fit; returns the exit status."""
+    import numpy as np
+    from rich.console import Console
+
+    from legato.engine.build import calibrate
+    from legato.scheduler.cost_fit import fit
+
+    steps, path = calibrate(engine_config(args))
+    costs = fit(steps)
+    predicted_s = np.array([costs.seconds(shape) for shape, _ in steps])
+    measured_s = np.array([seconds for _, seconds in steps])
+    errors = np.abs(measured_s / predicted_s - 1.0)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_table(costs))
+    console.print(
+        f"{len(steps)} steps, of which half are predicted within {np.median(errors):.1%} and 95 % "
+        f"within {np.quantile(errors, 0.95):.1%}; kept in {path}"
+    )
+    if args.plot is not None:
+        _plot(steps, predicted_s, measured_s, args.plot)
+        console.print(f"plotted to {args.plot}")
+    return 0
+
+
+def _table(costs: "StepCosts") -> "Table":
+    from rich.table import Table
+
+    from legato.scheduler.step_costs import ROW_BOUNDS
+
+    table = Table("what", "costs", box=None)
+    bounds = zip((1, *(b + 1 for b in ROW_BOUNDS)), (*ROW_BOUNDS, None), strict=True)
+    lines = [
+        ("a step", costs.step_s),
+        *(
+            (f"token {first} to {last}" if last else f"token {first} and on", seconds)
+            for (first, last), seconds in zip(bounds, costs.row_s, strict=True)
+        ),
+        ("a decode", costs.decode_row_s),
+        ("a key that a decode reads", costs.decode_context_s),
+        ("a prefill chunk", costs.chunk_s),
+        ("a key that a prefill chunk reads", costs.context_s),
+        ("a query-key pair of a prefill chunk", costs.area_s),
+        ("a sampled row", costs.sample_s),
+    ]
+    for what, seconds in lines:
+        table.add_row(
+            what, f"{1e6 * seconds:,.3g} µs" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+        )
+    return table
+
+
+def _plot(
+    steps: "list[MeasuredStep]", predicted_s: "np.ndarray", measured_s: "np.ndarray", path: Path
+) -> None:
+    import matplotlib.pyplot as plt
+
+    has_prefill = [shape.num_prefill_chunks > 0 for shape, _ in steps]
+    figure, axis = plt.subplots(figsize=(5, 5))
+    for kind, label in ((False, "decodes only"), (True, "with prefill")):
+        chosen = [i for i, is_prefill in enumerate(has_prefill) if is_prefill is kind]
+        axis.plot(1e3 * measured_s[chosen], 1e3 * predicted_s[chosen], ".", label=label)
+    axis.axline((10, 10), slope=1, color="grey", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+    axis.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")

@@ -1,0 +1,64 @@
+"""Latency promises: named classes of service, and what a request says of its own."""
+
+import math
+
+import msgspec
+
+from legato.core.errors import ConfigError
+
+INTERACTIVE = "interactive"
+BATCH = "batch"
+
+MAX_PRIORITY = 100
+
+
+class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a class of requests is promised; None promises nothing.
+
+    A class without any promise is best-effort: its requests soak up what the others leave.
+
+    Attributes:
+        itl_s: each token comes at most this long after the one before it.
+        tpot_s: the pace: token k comes at most k times this after the first. A stream that is
+            ahead of it has slack, which a step may spend (FairBatching, arXiv:2510.14392).
+        ttft_s: the first token comes at most this long after the request's arrival.
+    """
+
+    itl_s: float | None = None
+    tpot_s: float | None = None
+    ttft_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("itl_s", "tpot_s", "ttft_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"an SLO's {name} must be a positive number, got {value}")
+
+    @property
+    def is_best_effort(self) -> bool:
+        return self.itl_s is None and self.tpot_s is None and self.ttft_s is None
+
+    def __str__(self) -> str:
+        promises = (("ITL", self.itl_s), ("TPOT", self.tpot_s), ("TTFT", self.ttft_s))
+        told = [f"{name} {seconds:g} s" for name, seconds in promises if seconds is not None]
+        return ", ".join(told) or "best-effort"
+
+    @property
+    def step_s(self) -> float | None:
+        """The longest step that a stream of this class can take over and over."""
+        return min((s for s in (self.itl_s, self.tpot_s) if s is not None), default=None)
+
+
+class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request wants to be served beside others.
+
+    Attributes:
+        slo_class: name of its class.
+        priority: lower goes earlier, as in vLLM; in [-MAX_PRIORITY, MAX_PRIORITY].
+        allow_best_effort: where its TTFT SLO cannot be met, serve it without any promise instead
+            of refusing it.
+    """
+
+    slo_class: str = INTERACTIVE
+    priority: int = 0
+    allow_best_effort: bool = False

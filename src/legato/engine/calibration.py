@@ -1,0 +1,142 @@
+"""Measures how long steps of various shapes take, to begin the step-time model with."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.executor.base import Executor
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.step_shape import StepShape
+
+CALIBRATION_S = 10.0
+_FILL_S = 0.6 * CALIBRATION_S
+_LONGEST_STEP_S = 0.5
+_LONGEST_CONTEXT = 8192
+_CHUNKS = (16, 64, 256, 1024)
+
+Progress = Callable[[float], None]
+
+
+class Calibration:
+    """Runs made-up steps straight on an executor, for at most `CALIBRATION_S` seconds or so.
+
+    One long prompt is computed first, in growing chunks, because reading a cache that was never
+    written is faster than it will be. Then decodes and chunks, alone and together, read from it at
+    various positions.
+
+    Args:
+        max_model_len: positions to go up to, as far as the time suffices.
+        num_blocks: in the cache, from block 0 on; all of them must be free.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        vocab_size: int,
+    ) -> None:
+        self._executor = executor
+        self._block_size = block_size
+        self._limit = min(max_model_len - 1, num_blocks * block_size, _LONGEST_CONTEXT)
+        self._max_num_seqs = max_num_seqs
+        self._vocab_size = vocab_size
+        self._random = random.Random(0)
+        self._known: set[str] = set()
+        self._step_ids = itertools.count()
+        self._num_cached = 0
+        self._longest_chunk = _CHUNKS[0]
+
+    def run(self, progress: Progress) -> list[MeasuredStep]:
+        """Measure; `progress` is told the share of the time that has passed, up to 1."""
+        started_s = time.perf_counter()
+        measured: list[MeasuredStep] = []
+        for chunks in itertools.chain(self._fill(started_s), self._shapes()):
+            elapsed_s = time.perf_counter() - started_s
+            if elapsed_s > CALIBRATION_S:
+                break
+            progress(min(1.0, elapsed_s / CALIBRATION_S))
+            measured.append(self._measure(chunks))
+            if measured[-1][1] < _LONGEST_STEP_S / 3:
+                self._longest_chunk = max(self._longest_chunk, 2 * chunks[0].num_tokens)
+        progress(1.0)
+        self._forget()
+        return measured
+
+    def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
+        """Compute one prompt, with chunks that grow as long as they take no time to speak of."""
+        while self._num_cached < self._limit and time.perf_counter() - started_s < _FILL_S:
+            num_tokens = min(self._longest_chunk, _CHUNKS[-1], self._limit - self._num_cached)
+            yield [self._chunk("fill", self._num_cached, num_tokens, samples=False)]
+            self._num_cached += num_tokens
+
+    def _shapes(self) -> Iterator[list[ScheduledChunk]]:
+        """Mixtures of decodes and prefill, again and again, the whole range in every round."""
+        rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self._max_num_seqs]
+        chunks = [n for n in _CHUNKS if n <= min(self._longest_chunk, self._num_cached)]
+        while True:
+            mixtures = [*itertools.product([0, *rows], [0, *chunks])][1:]
+            self._random.shuffle(mixtures)
+            for num_rows, num_tokens in mixtures:
+                yield [*self._decodes(num_rows), *self._prefill(num_tokens)]
+
+    def _decodes(self, num_rows: int) -> Iterator[ScheduledChunk]:
+        """Rows that read contexts of their own, so that no row finds another's in a cache."""
+        if not num_rows:
+            return
+        room = self._num_cached // num_rows // self._block_size
+        num_blocks = self._random.randint(1, max(1, room))
+        for row in range(num_rows):
+            first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
+            blocks = tuple(range(first, first + num_blocks))
+            start = num_blocks * self._block_size - 1
+            yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1)
+
+    def _prefill(self, num_tokens: int) -> Iterator[ScheduledChunk]:
+        if num_tokens:
+            # Not just the bounds of the model's segments: production has chunks of every length.
+            num_tokens -= self._random.randrange(num_tokens // 2)
+            start = self._random.randrange(self._num_cached - num_tokens + 1)
+            yield self._chunk("prefill", start, num_tokens, samples=self._random.random() < 0.2)
+
+    def _chunk(self, name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledChunk:
+        blocks = tuple(range(-(-(start + num_tokens) // self._block_size)))
+        return ScheduledChunk(f"calibration-{name}", start, num_tokens, blocks, int(samples))
+
+    def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
+        plan = self._plan(chunks)
+        started_s = time.perf_counter()
+        self._executor.submit(plan)
+        self._executor.collect()
+        return StepShape.of(plan), time.perf_counter() - started_s
+
+    def _plan(self, chunks: list[ScheduledChunk], ended: tuple[str, ...] = ()) -> StepPlan:
+        new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]
+        self._known.update(new)
+        return StepPlan(
+            step_id=next(self._step_ids),
+            chunks=tuple(chunks),
+            new_requests=tuple(map(self._request, new)),
+            ended_requests=ended,
+        )
+
+    def _request(self, request_id: str) -> AddRequest:
+        return AddRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(self._random.choices(range(self._vocab_size), k=self._limit)),
+            params=SamplingParams(temperature=0.0, seed=0, max_tokens=_LONGEST_CONTEXT),
+        )
+
+    def _forget(self) -> None:
+        """Let the executor drop the requests; the one that is left is told of in the next run."""
+        last = self._chunk("fill", 0, 1, samples=False)
+        ended = tuple(self._known - {last.request_id})
+        self._executor.submit(self._plan([last], ended))
+        self._executor.collect()

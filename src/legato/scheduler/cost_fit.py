@@ -1,0 +1,86 @@
+"""Fits step costs to measured steps: weighted non-negative least squares, kept as its sums.
+
+The sums (a Gram matrix) forget: each new step fades the earlier ones by a constant factor, so the
+fit follows a machine whose speed drifts. What a calibration measured is kept beside them and does
+not fade, so that costs which the traffic of the last minutes says nothing about stay known.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from legato.scheduler.step_costs import NUM_TERMS, StepCosts, features
+from legato.scheduler.step_shape import StepShape
+
+MeasuredStep = tuple[StepShape, float]  # seconds
+
+_FORGETTING = 0.998
+"""A step counts half as much after 350 others."""
+_PRIOR_WEIGHT = 0.25
+_OUTLIER = 0.2
+"""Relative residual from which on a measured step counts less, in inverse proportion."""
+_ROBUST_ROUNDS = 4
+
+
+class CostFit:
+    """Running sums of squares over relative errors.
+
+    Args:
+        prior: steps measured by a calibration; may be empty.
+    """
+
+    def __init__(self, prior: Sequence[MeasuredStep] = ()) -> None:
+        self._gram = np.zeros((NUM_TERMS, NUM_TERMS))
+        self._target = np.zeros(NUM_TERMS)
+        self._prior_gram = np.zeros((NUM_TERMS, NUM_TERMS))
+        self._prior_target = np.zeros(NUM_TERMS)
+        if prior:
+            gram, target = _robust_sums(prior)
+            self._prior_gram, self._prior_target = _PRIOR_WEIGHT * gram, _PRIOR_WEIGHT * target
+
+    def add(self, shape: StepShape, seconds: float, weight: float) -> None:
+        """Take in one step, forgetting a little of those before it."""
+        row = np.array(features(shape)) / seconds
+        self._gram *= _FORGETTING
+        self._gram += weight * np.outer(row, row)
+        self._target *= _FORGETTING
+        self._target += weight * row
+
+    def solve(self) -> StepCosts:
+        """The costs that fit best."""
+        return StepCosts.from_vector(
+            _solve(self._gram + self._prior_gram, self._target + self._prior_target)
+        )
+
+
+def fit(steps: Sequence[MeasuredStep]) -> StepCosts:
+    """The costs that fit measured steps best, whatever their order; outliers count less."""
+    return StepCosts.from_vector(_solve(*_robust_sums(steps)))
+
+
+def outlier_weight(residual: float) -> float:
+    """Huber's: 1 for an ordinary relative residual, less beyond."""
+    return min(1.0, _OUTLIER / max(abs(residual), 1e-9))
+
+
+def _robust_sums(steps: Sequence[MeasuredStep]) -> tuple[np.ndarray, np.ndarray]:
+    """Gram matrix and target by iteratively reweighted least squares."""
+    # Divided by the measured seconds, so that errors are relative and each row's target is 1.
+    rows = np.array([[x / seconds for x in features(shape)] for shape, seconds in steps])
+    weights = np.ones(len(rows))
+    for _ in range(_ROBUST_ROUNDS):
+        costs = _solve((rows.T * weights) @ rows, rows.T @ weights)
+        predicted = np.maximum(rows @ costs, 1e-9)
+        weights = np.array([outlier_weight(r) for r in 1.0 / predicted - 1.0])
+    return (rows.T * weights) @ rows, rows.T @ weights
+
+
+def _solve(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Non-negative least squares from its sums (Lawson and Hanson, 1974): [NUM_TERMS]."""
+    scale = np.sqrt(np.diag(gram))
+    scale[scale == 0.0] = 1.0
+    normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
+    lower = np.linalg.cholesky(normal)
+    solution, _ = nnls(lower.T, np.linalg.solve(lower, target / scale))
+    return np.asarray(solution / scale)

@@ -1,0 +1,61 @@
+"""Who gets the prefill tokens: the rank of a request among those that wait for prefill.
+
+A rank is a time in seconds, lower first. Each order adds to a request's arrival a delay that is
+bounded, so nobody starves: once a request has waited as long as its own rank lies behind its
+arrival, nobody who arrives from then on goes before it, whatever the load, unless by priority,
+which moves the rank by a bounded time too.
+"""
+
+from collections.abc import Callable
+
+from legato.core.config import PrefillOrder
+from legato.core.request import Request
+
+Order = Callable[[Request], float]
+
+PRIORITY_STEP_S = 10.0
+"""One step of priority goes before what arrived this much earlier."""
+
+_S_PER_TOKEN = 0.005
+"""Shortest-remaining-first: how much waiting makes up for one token more to compute."""
+
+_NO_DEADLINE_S = 60.0
+_LATE = 4.0
+"""A deadline out of reach is replaced by one this many times its length later."""
+
+
+def fcfs(request: Request) -> float:
+    """First come, first served."""
+    return request.message.arrival_time_s
+
+
+def srf(request: Request) -> float:
+    """Shortest remaining first, with ageing."""
+    return request.message.arrival_time_s + _S_PER_TOKEN * request.num_remaining_tokens
+
+
+def edf(request: Request) -> float:
+    """Earliest deadline first over TTFT deadlines (Liu and Layland, 1973).
+
+    A request that can no longer make its deadline would take others down with it, so it goes
+    behind those that can, but not for ever.
+    """
+    ttft_s = request.slo.ttft_s
+    if ttft_s is None:
+        return request.message.arrival_time_s + _NO_DEADLINE_S
+    return request.message.arrival_time_s + ttft_s * (1.0 + _LATE * request.is_late)
+
+
+ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf}
+
+
+def is_past_deadline(request: Request, now_s: float) -> bool:
+    """Whether its TTFT SLO is missed, and that was not known yet."""
+    deadline_s = request.ttft_deadline_s
+    return not request.is_late and deadline_s is not None and deadline_s < now_s
+
+
+def rank(request: Request, order: Order) -> tuple[float, float]:
+    """The whole sort key: preempted requests, whose streams stand still, go before all others."""
+    stands_still = -float(request.num_preemptions > 0)
+    return stands_still, order(request) + PRIORITY_STEP_S * request.message.service.priority

@@ -1,0 +1,139 @@
+"""What the parts of a step cost: the form of the step-time model, with its numbers."""
+
+from bisect import bisect_left
+
+import msgspec
+import numpy as np
+
+from legato.core.errors import ConfigError
+from legato.core.rows import padded_rows
+from legato.scheduler.step_shape import StepShape, chunk_area
+
+ROW_BOUNDS = (16, 64, 256, 1024)
+"""Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
+
+NUM_TERMS = 7 + len(ROW_BOUNDS) + 1
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds a unit, none negative, so that more work never costs less.
+
+    Attributes:
+        step_s: of any step, as reading the weights is.
+        row_s: of a token in the batch, one a segment between the `ROW_BOUNDS`.
+        decode_row_s, decode_context_s: of a decode, and of a key that it reads.
+        chunk_s: of a prefill chunk, whatever its length.
+        area_s: of a query-key pair in the attention of a prefill chunk.
+        context_s: of a key that a prefill chunk reads.
+        sample_s: of a row whose logits are computed.
+    """
+
+    step_s: float
+    row_s: tuple[float, ...]
+    decode_row_s: float = 0.0
+    decode_context_s: float = 0.0
+    chunk_s: float = 0.0
+    area_s: float = 0.0
+    context_s: float = 0.0
+    sample_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.row_s) != len(ROW_BOUNDS) + 1:
+            raise ConfigError(f"row_s must have {len(ROW_BOUNDS) + 1} values, got {self.row_s}")
+        if min(self.vector) < 0.0:
+            raise ConfigError("step costs must not be negative")
+
+    @classmethod
+    def from_vector(cls, vector: np.ndarray) -> "StepCosts":
+        """Inverse of `vector`: float [NUM_TERMS]."""
+        step, decode_row, decode_context, chunk, area, context, sample, *rows = map(float, vector)
+        return cls(
+            step_s=step,
+            row_s=tuple(rows),
+            decode_row_s=decode_row,
+            decode_context_s=decode_context,
+            chunk_s=chunk,
+            area_s=area,
+            context_s=context,
+            sample_s=sample,
+        )
+
+    @property
+    def vector(self) -> tuple[float, ...]:
+        """In the order of `features`."""
+        return (
+            self.step_s,
+            self.decode_row_s,
+            self.decode_context_s,
+            self.chunk_s,
+            self.area_s,
+            self.context_s,
+            self.sample_s,
+            *self.row_s,
+        )
+
+    def seconds(self, shape: StepShape) -> float:
+        """Duration of a step of this shape."""
+        return (
+            self.step_s
+            + shape.num_decode_rows * self.decode_row_s
+            + shape.decode_context * self.decode_context_s
+            + shape.num_prefill_chunks * self.chunk_s
+            + shape.prefill_area * self.area_s
+            + shape.prefill_context * self.context_s
+            + shape.num_samples * self.sample_s
+            + self.rows_s(shape.num_tokens)
+        )
+
+    def rows_s(self, num_tokens: int) -> float:
+        """What the tokens of a batch cost apart from attention."""
+        seconds, low = 0.0, 0
+        num_tokens = padded_rows(num_tokens)
+        for bound, slope in zip(ROW_BOUNDS, self.row_s, strict=False):
+            if num_tokens <= bound:
+                return seconds + (num_tokens - low) * slope
+            seconds += (bound - low) * slope
+            low = bound
+        return seconds + (num_tokens - low) * self.row_s[-1]
+
+    def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
+        """How much longer the step gets by one more prefill chunk."""
+        num_rows = shape.num_tokens
+        return (
+            self.rows_s(num_rows + num_tokens)
+            - self.rows_s(num_rows)
+            + self.chunk_s
+            + self.sample_s
+            + self.area_s * chunk_area(start, num_tokens)
+            + self.context_s * (start + num_tokens)
+        )
+
+    def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
+        """Most tokens, up to `cap`, that a chunk at `start` may bring within `limit_s`; 0 for none.
+
+        The cost grows with the length, so the longest is found by bisection.
+        """
+        room_s = limit_s - self.seconds(shape)
+        return bisect_left(
+            range(1, cap + 1),
+            True,
+            key=lambda num_tokens: self.chunk_cost_s(shape, start, num_tokens) > room_s,
+        )
+
+
+def features(shape: StepShape) -> list[float]:
+    """The amounts that `StepCosts.vector` is multiplied with: [NUM_TERMS]."""
+    amounts = [
+        1.0,
+        float(shape.num_decode_rows),
+        float(shape.decode_context),
+        float(shape.num_prefill_chunks),
+        shape.prefill_area,
+        float(shape.prefill_context),
+        float(shape.num_samples),
+    ]
+    num_rows, low = padded_rows(shape.num_tokens), 0
+    for bound in (*ROW_BOUNDS, num_rows):
+        amounts.append(float(max(0, min(num_rows, bound) - low)))
+        low = bound
+    return amounts

@@ -1,0 +1,76 @@
+"""What a step's duration depends on."""
+
+from legato.core.plan import StepPlan
+
+
+class StepShape:
+    """Counts over the chunks of one step, filled in as the step is put together.
+
+    A chunk of n tokens starting at s is a decode if n = 1, s > 0 and it samples; any other is
+    prefill, whose attention covers n rows of s + (n + 1) / 2 keys on average.
+
+    Attributes:
+        decode_context: keys read by the decode rows, summed.
+        prefill_area: query-key pairs of the prefill chunks.
+        prefill_context: keys read by the prefill chunks, summed over chunks: each is read once for
+            all rows of its chunk.
+        num_samples: rows whose logits are computed.
+    """
+
+    __slots__ = (
+        "decode_context",
+        "num_decode_rows",
+        "num_prefill_chunks",
+        "num_prefill_tokens",
+        "num_samples",
+        "prefill_area",
+        "prefill_context",
+    )
+
+    def __init__(self) -> None:
+        self.num_decode_rows = 0
+        self.decode_context = 0
+        self.num_prefill_chunks = 0
+        self.num_prefill_tokens = 0
+        self.prefill_area = 0.0
+        self.prefill_context = 0
+        self.num_samples = 0
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "StepShape":
+        """The shape of a finished plan."""
+        shape = cls()
+        for chunk in plan.chunks:
+            if chunk.num_tokens == 1 and chunk.num_samples and chunk.start:
+                shape.add_decode(chunk.end)
+            else:
+                shape.add_prefill(chunk.start, chunk.num_tokens, samples=bool(chunk.num_samples))
+        return shape
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decode_rows + self.num_prefill_tokens
+
+    def add_decode(self, context: int) -> None:
+        """Args: context: keys that the row reads, its own among them."""
+        self.num_decode_rows += 1
+        self.decode_context += context
+        self.num_samples += 1
+
+    def remove_decode(self, context: int) -> None:
+        """Undo `add_decode`."""
+        self.num_decode_rows -= 1
+        self.decode_context -= context
+        self.num_samples -= 1
+
+    def add_prefill(self, start: int, num_tokens: int, *, samples: bool) -> None:
+        self.num_prefill_chunks += 1
+        self.num_prefill_tokens += num_tokens
+        self.prefill_area += chunk_area(start, num_tokens)
+        self.prefill_context += start + num_tokens
+        self.num_samples += samples
+
+
+def chunk_area(start: int, num_tokens: int) -> float:
+    """Query-key pairs of tokens [start, start + num_tokens), each of which sees all before it."""
+    return num_tokens * (start + 0.5 * (num_tokens + 1))

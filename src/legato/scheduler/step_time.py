@@ -1,0 +1,129 @@
+"""The scheduler's belief about how long a step will take, corrected by every step that runs."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from sortedcontainers import SortedList
+
+from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+
+_REFIT_STEPS = 16
+_LEARNING_STEPS = 32
+"""Steps without a calibration after which the fit is believed."""
+_DRIFT_RATE, _MAX_DRIFT = 0.08, 0.15
+"""How fast the overall scale follows the last steps, as a machine that is throttled wants, and the
+relative residual that a single slow step counts for at most."""
+_WINDOW_STEPS = 600
+_QUANTILE = 0.99
+"""The promise is kept for 99 % of the tokens."""
+_MIN_MARGIN, _UNKNOWN_MARGIN = 0.02, 0.15
+_INTERRUPTION = 0.3
+"""Relative residual beyond which it was not the model that erred: another program had the machine.
+No margin worth having covers that."""
+
+
+class StepTimeModel:
+    """Predicts a step's seconds from its shape, and how far off the prediction may be.
+
+    Args:
+        prior: steps measured by a calibration.
+    """
+
+    def __init__(self, prior: Sequence[MeasuredStep] = ()) -> None:
+        self._fit = CostFit(prior)
+        self._costs: StepCosts | None = None
+        self._scale = 1.0
+        self._num_steps = 0
+        self._residuals = _Residuals()
+        if prior:
+            self._costs = self._fit.solve()
+            for shape, seconds in prior:
+                self._note_residual(shape, self._residual(self._costs, shape, seconds))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to predict from: a calibration, or enough steps."""
+        return self._costs is not None
+
+    def seconds(self, shape: StepShape) -> float:
+        """The expected duration of a step; asked only where `is_known`."""
+        assert self._costs is not None
+        return self._scale * self._costs.seconds(shape)
+
+    def chunk_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
+        """How much longer one more prefill chunk is expected to make a step."""
+        assert self._costs is not None
+        return self._scale * self._costs.chunk_cost_s(shape, start, num_tokens)
+
+    def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
+        """Most prefill tokens from `start` on with which the step, margin included, ends in time.
+
+        Args:
+            limit_s: how long the step may take.
+            cap: most tokens to return.
+        """
+        assert self._costs is not None
+        allowed_s = limit_s / (1.0 + self.margin)
+        return self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
+
+    @property
+    def margin(self) -> float:
+        """Relative error that 99 % of recent predictions did not exceed, interruptions aside.
+
+        It is told from steps that held prefill beside decodes, which is what it is for: steps of
+        decodes alone are short, so that the same hiccup is a larger part of them.
+        """
+        return self._residuals.margin
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step that ran."""
+        self._num_steps += 1
+        residual = 0.0
+        if self._costs is not None:
+            residual = self._residual(self._costs, shape, seconds)
+            self._note_residual(shape, residual)
+            # A slow step says little: an interruption must not pass for a slower machine.
+            self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
+        if abs(residual) <= _INTERRUPTION:
+            self._fit.add(shape, seconds / self._scale, outlier_weight(residual))
+        learned = self.is_known or self._num_steps >= _LEARNING_STEPS
+        if learned and self._num_steps % _REFIT_STEPS == 0:
+            self._costs = self._fit.solve()
+
+    def _note_residual(self, shape: StepShape, residual: float) -> None:
+        is_mixed = shape.num_prefill_chunks > 0 and shape.num_decode_rows > 0
+        self._residuals.add(residual if is_mixed else None)
+
+    def _residual(self, costs: StepCosts, shape: StepShape, seconds: float) -> float:
+        return seconds / (self._scale * costs.seconds(shape)) - 1.0
+
+
+class _Residuals:
+    """Relative errors of the last steps, and the quantile that the budget leaves as a margin.
+
+    A large margin that keeps prefill out of all steps is forgotten with the steps it came from.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float | None] = deque()
+        self._ordered = SortedList()
+
+    @property
+    def margin(self) -> float:
+        if len(self._ordered) < _LEARNING_STEPS:
+            return _UNKNOWN_MARGIN
+        rank = int(_QUANTILE * len(self._ordered))
+        return max(_MIN_MARGIN, float(self._ordered[rank]))
+
+    def add(self, residual: float | None) -> None:
+        """Take in one step; None for a step that says nothing of the margin."""
+        counts = residual is not None and residual <= _INTERRUPTION
+        self._recent.append(residual if counts else None)
+        if counts:
+            self._ordered.add(residual)
+        if len(self._recent) > _WINDOW_STEPS:
+            oldest = self._recent.popleft()
+            if oldest is not None:
+                self._ordered.remove(oldest)

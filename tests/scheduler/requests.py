@@ -1,0 +1,24 @@
+"""Requests as the scheduler holds them, without a scheduler."""
+
+from legato.core.request import AddRequest, Request
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams, SloClass
+
+
+def waiting_request(
+    request_id: str = "r",
+    *,
+    arrival_s: float = 0.0,
+    prompt_len: int = 10,
+    priority: int = 0,
+    slo: SloClass | None = None,
+) -> Request:
+    """A request of which nothing has been computed yet; best-effort unless `slo` says else."""
+    message = AddRequest(
+        request_id=request_id,
+        prompt_token_ids=(1,) * prompt_len,
+        params=SamplingParams(max_tokens=8, seed=0),
+        service=ServiceParams(priority=priority),
+        arrival_time_s=arrival_s,
+    )
+    return Request(message, slo or SloClass())

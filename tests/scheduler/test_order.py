@@ -1,0 +1,100 @@
+"""Who goes before whom, order by order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.slo import SloClass
+from legato.scheduler.order import (
+    ORDERS,
+    PRIORITY_STEP_S,
+    Order,
+    edf,
+    fcfs,
+    is_past_deadline,
+    rank,
+    srf,
+)
+from tests.scheduler.requests import waiting_request
+
+SOON, LATER = SloClass(ttft_s=1.0), SloClass(ttft_s=30.0)
+
+
+def test_first_come_first_served() -> None:
+    early = waiting_request(arrival_s=1.0, prompt_len=5000, slo=LATER)
+    late = waiting_request(arrival_s=1.1, prompt_len=1, slo=SOON)
+    assert fcfs(early) < fcfs(late)
+
+
+def test_the_shortest_remaining_goes_first_until_the_longer_has_waited() -> None:
+    """100 tokens more to compute are made up for by half a second."""
+    long = waiting_request(arrival_s=0.0, prompt_len=200)
+    assert srf(waiting_request(arrival_s=0.4, prompt_len=100)) < srf(long)
+    assert srf(waiting_request(arrival_s=0.6, prompt_len=100)) > srf(long)
+
+
+def test_what_has_been_computed_does_not_remain() -> None:
+    begun, new = waiting_request(prompt_len=200), waiting_request(prompt_len=100)
+    begun.num_computed_tokens = 150
+    assert srf(begun) < srf(new)
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    soon = waiting_request(arrival_s=20.0, slo=SOON)
+    later = waiting_request(arrival_s=0.0, slo=LATER)
+    nothing = waiting_request(arrival_s=0.0, slo=SloClass(itl_s=0.1))
+    assert edf(soon) < edf(later) < edf(nothing)
+
+
+def test_a_request_that_is_late_goes_behind_but_not_for_ever() -> None:
+    late = waiting_request(arrival_s=0.0, slo=SOON)
+    late.is_late = True
+    assert edf(waiting_request(arrival_s=3.9, slo=SOON)) < edf(late)
+    assert edf(waiting_request(arrival_s=4.1, slo=SOON)) > edf(late)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_step_of_priority_is_worth_a_bounded_time(order: Order) -> None:
+    urgent = waiting_request(arrival_s=PRIORITY_STEP_S, priority=-1)
+    assert rank(urgent, order) == pytest.approx(rank(waiting_request(), order))
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_preempted_stream_goes_before_all_others(order: Order) -> None:
+    preempted = waiting_request(arrival_s=100.0, priority=100)
+    preempted.num_preemptions = 1
+    other = waiting_request(arrival_s=0.0, priority=-100, prompt_len=1, slo=SOON)
+    assert rank(preempted, order) < rank(other, order)
+
+
+def test_a_deadline_passes_once() -> None:
+    request = waiting_request(arrival_s=5.0, slo=SOON)
+    assert not is_past_deadline(request, 6.0)
+    assert is_past_deadline(request, 6.1)
+    request.is_late = True
+    assert not is_past_deadline(request, 6.1)
+    assert not is_past_deadline(waiting_request(slo=SloClass(itl_s=0.1)), 1e9)
+
+
+@given(
+    prompt_lens=st.tuples(st.integers(1, 8000), st.integers(1, 8000)),
+    slos=st.tuples(*[st.sampled_from([SOON, LATER, SloClass()])] * 2),
+    is_late=st.booleans(),
+    priority=st.integers(-100, 100),
+)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_nobody_is_overtaken_after_the_delay_of_its_own_rank(
+    order: Order,
+    prompt_lens: tuple[int, int],
+    slos: tuple[SloClass, SloClass],
+    is_late: bool,
+    priority: int,
+) -> None:
+    """What arrives that long after it ranks behind it, whatever it is."""
+    first = waiting_request(prompt_len=prompt_lens[0], slo=slos[0], priority=priority)
+    first.is_late = is_late
+    delay_s = rank(first, order)[1] - PRIORITY_STEP_S * priority
+    newcomer = waiting_request(
+        arrival_s=delay_s, prompt_len=prompt_lens[1], slo=slos[1], priority=priority
+    )
+    assert rank(newcomer, order) >= rank(first, order)

@@ -1,0 +1,180 @@
+"""An inter-token latency holds wherever the model's error is inside its margin."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from legato.core.plan import StepPlan
+from legato.core.request import Request
+from legato.core.slo import SloClass
+from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from tests.scheduler.harness import Harness
+from tests.scheduler.step_times import calibrate, noise_of, step_shape, true_costs, truth
+
+MAX_MODEL_LEN = 300
+ROUNDING_S = 1e-9
+
+
+class PromiseHarness(Harness):
+    """No step takes longer than predicted, margin included; all tokens must then be in time."""
+
+    def __init__(self, costs: StepCosts, seed: int, **settings: Any) -> None:
+        self.model = StepTimeModel(calibrate(costs, MAX_MODEL_LEN))
+        actual_s = truth(costs, noise_of(seed))
+        super().__init__(
+            budget=100,
+            num_blocks=200,
+            max_model_len=MAX_MODEL_LEN,
+            step_time=self.model,
+            step_time_s=lambda plan: min(actual_s(plan), self.allowed_for_s(StepShape.of(plan))),
+            **settings,
+        )
+        self.num_kept = 0
+
+    def allowed_for_s(self, shape: StepShape) -> float:
+        return self.model.seconds(shape) * (1.0 + self.model.margin)
+
+    def step(self) -> StepPlan | None:
+        streams = [
+            request
+            for request in self.scheduler._queues.running.values()
+            if request.num_remaining_tokens == 1
+        ]
+        due_s = {r.request_id: r.token_due_s for r in streams}
+        plan = self.plan()
+        if plan is None:
+            return None
+        streams = [r for r in streams if r.request_id not in plan.preempted]
+        due = [s for r in streams if (s := due_s[r.request_id]) is not None]
+        limit_s = min(due, default=UNLIMITED) - self.clock()
+        must_hold = self.allowed_for_s(must_run(plan, streams)) <= limit_s
+        self.run(plan)
+        if must_hold:
+            assert self.clock() <= min(due, default=UNLIMITED) + ROUNDING_S
+            self.num_kept += len(due) if len(plan.chunks) > len(streams) else 0
+        return plan
+
+
+def must_run(plan: StepPlan, streams: list[Request]) -> StepShape:
+    """Decodes that a step holds whatever the time: all with a promise, and one without."""
+    best_effort = {r.request_id for r in streams if r.is_best_effort}
+    turn = [c.request_id for c in plan.chunks if c.request_id in best_effort][:1]
+    shape = StepShape()
+    for request in streams:
+        if not request.is_best_effort or request.request_id in turn:
+            shape.add_decode(request.num_tokens)
+    return shape
+
+
+def arrivals() -> st.SearchStrategy[list[tuple[int, dict[str, Any]]]]:
+    """(steps before it, arguments of `Harness.add`)"""
+    request = st.fixed_dictionaries(
+        {
+            "prompt_len": st.integers(1, 10) | st.integers(1, 200),
+            "max_tokens": st.integers(5, 40),
+            "slo_class": st.sampled_from(["interactive", "interactive", "steady", "batch"]),
+        }
+    )
+    return st.lists(st.tuples(st.integers(0, 6), request), min_size=3, max_size=16)
+
+
+@given(
+    costs=true_costs(),
+    seed=st.integers(0, 2**16),
+    itl=st.floats(1.1, 10.0),
+    tpot=st.floats(1.1, 10.0),
+    arrivals=arrivals(),
+)
+@settings(deadline=None, max_examples=150)
+def test_a_token_comes_in_time_whatever_the_machine(
+    costs: StepCosts,
+    seed: int,
+    itl: float,
+    tpot: float,
+    arrivals: list[tuple[int, dict[str, Any]]],
+) -> None:
+    """`itl` and `tpot` are in steps of three decodes."""
+    unit_s = costs.seconds(step_shape(num_decodes=3, context=100))
+    harness = PromiseHarness(
+        costs,
+        seed,
+        itl_slo_s=itl * unit_s,
+        slo_classes={"steady": SloClass(itl_s=2 * itl * unit_s, tpot_s=tpot * unit_s)},
+    )
+    for i, (num_steps, request) in enumerate(arrivals):
+        for _ in range(num_steps):
+            harness.step()
+        harness.add(str(i), **request)
+    harness.drain()
+    event(f"tokens that came in time beside prefill: {min(harness.num_kept, 100) // 20 * 20}+")
+
+
+LINEAR = StepCosts(step_s=0.01, row_s=(1e-3,) * 5, area_s=1e-6)
+
+
+def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
+    """No step is much shorter than allowed, but where the prompt ends."""
+    model = StepTimeModel(calibrate(LINEAR, 4000))
+    harness = Harness(
+        budget=2048,
+        num_blocks=2000,
+        max_model_len=4000,
+        itl_slo_s=0.2,
+        step_time=model,
+        step_time_s=truth(LINEAR, lambda: 1.0),
+    )
+    for request_id in "abc":
+        harness.add(request_id, 5, max_tokens=100)
+    for _ in range(5):
+        harness.step()
+    harness.add("long", 3000, max_tokens=1)
+    while not harness.finish_reasons["long"]:
+        harness.step()
+    gaps_s = [t - s for s, t in pairwise(harness.token_times_s["a"])]
+    beside_s = gaps_s[4:-1]
+    assert len(beside_s) > 10
+    assert max(beside_s) <= 0.2
+    assert min(beside_s) > 0.15
+
+
+def test_slack_is_spent_where_only_a_pace_is_promised() -> None:
+    """Ten tokens ahead of its pace, a stream waits for one long step, and is still in time."""
+    harness = Harness(
+        budget=2048,
+        num_blocks=2000,
+        max_model_len=4000,
+        tpot_slo_s=0.1,
+        step_time=StepTimeModel(calibrate(LINEAR, 4000)),
+        step_time_s=truth(LINEAR, lambda: 1.0),
+    )
+    harness.add("stream", 5, max_tokens=60)
+    for _ in range(11):
+        harness.step()
+    harness.add("long", 3000, max_tokens=1)
+    harness.drain()
+    first_s, *times_s = harness.token_times_s["stream"]
+    assert max(t - s for s, t in pairwise(times_s)) > 0.3
+    assert all(t <= first_s + 0.1 * k + ROUNDING_S for k, t in enumerate(times_s, start=1))
+
+
+@pytest.mark.parametrize("itl_slo_s", [0.02, 0.05])
+def test_more_streams_than_the_promise_bears_are_not_run_at_once(itl_slo_s: float) -> None:
+    costs = StepCosts(step_s=0.005, row_s=(0.0,) * 5, decode_row_s=0.002)
+    harness = Harness(
+        max_num_seqs=50,
+        num_blocks=500,
+        itl_slo_s=itl_slo_s,
+        step_time=StepTimeModel(calibrate(costs, 128)),
+        step_time_s=truth(costs, lambda: 1.0),
+    )
+    for i in range(40):
+        harness.add(str(i), 1, max_tokens=10)
+    harness.drain()
+    most = max(len(plan.chunks) for plan in harness.plans)
+    assert 0.005 + 0.002 * most <= itl_slo_s < 0.005 + 0.002 * (most + 2)

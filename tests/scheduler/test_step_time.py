@@ -1,0 +1,150 @@
+"""Whether the belief about step times follows the machine, and how sure it is of itself."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from tests.scheduler.step_times import calibrate, step_shape, true_costs
+
+MAX_LEN = 4000
+COSTS = StepCosts(
+    step_s=0.01,
+    row_s=(1e-4,) * 5,
+    decode_row_s=1e-4,
+    decode_context_s=1e-7,
+    chunk_s=1e-3,
+    area_s=1e-8,
+    sample_s=1e-4,
+)
+
+Noise = Callable[[], float]
+
+
+def traffic(rng: random.Random, *, has_prefill: bool = True) -> Iterator[StepShape]:
+    """Decodes, and in four of five steps a chunk beside them."""
+    while True:
+        yield step_shape(
+            num_decodes=rng.randint(1, 40),
+            context=rng.randint(1, MAX_LEN),
+            chunk=rng.randint(1, 500) if has_prefill and rng.random() < 0.8 else 0,
+            start=rng.randint(0, MAX_LEN),
+            samples=rng.random() < 0.2,
+        )
+
+
+def run(
+    model: StepTimeModel,
+    num_steps: int,
+    noise: Noise,
+    *,
+    costs: StepCosts = COSTS,
+    has_prefill: bool = True,
+) -> None:
+    shapes = traffic(random.Random(num_steps), has_prefill=has_prefill)
+    for _ in range(num_steps):
+        shape = next(shapes)
+        model.observe(shape, costs.seconds(shape) * noise())
+
+
+def worst_error(model: StepTimeModel, speed: float = 1.0, costs: StepCosts = COSTS) -> float:
+    """Relative, over 200 steps to come on a machine that takes `speed` times as long."""
+    shapes = traffic(random.Random(0))
+    steps = [next(shapes) for _ in range(200)]
+    return max(abs(model.seconds(s) / (speed * costs.seconds(s)) - 1.0) for s in steps)
+
+
+def steadily(factor: float = 1.0) -> Noise:
+    return lambda: factor
+
+
+def spread(sigma: float, seed: int = 0) -> Noise:
+    rng = random.Random(seed)
+    return lambda: max(0.1, rng.gauss(1.0, sigma))
+
+
+@given(costs=true_costs())
+@settings(deadline=None, max_examples=20)
+def test_without_a_calibration_32_steps_teach_enough(costs: StepCosts) -> None:
+    model = StepTimeModel()
+    run(model, 31, steadily(), costs=costs)
+    assert not model.is_known
+    run(model, 1, steadily(), costs=costs)
+    assert model.is_known
+    run(model, 96, steadily(), costs=costs)
+    assert worst_error(model, costs=costs) < 0.1
+
+
+def test_a_calibration_is_believed_at_once() -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    assert model.is_known
+    assert worst_error(model) < 1e-3
+    assert model.margin <= 0.02
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 600])
+@pytest.mark.parametrize("speed", [2.0, 0.5])
+def test_a_machine_that_changes_its_speed_is_followed(speed: float, num_steps_before: int) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, num_steps_before, spread(0.03))
+    run(model, 150, steadily(speed))
+    assert worst_error(model, speed) < 0.1
+
+
+def test_interruptions_pass_neither_for_a_slower_machine_nor_for_error() -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    rng = random.Random(0)
+    run(model, 2000, lambda: 5.0 if rng.random() < 0.02 else 1.0)
+    assert worst_error(model) < 0.1
+    assert model.margin < 0.1
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
+def test_the_margin_covers_99_in_100_steps(sigma: float) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 1000, spread(sigma))
+    noise, shapes = spread(sigma, seed=1), traffic(random.Random(1))
+    steps = [next(shapes) for _ in range(2000)]
+    late = [COSTS.seconds(s) * noise() > model.seconds(s) * (1.0 + model.margin) for s in steps]
+    assert sum(late) / len(late) < 0.03
+    assert model.margin < 4.0 * sigma
+
+
+@pytest.mark.parametrize("has_prefill", [True, False])
+def test_a_margin_shrinks_again_even_if_only_decodes_run(has_prefill: bool) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 400, spread(0.15))
+    assert model.margin > 0.25
+    run(model, 1000, steadily(), has_prefill=has_prefill)
+    assert model.margin < 0.2
+
+
+@given(
+    limit_s=st.floats(0.001, 1.0),
+    num_decodes=st.integers(1, 40),
+    start=st.integers(0, MAX_LEN),
+    sigma=st.floats(0.0, 0.1),
+)
+@settings(deadline=None, max_examples=30)
+def test_the_longest_chunk_leaves_the_margin(
+    limit_s: float, num_decodes: int, start: int, sigma: float
+) -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    run(model, 100, spread(sigma))
+
+    def allowed_for_s(num_tokens: int) -> float:
+        shape = step_shape(
+            num_decodes=num_decodes, context=50, chunk=num_tokens, start=start, samples=True
+        )
+        return model.seconds(shape) * (1.0 + model.margin)
+
+    longest = model.longest_chunk(
+        step_shape(num_decodes=num_decodes, context=50), start, limit_s, cap=1000
+    )
+    assert longest == 0 or allowed_for_s(longest) <= limit_s + 1e-9
+    assert longest == 1000 or allowed_for_s(longest + 1) > limit_s - 1e-9
