@@ -1,48 +1,25 @@
 """The question that Legato exists for, asked of any OpenAI-compatible server over HTTP.
 
-A few streams decode at a steady pace; then one long prompt arrives. How long do the streams wait
-for their next token while it is prefilled?
+A few streams decode at a steady pace; then long prompts arrive. How long do the streams wait for
+their next token while those are prefilled?
 """
 
 import asyncio
-import itertools
-import random
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import httpx
-import msgspec
-import numpy as np
+from legato.bench.client import Address, Client, connect
+from legato.bench.probe_result import ProbeResult
+from legato.bench.prompts import RandomPrompts
 
-_LOWEST_TOKEN = 1000  # below are special tokens and single bytes
+__all__ = ["Probe", "ProbeResult"]
+
 _STEADY_TOKENS = 6
 _SHORT_PROMPT = 64
-
-
-class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds from the moment the long prompt was sent.
-
-    Attributes:
-        token_times_s: for each stream, when its tokens came.
-        window_start_s: from when on the steady state was measured (negative).
-        ttft_s: when the long prompt's first token came.
-    """
-
-    token_times_s: list[list[float]]
-    window_start_s: float
-    ttft_s: float
-
-    def itl_s(self, *, during: bool) -> np.ndarray:
-        """Gaps between tokens while the long prompt was prefilled, or before it came: float [N]."""
-        gaps = []
-        for times in self.token_times_s:
-            for previous, current in itertools.pairwise(times):
-                if during and current > 0.0 and previous < self.ttft_s:
-                    gaps.append(current - previous)
-                if not during and previous >= self.window_start_s and current <= 0.0:
-                    gaps.append(current - previous)
-        return np.array(gaps)
+_STREAM_TOKENS = 4000  # more than come while they are watched
+_LONG_OUTPUT = 2
+_WARM_UP_PROMPT = 16
+_TAIL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,39 +27,43 @@ class Probe:
     """Settings of one probe.
 
     Attributes:
-        base_url: up to and without "/v1".
-        long_prompt: its length in tokens.
-        steady_s: how long to watch the streams before it is sent.
+        base_url: with or without "/v1".
+        model: its name there; None takes the only one.
+        long_prompt: length in tokens.
+        num_longs: long prompts sent at once.
+        steady_s: how long to watch the streams before they are sent.
     """
 
     base_url: str
-    model: str
+    model: str | None = None
     num_streams: int = 8
     long_prompt: int = 7000
+    num_longs: int = 1
     steady_s: float = 4.0
-    vocab_size: int = 40_000
+    vocab_size: int = 32_000
     seed: int = 0
+    api_key: str | None = None
 
     async def run(self) -> ProbeResult:
         """Warm the server up with both shapes, then measure.
 
         Raises:
-            httpx.HTTPStatusError: the server refused a request.
+            ConfigError: no server answers there, or it does not serve the model.
+            RequestError: the server did not finish a request.
         """
-        random_state = random.Random(self.seed)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=600, limits=limits) as client:
-            for length in (16, self.long_prompt):
-                async for _ in self._stream(client, self._prompt(random_state, length), 2):
-                    pass
-            return await self._measure(client, random_state)
+        prompts = RandomPrompts(vocab_size=self.vocab_size, seed=self.seed)
+        address = Address(base_url=self.base_url, model=self.model, api_key=self.api_key)
+        async with connect(address) as client:
+            for length in (_WARM_UP_PROMPT, self.long_prompt):
+                await client.complete(prompts.draw(length), _LONG_OUTPUT, [])
+            return await self._measure(client, prompts)
 
-    async def _measure(self, client: httpx.AsyncClient, random_state: random.Random) -> ProbeResult:
+    async def _measure(self, client: Client, prompts: RandomPrompts) -> ProbeResult:
         streams: list[list[float]] = [[] for _ in range(self.num_streams)]
+        longest = client.model.max_model_len or _STREAM_TOKENS + _SHORT_PROMPT
+        num_tokens = min(_STREAM_TOKENS, longest - _SHORT_PROMPT)
         tasks = [
-            asyncio.create_task(
-                self._decode(client, self._prompt(random_state, _SHORT_PROMPT), times)
-            )
+            asyncio.create_task(client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times))
             for times in streams
         ]
         try:
@@ -94,43 +75,24 @@ class Probe:
             window_start = time.perf_counter()
             await asyncio.sleep(self.steady_s)
             sent = time.perf_counter()
-            long_prompt = self._prompt(random_state, self.long_prompt)
-            times_s = [at async for at in self._stream(client, long_prompt, 2)]
-            await asyncio.sleep(1.0)
+            first_tokens = await self._send_longs(client, prompts)
+            await asyncio.sleep(_TAIL_S)
         finally:
             for task in tasks:
                 task.cancel()
         return ProbeResult(
             token_times_s=[[at - sent for at in times] for times in streams],
             window_start_s=window_start - sent,
-            ttft_s=times_s[0] - sent,
+            long_ttfts_s=[at - sent for at in first_tokens],
         )
 
-    def _prompt(self, random_state: random.Random, length: int) -> list[int]:
-        return random_state.choices(range(_LOWEST_TOKEN, self.vocab_size), k=length)
-
-    async def _decode(
-        self, client: httpx.AsyncClient, prompt: list[int], times: list[float]
-    ) -> None:
-        async for at in self._stream(client, prompt, 4000):
-            times.append(at)  # noqa: PERF401  seen while it grows
-
-    async def _stream(
-        self, client: httpx.AsyncClient, prompt: list[int], max_tokens: int
-    ) -> AsyncIterator[float]:
-        """Times at which tokens come."""
-        body = {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                await response.aread()
-                response.raise_for_status()
-            async for line in response.aiter_lines():
-                if line.startswith("data: {") and msgspec.json.decode(line[6:])["choices"]:
-                    yield time.perf_counter()
+    async def _send_longs(self, client: Client, prompts: RandomPrompts) -> list[float]:
+        """When each of the long prompts had its first token."""
+        longs: list[list[float]] = [[] for _ in range(self.num_longs)]
+        await asyncio.gather(
+            *(
+                client.complete(prompts.draw(self.long_prompt), _LONG_OUTPUT, times)
+                for times in longs
+            )
+        )
+        return [times[0] for times in longs]

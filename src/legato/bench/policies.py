@@ -1,0 +1,55 @@
+"""Policies to compare, as a user names them: KIND[:TOKENS][:ORDER].
+
+- `slo`: a step takes as long as the ITL and TPOT SLOs allow.
+- `fixed`: a step holds a fixed number of tokens; running streams go first.
+- `prefill-first`: the same, but running streams wait for every chunk.
+"""
+
+from typing import Any, get_args
+
+import msgspec
+
+from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+
+_POLICIES: dict[str, Policy] = {
+    "slo": "stall-free",
+    "fixed": "stall-free",
+    "prefill-first": "prefill-first",
+}
+
+
+def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
+    """The settings of a server with this policy.
+
+    Args:
+        common: what the servers that are compared have in common, with all that is promised.
+            TOKENS and ORDER replace what it says.
+
+    Raises:
+        ConfigError: there is no such policy, or it cannot be had with what is promised.
+    """
+    kind, *options = text.split(":")
+    if kind not in _POLICIES:
+        raise ConfigError(f"no policy {text!r}; policies are: {', '.join(_POLICIES)}")
+    if kind == "slo" and not common.promises_pace:
+        raise ConfigError("policy slo keeps an ITL or TPOT SLO, but none is set")
+    given: dict[str, Any] = {"policy": _POLICIES[kind], **dict(map(_option, options))}
+    return msgspec.structs.replace(common if kind == "slo" else _unpaced(common), **given)
+
+
+def _option(text: str) -> tuple[str, int | str]:
+    """A field of `SchedulerConfig` and its value."""
+    if text.isdecimal():
+        return "max_num_batched_tokens", int(text)
+    if text in get_args(PrefillOrder):
+        return "prefill_order", text
+    orders = ", ".join(get_args(PrefillOrder))
+    raise ConfigError(f"{text!r} is neither a number of tokens nor one of {orders}")
+
+
+def _unpaced(config: SchedulerConfig) -> SchedulerConfig:
+    """The same without promises that bound a step; those of the first token stay."""
+    classes = {name: SloClass(ttft_s=slo.ttft_s) for name, slo in config.slo_classes.items()}
+    return msgspec.structs.replace(config, itl_slo_s=None, tpot_slo_s=None, slo_classes=classes)

@@ -1,0 +1,132 @@
+"""Serves a workload on a virtual clock: the engine's loop and scheduler, on steps that only last.
+
+Minutes pass in seconds, and the same seed always gives the same.
+"""
+
+import msgspec
+
+from legato.bench.profiles import Profile
+from legato.bench.record import OnProgress, RequestRecord
+from legato.bench.simulated_clients import SimulatedClients
+from legato.bench.truth import Truth, calibrate
+from legato.bench.workload import Workload
+from legato.core.config import CacheConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.engine.core import EngineCore
+from legato.engine.messages import EngineStats
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
+
+_STEPS_PER_PROGRESS = 256
+
+
+class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server to simulate.
+
+    Attributes:
+        overhead_s: what passes between two steps.
+        truth_error, noise: as in `Truth`.
+        seed: of all that is random.
+    """
+
+    profile: Profile
+    scheduler: SchedulerConfig
+    overhead_s: float = 0.5e-3
+    truth_error: float = 0.1
+    noise: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.truth_error < 1.0:
+            raise ConfigError(f"the truth's error must be in [0, 1), got {self.truth_error}")
+        for name in ("overhead_s", "noise"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    def start(self, clock: VirtualClock) -> EngineCore:
+        """An engine that is as good as calibrated, at rest."""
+        profile, block_size = self.profile, CacheConfig().block_size
+        config = self.scheduler.resolve(profile.max_model_len)
+        kv = KVCacheManager(-(-profile.kv_cache_tokens // block_size), block_size)
+        calibration = calibrate(
+            profile.costs,
+            max_model_len=profile.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            noise=self.noise,
+            seed=self.seed,
+        )
+        truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
+        scheduler = Scheduler(
+            config,
+            max_model_len=profile.max_model_len,
+            kv=kv,
+            step_time=StepTimeModel(calibration),
+        )
+        return EngineCore(scheduler, kv, SimulatedExecutor(clock, truth.step_time_s), clock)
+
+
+class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a workload.
+
+    Attributes:
+        records: by arrival.
+        duration_s: from the start of the run to the last output, on the virtual clock.
+        stats: of the engine, at the end.
+    """
+
+    records: list[RequestRecord]
+    duration_s: float
+    num_steps: int
+    stats: EngineStats
+
+
+def simulate(
+    server: SimulatedServer, workload: Workload, on_progress: OnProgress | None = None
+) -> SimulatedRun:
+    """Serve a workload, on a server that has just started.
+
+    Args:
+        on_progress: told now and then.
+
+    Raises:
+        ConfigError: a request names a class that the server does not know, or is too long.
+    """
+    _check(server, workload)
+    clock = VirtualClock()
+    core = server.start(clock)
+    clients = SimulatedClients(workload)
+    num_steps = 0
+    while clients.next_arrival_s is not None or core.has_work:
+        if not core.has_work and clients.next_arrival_s is not None:
+            clock.advance_to(clients.next_arrival_s)
+        # What comes from here on, until the step has ended, waits for the next one.
+        events = clients.send(clock.now_s)
+        clock.advance_to(clock.now_s + server.overhead_s)
+        planned_s = clock.now_s
+        outputs = core.step(events)
+        clients.receive(outputs, clock.now_s)
+        if clock.now_s == planned_s and core.has_work:
+            raise RuntimeError(f"at {planned_s} s there is work, but no step")
+        num_steps += clock.now_s > planned_s
+        if on_progress is not None and num_steps % _STEPS_PER_PROGRESS == 0:
+            on_progress(clients.counts)
+    return SimulatedRun(
+        records=clients.records(),
+        duration_s=clock.now_s,
+        num_steps=num_steps,
+        stats=core.stats,
+    )
+
+
+def _check(server: SimulatedServer, workload: Workload) -> None:
+    classes, max_model_len = server.scheduler.classes, server.profile.max_model_len
+    for request in workload:
+        if request.slo_class not in (None, *classes):
+            raise ConfigError(
+                f"the workload asks for class {request.slo_class!r}; classes are: "
+                f"{', '.join(classes)}"
+            )
+        if request.num_prompt_tokens + request.num_output_tokens > max_model_len:
+            raise ConfigError(f"{request} is longer than max_model_len {max_model_len}")

@@ -1,0 +1,224 @@
+"""`legato bench`: load and measure any OpenAI-compatible server."""
+
+import argparse
+import asyncio
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legato.cli.bench_flags import (
+    add_output_flags,
+    add_probe_flags,
+    add_search_flags,
+    add_server_flags,
+    add_slo_flags,
+)
+from legato.cli.numbers import count
+from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+
+if TYPE_CHECKING:
+    from legato.bench.client import Address
+    from legato.bench.report import Report
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXTRA_MODULES = ("httpx", "matplotlib")
+_NOT_SETTINGS = {"run", "benchmark", "api_key", "name", "output"}
+_TRIAL_REQUESTS = 100
+_FIRST_RATE_PER_S = 1.0
+_UNSAFE_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+def add_parser(subparsers: "Subparsers") -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="load and measure any OpenAI-compatible server",
+        description="Load and measure any OpenAI-compatible server.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    _add_run_parser(benchmarks)
+    _add_capacity_parser(benchmarks)
+    _add_probe_parser(benchmarks)
+    _add_report_parser(benchmarks)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a benchmark; returns the exit status."""
+    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[bench]'")
+    from legato.bench.errors import RequestError
+
+    try:
+        args.benchmark(args)
+    except RequestError as error:
+        print(f"legato: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_run_parser(benchmarks: "Subparsers") -> None:
+    parser = benchmarks.add_parser(
+        "run",
+        help="send a workload and measure latencies",
+        description="Send a workload, each request at its time, and measure latencies.",
+        allow_abbrev=False,
+    )
+    add_server_flags(parser)
+    add_workload_flags(parser)
+    parser.add_argument(
+        "--max-concurrency", type=count, metavar="N", help="most requests in flight"
+    )
+    add_slo_flags(parser)
+    add_output_flags(parser)
+    parser.set_defaults(benchmark=_run)
+
+
+def _add_capacity_parser(benchmarks: "Subparsers") -> None:
+    parser = benchmarks.add_parser(
+        "capacity",
+        help="find the largest rate that a server sustains",
+        description="Find the largest Poisson rate at which P99 ITL and the median scheduling "
+        "delay (TTFT beyond that of an idle server) keep their limits. Trials begin with --rate "
+        f"({_FIRST_RATE_PER_S:g} a second) and have --num-requests ({_TRIAL_REQUESTS}).",
+        allow_abbrev=False,
+    )
+    add_server_flags(parser)
+    add_workload_flags(parser)
+    parser.set_defaults(rate=_FIRST_RATE_PER_S, num_requests=_TRIAL_REQUESTS)
+    add_search_flags(parser)
+    add_output_flags(parser)
+    parser.set_defaults(benchmark=_capacity)
+
+
+def _add_probe_parser(benchmarks: "Subparsers") -> None:
+    parser = benchmarks.add_parser(
+        "probe",
+        help="see what long prompts do to running streams",
+        description="Let streams decode, send long prompts, and see how long the streams wait.",
+        allow_abbrev=False,
+    )
+    add_server_flags(parser)
+    add_probe_flags(parser)
+    add_output_flags(parser)
+    parser.set_defaults(benchmark=_probe)
+
+
+def _add_report_parser(benchmarks: "Subparsers") -> None:
+    parser = benchmarks.add_parser(
+        "report",
+        help="put reports side by side",
+        description="Put reports, of any servers, side by side on one page.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("reports", nargs="+", type=Path, metavar="JSON", help="written earlier")
+    parser.add_argument(
+        "-o", "--output", type=Path, default="report.html", metavar="HTML", help="%(default)s"
+    )
+    parser.set_defaults(benchmark=_report)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from legato.bench.prompts import RandomPrompts
+    from legato.bench.report import RunReport
+    from legato.bench.sessions import ask_model, run_workload
+    from legato.bench.summary import Slos
+
+    model = asyncio.run(ask_model(_address(args)))
+    workload = workload_choice(args, model.max_model_len).load()
+    prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
+    slos = Slos(
+        default=SloClass(itl_s=args.itl_slo, tpot_s=args.tpot_slo, ttft_s=args.ttft_slo),
+        by_class=dict(args.slo_classes),
+    )
+    records = asyncio.run(
+        run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)
+    )
+    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records))
+
+
+def _capacity(args: argparse.Namespace) -> None:
+    from legato.bench.prompts import RandomPrompts
+    from legato.bench.report import CapacityReport
+    from legato.bench.sessions import ask_model, search_capacity
+
+    model = asyncio.run(ask_model(_address(args)))
+    capacity = search_capacity(
+        _address(args),
+        workload_choice(args, model.max_model_len),
+        RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
+        itl_slo_s=args.itl_slo,
+        max_delay_s=args.max_delay,
+        start_rate_per_s=args.rate,
+        precision=args.precision,
+    )
+    name = args.name or model.id
+    _publish(args, CapacityReport(name=name, settings=_settings(args), capacity=capacity))
+
+
+def _probe(args: argparse.Namespace) -> None:
+    from legato.bench.probe import Probe
+    from legato.bench.report import ProbeReport
+    from legato.bench.sessions import ask_model
+
+    model = asyncio.run(ask_model(_address(args)))
+    probe = Probe(
+        args.base_url,
+        model.id,
+        num_streams=args.streams,
+        long_prompt=args.long,
+        num_longs=args.longs,
+        steady_s=args.steady,
+        vocab_size=args.vocab_size,
+        seed=args.seed,
+        api_key=args.api_key,
+    )
+    result = asyncio.run(probe.run())
+    name = args.name or model.id
+    _publish(args, ProbeReport(name=name, settings=_settings(args), result=result))
+
+
+def _report(args: argparse.Namespace) -> None:
+    from legato.bench.console import print_table
+    from legato.bench.page import render_page
+    from legato.bench.report import read_report
+    from legato.bench.tables import tables
+
+    reports = [read_report(path) for path in args.reports]
+    for table in tables(reports):
+        print_table(table)
+    args.output.write_text(render_page(reports), encoding="utf-8")
+    print(f"written to {args.output}")
+
+
+def _publish(args: argparse.Namespace, report: "Report") -> None:
+    """Write the report as JSON and as a page, and print it."""
+    from legato.bench.console import print_table
+    from legato.bench.page import render_page
+    from legato.bench.report import write_report
+    from legato.bench.tables import tables
+
+    kind = args.benchmark.__name__.strip("_")
+    path = args.output / _UNSAFE_IN_NAMES.sub("-", f"{kind}-{report.name}.json")
+    write_report(path, report)
+    for table in tables([report]):
+        print_table(table)
+    path.with_suffix(".html").write_text(render_page([report]), encoding="utf-8")
+    print(f"written to {path} and {path.with_suffix('.html').name}")
+
+
+def _address(args: argparse.Namespace) -> "Address":
+    from legato.bench.client import Address
+
+    return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What belongs into a report; key a flag's name."""
+    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}

@@ -1,0 +1,103 @@
+"""The flags of `legato bench`, but for those of the workload."""
+
+import argparse
+from pathlib import Path
+
+from legato.cli.durations import duration_s
+from legato.cli.flags import slo_class
+from legato.cli.numbers import count, positive
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="%(default)s"
+    )
+    group.add_argument("--model", metavar="NAME", help="default: the only one it serves")
+    group.add_argument("--api-key", metavar="KEY")
+    group.add_argument(
+        "--vocab-size",
+        type=count,
+        default=32_000,
+        metavar="N",
+        help="prompts are random tokens below this (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+
+
+def add_slo_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("SLOs, which decide what counts as goodput")
+    group.add_argument(
+        "--itl-slo", type=duration_s, metavar="TIME", help="for 99 of 100 gaps of a request"
+    )
+    group.add_argument("--tpot-slo", type=duration_s, metavar="TIME", help="for their mean")
+    group.add_argument("--ttft-slo", type=duration_s, metavar="TIME", help="for the first token")
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        type=slo_class,
+        action="append",
+        default=[],
+        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        help="for requests of a class, instead of those above; may be repeated",
+    )
+
+
+def add_search_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--itl-slo",
+        type=duration_s,
+        required=True,
+        metavar="TIME",
+        help="99 of 100 gaps are at most as long",
+    )
+    group.add_argument(
+        "--max-delay",
+        type=duration_s,
+        default="2s",
+        metavar="TIME",
+        help="half of the scheduling delays are at most as long (%(default)s)",
+    )
+    group.add_argument(
+        "--precision",
+        type=positive,
+        default=0.1,
+        metavar="FRACTION",
+        help="how near to come to a rate that is not sustained (%(default)s)",
+    )
+
+
+def add_probe_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("probe")
+    group.add_argument("--streams", type=count, default=8, metavar="N", help="%(default)s")
+    group.add_argument(
+        "--long",
+        type=count,
+        default=7000,
+        metavar="TOKENS",
+        help="length of a long prompt (%(default)s)",
+    )
+    group.add_argument(
+        "--longs", type=count, default=1, metavar="N", help="long prompts at once (%(default)s)"
+    )
+    group.add_argument(
+        "--steady",
+        type=duration_s,
+        default="4s",
+        metavar="TIME",
+        help="how long to watch the streams before (%(default)s)",
+    )
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("report")
+    group.add_argument("--name", help="of this run beside others (default: the model's)")
+    group.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default="out",
+        metavar="FOLDER",
+        help="where JSON and HTML go (%(default)s)",
+    )

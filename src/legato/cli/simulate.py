@@ -1,0 +1,129 @@
+"""`legato simulate`: compare scheduling policies on a virtual clock."""
+
+import argparse
+import importlib.util
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legato.cli.simulate_flags import (
+    DEFAULT_POLICIES,
+    add_server_flags,
+    promised_slos,
+    simulated_server,
+)
+from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from legato.bench.report import Report
+    from legato.bench.simulation import SimulatedRun, SimulatedServer
+
+_NOT_SETTINGS = {"run", "policies", "output"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "simulate",
+        help="compare scheduling policies without a machine to run them on",
+        description="Serve a workload on a virtual clock, with the engine's own scheduler and "
+        "steps that only last: minutes pass in seconds.",
+        allow_abbrev=False,
+    )
+    add_workload_flags(parser)
+    add_server_flags(parser)
+    _add_report_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate every policy, print and write what came of it; returns the exit status."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
+    if args.capacity and args.itl_slo_s is None:
+        raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
+    # The tables say which promises were broken.
+    logging.basicConfig(level=logging.ERROR)
+    report_of = _capacity_report if args.capacity else _run_report
+    policies = dict.fromkeys(args.policies or DEFAULT_POLICIES)  # each once
+    servers = {policy: simulated_server(args, policy) for policy in policies}
+    _publish(args, [report_of(args, policy, server) for policy, server in servers.items()])
+    return 0
+
+
+def _add_report_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("report")
+    group.add_argument(
+        "--capacity",
+        action="store_true",
+        help="find the largest Poisson rate at which P99 ITL keeps its SLO and the median "
+        "scheduling delay stays below 2 s, beginning with --rate",
+    )
+    group.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default="out",
+        metavar="FOLDER",
+        help="where JSON and HTML go (%(default)s)",
+    )
+
+
+def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+    from legato.bench.report import RunReport
+    from legato.bench.simulated_sessions import simulate_run
+
+    workload = workload_choice(args, server.profile.max_model_len).load()
+    started_s = time.perf_counter()
+    simulated = simulate_run(server, workload, policy)
+    _tell(policy, simulated, time.perf_counter() - started_s)
+    settings = _settings(args, policy)
+    return RunReport.of(policy, settings, promised_slos(args), simulated.records)
+
+
+def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+    from legato.bench.report import CapacityReport
+    from legato.bench.simulated_sessions import simulate_search
+
+    capacity = simulate_search(
+        server,
+        workload_choice(args, server.profile.max_model_len),
+        itl_slo_s=args.itl_slo_s,
+        start_rate_per_s=args.rate or 1.0,
+    )
+    return CapacityReport(name=policy, settings=_settings(args, policy), capacity=capacity)
+
+
+def _tell(policy: str, simulated: "SimulatedRun", wall_s: float) -> None:
+    from rich.console import Console
+
+    stats = simulated.stats
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"{policy}: {simulated.duration_s:.0f} s in {wall_s:.1f} s; {simulated.num_steps} steps, "
+        f"of which {stats.num_steps_over_budget} over budget; {stats.num_preemptions} preemptions"
+    )
+
+
+def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
+    """Print the reports side by side, and write each as JSON and all as one page."""
+    from legato.bench.console import print_table
+    from legato.bench.page import render_page
+    from legato.bench.report import write_report
+    from legato.bench.tables import tables
+
+    for table in tables(reports):
+        print_table(table)
+    kind = "capacity" if args.capacity else "run"
+    for report in reports:
+        name = report.name.replace(":", "-")
+        write_report(args.output / f"simulated-{kind}-{name}.json", report)
+    page = args.output / f"simulated-{kind}.html"
+    page.write_text(render_page(reports), encoding="utf-8")
+    print(f"written to {page}, and as JSON beside it")
+
+
+def _settings(args: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """What belongs into a report; key a flag's name."""
+    given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+    return {"policy": policy, **given}

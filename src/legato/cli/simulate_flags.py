@@ -1,0 +1,149 @@
+"""The flags that describe simulated servers, and the servers that they make."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from legato.cli.durations import duration_s
+from legato.cli.flags import given_fields, slo_class
+from legato.cli.numbers import count, fraction
+from legato.core.config import SchedulerConfig
+from legato.core.slo import INTERACTIVE
+
+if TYPE_CHECKING:
+    from legato.bench.profiles import Profile
+    from legato.bench.simulation import SimulatedServer
+    from legato.bench.summary import Slos
+
+DEFAULT_POLICIES = ("slo", "fixed:512")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags from which `simulated_server` builds servers, but for the workload's."""
+    _add_machine_flags(parser.add_argument_group("simulated machine"))
+    _add_promise_flags(
+        parser.add_argument_group("promises, which also decide what counts as goodput")
+    )
+    _add_scheduler_flags(parser.add_argument_group("scheduler"))
+
+
+def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer":
+    """The server that the parsed flags describe.
+
+    Raises:
+        ConfigError: there is no such policy or profile, or what is set contradicts itself.
+    """
+    from legato.bench.policies import parse_policy
+    from legato.bench.simulation import SimulatedServer
+
+    return SimulatedServer(
+        profile=_profile(args),
+        scheduler=parse_policy(policy, _common_config(args)),
+        overhead_s=args.overhead,
+        truth_error=args.truth_error,
+        noise=args.noise,
+        seed=args.seed,
+    )
+
+
+def promised_slos(args: argparse.Namespace) -> "Slos":
+    """What the parsed flags promise, whatever a policy makes of it."""
+    from legato.bench.summary import Slos
+
+    classes = _common_config(args).classes
+    return Slos(default=classes[INTERACTIVE], by_class=classes)
+
+
+def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--profile",
+        default="smollm2-135m-cpu",
+        metavar="NAME|FILE",
+        help="what steps take: smollm2-135m-cpu, llama-3-8b-h100, or a file that `legato "
+        "calibrate` wrote (%(default)s)",
+    )
+    group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
+    group.add_argument(
+        "--overhead",
+        type=duration_s,
+        default="0.5ms",
+        metavar="TIME",
+        help="what passes between two steps (%(default)s)",
+    )
+    group.add_argument(
+        "--truth-error",
+        type=fraction,
+        default=0.1,
+        metavar="FRACTION",
+        help="how far the costs of steps are off what the scheduler was told (%(default)s)",
+    )
+    group.add_argument(
+        "--noise",
+        type=fraction,
+        default=0.05,
+        metavar="FRACTION",
+        help="by how much the duration of equal steps varies (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+
+
+def _add_promise_flags(group: argparse._ArgumentGroup) -> None:
+    for name, what in (("itl", "each gap"), ("tpot", "their mean"), ("ttft", "the first token")):
+        group.add_argument(
+            f"--{name}-slo",
+            dest=f"{name}_slo_s",
+            type=duration_s,
+            metavar="TIME",
+            help=f"for {what}, of requests that name no class",
+        )
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        type=slo_class,
+        action="append",
+        default=[],
+        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        help="a further class, beside interactive and batch; may be repeated",
+    )
+
+
+def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--policy",
+        dest="policies",
+        action="append",
+        metavar="KIND[:TOKENS][:ORDER]",
+        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
+        "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
+        f"{' and '.join(DEFAULT_POLICIES)})",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=count,
+        default=SchedulerConfig().max_num_seqs,
+        metavar="N",
+        help="most requests running at once (%(default)s)",
+    )
+    group.add_argument(
+        "--shed-load",
+        action="store_true",
+        help="refuse a request at once whose TTFT SLO cannot be met",
+    )
+
+
+def _profile(args: argparse.Namespace) -> "Profile":
+    import msgspec
+
+    from legato.bench.profiles import load_profile
+
+    profile = load_profile(args.profile)
+    return msgspec.structs.replace(
+        profile,
+        max_model_len=args.max_model_len or profile.max_model_len,
+        kv_cache_tokens=args.kv_cache_tokens or profile.kv_cache_tokens,
+    )
+
+
+def _common_config(args: argparse.Namespace) -> SchedulerConfig:
+    """All that the flags say of any policy."""
+    given = given_fields(args, SchedulerConfig)
+    return SchedulerConfig(**{**given, "slo_classes": dict(args.slo_classes)})

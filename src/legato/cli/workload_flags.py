@@ -1,0 +1,68 @@
+"""The flags that choose a workload."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from legato.cli.durations import duration_s
+from legato.cli.numbers import count, positive
+
+if TYPE_CHECKING:
+    from legato.bench.choice import WorkloadChoice
+
+
+def add_workload_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags from which `workload_choice` builds a `WorkloadChoice`, but for `--seed`."""
+    group = parser.add_argument_group("workload")
+    group.add_argument(
+        "--workload",
+        required=True,
+        metavar="FILE|MIX",
+        help="an Azure trace (CSV), a Mooncake trace or Legato's own format (JSONL), or one of the "
+        "mixes chat, code, summarize, mixed, interactive+batch, long-prompts-vs-short",
+    )
+    group.add_argument(
+        "--num-requests",
+        type=count,
+        metavar="N",
+        help="how many to send (default: all of a file, 100 of a mix)",
+    )
+    group.add_argument(
+        "--duration", type=duration_s, metavar="TIME", help="send only those that arrive before"
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=count,
+        metavar="TOKENS",
+        help="cut prompts and outputs to fit (default: the model's)",
+    )
+    group.add_argument(
+        "--rate",
+        type=positive,
+        metavar="R",
+        help="requests a second; inf sends all at once (default: the file's own, inf of a mix)",
+    )
+    group.add_argument(
+        "--arrivals",
+        choices=("trace", "poisson"),
+        help="the file's pattern, stretched to the rate, or a random one (default: the file's if "
+        "there is one)",
+    )
+
+
+def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
+    """What the parsed flags choose.
+
+    Args:
+        max_model_len: of the model, where the flags do not say it.
+    """
+    from legato.bench.choice import WorkloadChoice
+
+    return WorkloadChoice(
+        source=args.workload,
+        num_requests=args.num_requests,
+        rate_per_s=args.rate,
+        arrivals=args.arrivals,
+        duration_s=args.duration,
+        max_model_len=args.max_model_len or max_model_len,
+        seed=args.seed,
+    )

@@ -1,0 +1,41 @@
+"""What a probe measures, by hand and on a real server."""
+
+import asyncio
+
+import pytest
+
+from legato.bench.client import Address
+from legato.bench.probe import Probe, ProbeResult
+
+RESULT = ProbeResult(
+    token_times_s=[[-4.0, -2.0, -1.0, 0.5, 3.5, 4.0], [-2.5, 0.0, 2.0, 2.5, 9.0]],
+    window_start_s=-2.0,
+    long_ttfts_s=[1.5, 3.0],
+)
+
+
+def test_windows_by_hand() -> None:
+    assert RESULT.ttft_s == 3.0
+    assert RESULT.itl_s(during=False).tolist() == [1.0]
+    assert RESULT.itl_s(during=True).tolist() == [1.5, 3.0, 2.0, 0.5, 6.5]
+    assert RESULT.tokens_per_s(during=False) == 1.0  # at -1.0 and 0.0
+    assert RESULT.tokens_per_s(during=True) == pytest.approx(1.0)  # at 0.5, 2.0 and 2.5
+
+
+def test_probe_of_a_server(address: Address) -> None:
+    probe = Probe(
+        address.base_url,
+        num_streams=3,
+        long_prompt=700,
+        num_longs=2,
+        steady_s=0.5,
+        api_key=address.api_key,
+    )
+    result = asyncio.run(probe.run())
+    assert len(result.token_times_s) == 3
+    assert len(result.long_ttfts_s) == 2
+    assert all(times_s == sorted(times_s) for times_s in result.token_times_s)
+    assert result.window_start_s <= -0.5
+    for during in (False, True):
+        assert result.itl_s(during=during).size >= 3
+        assert result.tokens_per_s(during=during) > 0.0

@@ -1,0 +1,119 @@
+"""Reports: written, read again, side by side on a page."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from legato.bench.capacity import Capacity, CapacityRule, UnloadedTtft
+from legato.bench.page import render_page
+from legato.bench.report import (
+    CapacityReport,
+    ProbeReport,
+    Report,
+    RunReport,
+    read_report,
+    write_report,
+)
+from legato.bench.summary import Slos
+from legato.bench.tables import Table, duration, tables
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+from tests.bench.test_capacity import GOOD_S, LATE_S
+from tests.bench.test_capacity import record as capacity_record
+from tests.bench.test_probe import RESULT
+from tests.bench.test_summary import ALL, REFUSED, record
+
+RULE = CapacityRule(itl_slo_s=0.1, unloaded=UnloadedTtft([150], [2.0]))
+TRIALS = [
+    RULE.judge(1.0, [capacity_record(0.1, [GOOD_S])]),
+    RULE.judge(2.0, [capacity_record(3.0, [LATE_S])]),
+    RULE.judge(1.5, [capacity_record(None)]),
+]
+SLOS = Slos(default=SloClass(ttft_s=0.5), by_class={"batch": SloClass()})
+CLASSES = [*ALL, record(0.0, 1.0, 2.0, slo_class="batch")]
+REPORTS: list[Report] = [
+    RunReport.of("Legato <128> & co", {"rate": 2.0, "source": "a<b"}, SLOS, CLASSES),
+    RunReport.of("nothing came back", {}, Slos(), [REFUSED]),
+    CapacityReport(
+        name="a search",
+        settings={},
+        capacity=Capacity(rate_per_s=1.0, rule=RULE, trials=TRIALS),
+    ),
+    ProbeReport(name="a probe", settings={}, result=RESULT),
+    ProbeReport(name="another probe", settings={}, result=RESULT),
+]
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.name)
+def test_round_trip(tmp_path: Path, report: Report) -> None:
+    path = tmp_path / "new" / "report.json"
+    write_report(path, report)
+    assert read_report(path) == report
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"type": "other"}', '{"type": "run", "name": 1}'])
+def test_not_a_report(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"report\.json as a report"):
+        read_report(path)
+    with pytest.raises(ConfigError, match=r"missing\.json as a report"):
+        read_report(tmp_path / "missing.json")
+
+
+def column(table: Table, name: str) -> dict[str, str]:
+    index = table.header.index(name)
+    return {row[0]: row[index] for row in table.rows}
+
+
+def test_tables_put_reports_side_by_side() -> None:
+    by_title = {table.title: table for table in tables(REPORTS)}
+    assert list(by_title) == [
+        "Runs",
+        "Failures: Legato <128> & co",
+        "Capacity",
+        "Trials: a search",
+        "Long prompts",
+    ]
+    runs = by_title["Runs"]
+    assert runs.header[1:] == [
+        "Legato <128> & co",
+        "Legato <128> & co: batch",
+        "nothing came back",
+    ]
+    first, batch = column(runs, runs.header[1]), column(runs, runs.header[2])
+    assert (first["requests finished"], first["refused"], first["failed"]) == ("4", "1", "1")
+    assert (first["TTFT p50"], first["TTFT max"]) == ("750 ms", "2.00 s")
+    assert first["SLO attained"] == "42.9%"
+    assert batch["SLO attained"] == batch["goodput, requests/s"] == "–"
+    assert column(runs, "nothing came back")["ITL p99"] == "–"
+    assert by_title["Failures: Legato <128> & co"].rows == [["broke off", "1"]]
+    assert column(by_title["Capacity"], "a search")["capacity"] == "1 requests/s"
+    assert by_title["Trials: a search"].rows == [
+        ["1/s", "62 ms", "100 ms", "0 of 1", "yes"],
+        ["1.5/s", "–", "–", "1 of 1", "no"],
+        ["2/s", "125 ms", "3.00 s", "0 of 1", "no"],
+    ]
+    assert column(by_title["Long prompts"], "a probe")["TTFT of the long prompts"] == (
+        "1.50 s, 3.00 s"
+    )
+    assert tables([]) == []
+
+
+@pytest.mark.parametrize("reports", [REPORTS, REPORTS[1:2], REPORTS[2:3], REPORTS[3:4]])
+def test_page_is_well_formed_and_needs_nothing_else(reports: list[Report]) -> None:
+    page = ElementTree.fromstring(render_page(reports))
+    text = "".join(page.itertext())
+    assert all(report.name in text for report in reports)
+    names = {element.tag.rpartition("}")[2] for element in page.iter()}
+    assert "svg" in names
+    assert not names & {"script", "link", "iframe", "img"}
+    links = [value for element in page.iter() for key, value in element.items() if "href" in key]
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+
+
+def test_durations_are_for_people() -> None:
+    values_s = (None, 0.0004, 0.035, -0.2, 0.9, 1.25, 75.0)
+    shown = ["–", "0.4 ms", "35 ms", "-200 ms", "900 ms", "1.25 s", "75.00 s"]
+    assert [duration(value_s) for value_s in values_s] == shown

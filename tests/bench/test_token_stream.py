@@ -1,0 +1,64 @@
+"""Reading the events of a stream, cut anywhere."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.bench.errors import RequestError
+from legato.bench.token_stream import TokenStream
+
+TOKEN = b'data: {"id":"x","choices":[{"index":0,"text":" a"}],"usage":null}\n\n'
+SPACED = b'data:{"id": "x", "choices": [ { "text": "\\"choices\\":[" } ]}\r\n\r\n'
+USAGE = b'data: {"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":%d}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def read(*chunks: bytes) -> tuple[list[float], int]:
+    """Times and count of tokens; chunk k comes at k."""
+    times_s: list[float] = []
+    stream = TokenStream(times_s)
+    for index, chunk in enumerate(chunks):
+        stream.feed(chunk, float(index))
+    return times_s, stream.end()
+
+
+def test_tokens_are_stamped_as_they_come() -> None:
+    assert read(TOKEN, TOKEN + SPACED, USAGE % 3, DONE) == ([0.0, 1.0, 1.0], 3)
+
+
+def test_without_usage_the_events_are_counted() -> None:
+    assert read(TOKEN, TOKEN, DONE) == ([0.0, 1.0], 2)
+
+
+def test_several_tokens_an_event() -> None:
+    assert read(TOKEN, TOKEN, USAGE % 5 + DONE) == ([0.0, 1.0], 5)
+
+
+def test_last_event_without_a_token() -> None:
+    assert read(TOKEN, TOKEN, TOKEN + USAGE % 2 + DONE) == ([0.0, 1.0], 2)
+
+
+@given(st.lists(st.integers(0, 400)))
+def test_chunks_may_end_anywhere(cuts: list[int]) -> None:
+    text = b": ping\n\nevent: x\n" + TOKEN + SPACED + TOKEN + USAGE % 3 + DONE
+    places = [0, *sorted(cuts), len(text)]
+    chunks = [text[start:end] for start, end in itertools.pairwise(places)]
+    times_s, num_tokens = read(*chunks)
+    assert (len(times_s), num_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ((TOKEN,), "broke off"),
+        ((), "broke off"),
+        ((DONE,), "no token"),
+        ((TOKEN, b'data: {"error":{"message":"out of memory"}}\n\n', DONE), "out of memory"),
+        ((TOKEN, b"data: <html>\n\n"), "<html>"),
+    ],
+)
+def test_streams_that_fail(chunks: tuple[bytes, ...], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read(*chunks)

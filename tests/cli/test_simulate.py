@@ -1,0 +1,67 @@
+"""`legato simulate` from outside."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legato.cli.main import main
+from tests.cli.test_main import legato
+
+CHAT = ("--workload", "chat", "--num-requests", "20")
+
+
+def test_policies_side_by_side_and_beside_other_reports(tmp_path: Path) -> None:
+    flags = (*CHAT, "--rate", "1", "--itl-slo", "100ms", "--ttft-slo", "2s", "-o", str(tmp_path))
+    done = legato("simulate", *flags, "--policy", "slo:fcfs", "--policy", "fixed:512")
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("slo:fcfs", "fixed:512", "ITL p99"))
+    assert "slo:fcfs</th>" in (tmp_path / "simulated-run.html").read_text()
+    reports = sorted(map(str, tmp_path.glob("*.json")))
+    assert len(reports) == 2
+    both = legato("bench", "report", *reports, "-o", str(tmp_path / "both.html"))
+    assert both.returncode == 0
+    assert "<svg" in (tmp_path / "both.html").read_text()
+
+
+def test_capacity(tmp_path: Path) -> None:
+    done = legato("simulate", *CHAT, "--capacity", "--itl-slo", "0.1", "-o", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "requests/s" in done.stdout
+    assert (tmp_path / "simulated-capacity-fixed-512.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "policy slo keeps an ITL or TPOT SLO"),
+        (("--capacity",), "--itl-slo"),
+        (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
+        (("--policy", "best"), "no policy 'best'"),
+        (("--policy", "fixed", "--profile", "abacus"), "no file or profile 'abacus'"),
+        (("--policy", "fixed", "--truth-error", "1"), "--truth-error"),
+        (("--policy", "fixed", "--shed-load"), "TTFT SLO"),
+        (("--policy", "fixed", "--kv-cache-tokens", "100"), "does not fit"),
+        (("--policy", "fixed", "--max-num-seqs", "none"), "--max-num-seqs"),
+        (("--policy", "fixed", "--slo-class", "gold:soon"), "--slo-class"),
+    ],
+)
+def test_user_errors(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(["simulate", *CHAT, *flags])
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_neither_torch_nor_a_server_is_needed() -> None:
+    code = (
+        "import sys, legato.bench.simulated_sessions\n"
+        "sys.exit(str({'torch', 'httpx'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
