@@ -8,34 +8,24 @@ table and writes stall.json and stall.png.
 
 import argparse
 import asyncio
-import shlex
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import matplotlib.pyplot as plt
 import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.servers import SERVE, running_server
 from legato.bench.probe import Probe, ProbeResult
 from legato.core.config import DEFAULT_MODEL
 
-SERVE = f"{sys.executable} -m legato serve --port {{port}} --log-level warning"
 LEGATO = {
     "Legato, budget 128": f"{SERVE} --max-num-batched-tokens 128",
     "Legato, budget 512": f"{SERVE} --max-num-batched-tokens 512",
     "Legato, prefill-first 512": f"{SERVE} --max-num-batched-tokens 512 --policy prefill-first",
     "Legato, whole prompts": f"{SERVE} --no-enable-chunked-prefill",
 }
-START_TIMEOUT_S = 300.0
 
 
 def main() -> None:
@@ -45,7 +35,7 @@ def main() -> None:
     console = Console()
     results: dict[str, ProbeResult] = {}
     for name, model, command in servers:
-        with console.status(f"{name}: starting"), _server(command) as base_url:
+        with console.status(f"{name}: starting"), running_server(command) as base_url:
             probe = Probe(
                 base_url, model, num_streams=arguments.streams, long_prompt=arguments.long
             )
@@ -71,45 +61,6 @@ def _parse() -> argparse.Namespace:
         help="another server to measure; {port} in the command is replaced",
     )
     return parser.parse_args()
-
-
-@contextmanager
-def _server(command: str) -> Iterator[str]:
-    """Run a server until the block ends; yields its base URL once it is healthy."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    base_url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        shlex.split(command.replace("{port}", str(port))),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _await_health(process, base_url)
-        yield base_url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_health(process: subprocess.Popen[bytes], base_url: str) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"the server ended with status {process.returncode}: {process.args}")
-        try:
-            if httpx.get(f"{base_url}/health").status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit(f"the server did not become healthy: {process.args}")
 
 
 def _table(results: dict[str, ProbeResult]) -> Table:
