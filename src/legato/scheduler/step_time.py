@@ -18,6 +18,8 @@ relative residual that a single slow step counts for at most."""
 _WINDOW_STEPS = 600
 _QUANTILE = 0.99
 """The promise is kept for 99 % of the tokens."""
+_ENOUGH_RESIDUALS = 100
+"""From so many on the quantile is worth more than a guess; of fewer it is their largest."""
 _MIN_MARGIN, _UNKNOWN_MARGIN = 0.02, 0.15
 _INTERRUPTION = 0.3
 """Relative residual beyond which it was not the model that erred: another program had the machine.
@@ -39,8 +41,6 @@ class StepTimeModel:
         self._residuals = _Residuals()
         if prior:
             self._costs = self._fit.solve()
-            for shape, seconds in prior:
-                self._note_residual(shape, self._residual(self._costs, shape, seconds))
 
     @property
     def is_known(self) -> bool:
@@ -112,7 +112,7 @@ class _Residuals:
 
     @property
     def margin(self) -> float:
-        if len(self._ordered) < _LEARNING_STEPS:
+        if len(self._ordered) < _ENOUGH_RESIDUALS:
             return _UNKNOWN_MARGIN
         rank = int(_QUANTILE * len(self._ordered))
         return max(_MIN_MARGIN, float(self._ordered[rank]))
