@@ -27,7 +27,8 @@ def request(**params: object) -> Request:
 def running(slo: SloClass, *, first_s: float, last_s: float, num_output_tokens: int) -> Request:
     """A request some of whose tokens came, the first and the last at the given times."""
     stream = Request(request(max_tokens=100).message, slo)
-    stream.token_ids += [OTHER] * num_output_tokens
+    for _ in range(num_output_tokens):
+        stream.append(OTHER, max_model_len=1000)
     stream.first_token_s, stream.last_token_s = first_s, last_s
     return stream
 

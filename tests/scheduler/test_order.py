@@ -23,34 +23,34 @@ SOON, LATER = SloClass(ttft_s=1.0), SloClass(ttft_s=30.0)
 def test_first_come_first_served() -> None:
     early = waiting_request(arrival_s=1.0, prompt_len=5000, slo=LATER)
     late = waiting_request(arrival_s=1.1, prompt_len=1, slo=SOON)
-    assert fcfs(early) < fcfs(late)
+    assert rank(early, fcfs) < rank(late, fcfs)
 
 
 def test_the_shortest_remaining_goes_first_until_the_longer_has_waited() -> None:
     """100 tokens more to compute are made up for by half a second."""
     long = waiting_request(arrival_s=0.0, prompt_len=200)
-    assert srf(waiting_request(arrival_s=0.4, prompt_len=100)) < srf(long)
-    assert srf(waiting_request(arrival_s=0.6, prompt_len=100)) > srf(long)
+    assert rank(waiting_request(arrival_s=0.4, prompt_len=100), srf) < rank(long, srf)
+    assert rank(waiting_request(arrival_s=0.6, prompt_len=100), srf) > rank(long, srf)
 
 
 def test_what_has_been_computed_does_not_remain() -> None:
     begun, new = waiting_request(prompt_len=200), waiting_request(prompt_len=100)
     begun.num_computed_tokens = 150
-    assert srf(begun) < srf(new)
+    assert rank(begun, srf) < rank(new, srf)
 
 
 def test_the_earliest_deadline_goes_first() -> None:
     soon = waiting_request(arrival_s=20.0, slo=SOON)
     later = waiting_request(arrival_s=0.0, slo=LATER)
     nothing = waiting_request(arrival_s=0.0, slo=SloClass(itl_s=0.1))
-    assert edf(soon) < edf(later) < edf(nothing)
+    assert rank(soon, edf) < rank(later, edf) < rank(nothing, edf)
 
 
 def test_a_request_that_is_late_goes_behind_but_not_for_ever() -> None:
     late = waiting_request(arrival_s=0.0, slo=SOON)
     late.is_late = True
-    assert edf(waiting_request(arrival_s=3.9, slo=SOON)) < edf(late)
-    assert edf(waiting_request(arrival_s=4.1, slo=SOON)) > edf(late)
+    assert rank(waiting_request(arrival_s=3.9, slo=SOON), edf) < rank(late, edf)
+    assert rank(waiting_request(arrival_s=4.1, slo=SOON), edf) > rank(late, edf)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from legato.core.errors import ConfigError
+from legato.engine.calibration_file import read_calibration
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
-from legato.scheduler.step_shape import StepShape
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,27 +45,12 @@ def load_profile(source: str) -> Profile:
     return Profile(costs=fit(_read_steps(Path(source))))
 
 
-class _Calibration(msgspec.Struct, frozen=True):
-    """Attributes: as in `legato.engine.calibration_file`."""
-
-    steps: list[tuple[dict[str, float], float]]
-
-
 def _read_steps(path: Path) -> list[MeasuredStep]:
-    if not path.exists():
-        raise ConfigError(f"no file or profile {str(path)!r}; profiles are: {', '.join(PROFILES)}")
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Calibration).steps
-        return [(_shape(counts), seconds) for counts, seconds in found]
-    except (OSError, msgspec.DecodeError, AttributeError) as error:
-        raise ConfigError(f"cannot read {path} as a calibration: {error}") from error
-
-
-def _shape(counts: dict[str, float]) -> StepShape:
-    shape = StepShape()
-    for name, count in counts.items():
-        setattr(shape, name, count)
-    return shape
+        return read_calibration(path)[1]
+    except FileNotFoundError as error:
+        names = ", ".join(PROFILES)
+        raise ConfigError(f"no file or profile {str(path)!r}; profiles are: {names}") from error
 
 
 def _llama_3_8b_h100() -> Profile:

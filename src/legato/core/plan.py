@@ -6,7 +6,7 @@ from legato.core.outputs import TokenLogprobs
 from legato.core.request import AddRequest
 
 
-class ScheduledChunk(msgspec.Struct, frozen=True):
+class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request, computed in one step.
 
     Attributes:

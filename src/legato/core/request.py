@@ -1,5 +1,7 @@
 """A request: the frozen message that asks for it and the one mutable record of its progress."""
 
+import math
+
 import msgspec
 
 from legato.core.outputs import FinishReason
@@ -43,9 +45,11 @@ class Request:
 
     Attributes:
         slo: what it is promised.
+        is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
+        num_tokens: prompt and output, kept because it is asked for so often.
         rank: its place among those that wait for prefill; lower goes first.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
-        stalled_since_s: since when its next chunk has not fitted into any step.
+        stalled_since_s: since when no chunk worth having has fitted into a step.
         first_token_s, last_token_s: when its tokens came; None before the first.
     """
 
@@ -58,17 +62,21 @@ class Request:
         "message",
         "num_computed_tokens",
         "num_preemptions",
+        "num_tokens",
         "rank",
+        "request_id",
         "slo",
         "stalled_since_s",
+        "step_s",
         "stop_reason",
         "token_ids",
     )
 
     def __init__(self, message: AddRequest, slo: SloClass) -> None:
         self.message = message
-        self.slo = slo
-        self.is_best_effort = slo.is_best_effort
+        self.request_id = message.request_id
+        self.num_tokens = len(message.prompt_token_ids)
+        self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
         self.stalled_since_s: float | None = None
@@ -81,25 +89,17 @@ class Request:
         self.stop_reason: int | str | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.message.request_id
-
-    @property
     def params(self) -> SamplingParams:
         return self.message.params
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.message.prompt_token_ids)
+        return self.num_tokens - len(self.message.prompt_token_ids)
 
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens whose keys and values are yet to be computed; 1 while decoding."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def ttft_deadline_s(self) -> float | None:
@@ -121,12 +121,17 @@ class Request:
 
     def give_up_promise(self) -> None:
         """Be best-effort from here on."""
-        self.slo = SloClass()
-        self.is_best_effort = True
+        self._promise(SloClass())
+
+    def _promise(self, slo: SloClass) -> None:
+        self.slo = slo
+        self.is_best_effort = slo.is_best_effort
+        self.step_s = math.inf if slo.step_s is None else slo.step_s
 
     def append(self, token_id: int, max_model_len: int) -> None:
         """Take a sampled token and decide whether it ends the request."""
         self.token_ids.append(token_id)
+        self.num_tokens += 1
         num_output_tokens = self.num_output_tokens
         if num_output_tokens >= self.params.min_tokens:
             if token_id in self.message.eos_token_ids:

@@ -1,10 +1,13 @@
 """How many rows a batch is computed with."""
 
+from functools import cache
+
 _EXACT = 16
 _STEPS = ((256, 16), (1024, 32))
 _COARSE = 64
 
 
+@cache
 def padded_rows(num_rows: int) -> int:
     """The number of rows, at least `num_rows`, that a batch is padded to.
 

@@ -31,6 +31,7 @@ class Calibration:
     Args:
         max_model_len: positions to go up to, as far as the time suffices.
         num_blocks: in the cache, from block 0 on; all of them must be free.
+        clock: in seconds.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Calibration:
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
+        self._clock = clock
         self._block_size = block_size
         self._limit = min(max_model_len - 1, num_blocks * block_size, _LONGEST_CONTEXT)
         self._max_num_seqs = max_num_seqs
@@ -56,10 +59,10 @@ class Calibration:
 
     def run(self, progress: Progress) -> list[MeasuredStep]:
         """Measure; `progress` is told the share of the time that has passed, up to 1."""
-        started_s = time.perf_counter()
+        started_s = self._clock()
         measured: list[MeasuredStep] = []
         for chunks in itertools.chain(self._fill(started_s), self._shapes()):
-            elapsed_s = time.perf_counter() - started_s
+            elapsed_s = self._clock() - started_s
             if elapsed_s > CALIBRATION_S:
                 break
             progress(min(1.0, elapsed_s / CALIBRATION_S))
@@ -72,7 +75,7 @@ class Calibration:
 
     def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
         """Compute one prompt, with chunks that grow as long as they take no time to speak of."""
-        while self._num_cached < self._limit and time.perf_counter() - started_s < _FILL_S:
+        while self._num_cached < self._limit and self._clock() - started_s < _FILL_S:
             num_tokens = min(self._longest_chunk, _CHUNKS[-1], self._limit - self._num_cached)
             yield [self._chunk("fill", self._num_cached, num_tokens, samples=False)]
             self._num_cached += num_tokens
@@ -96,7 +99,7 @@ class Calibration:
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
             blocks = tuple(range(first, first + num_blocks))
-            start = num_blocks * self._block_size - 1
+            start = min(num_blocks * self._block_size, self._num_cached) - 1
             yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1)
 
     def _prefill(self, num_tokens: int) -> Iterator[ScheduledChunk]:
@@ -112,10 +115,10 @@ class Calibration:
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
         plan = self._plan(chunks)
-        started_s = time.perf_counter()
+        started_s = self._clock()
         self._executor.submit(plan)
         self._executor.collect()
-        return StepShape.of(plan), time.perf_counter() - started_s
+        return StepShape.of(plan), self._clock() - started_s
 
     def _plan(self, chunks: list[ScheduledChunk], ended: tuple[str, ...] = ()) -> StepPlan:
         new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]

@@ -5,10 +5,12 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import platformdirs
 
+from legato.core.errors import ConfigError
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
 
@@ -22,7 +24,23 @@ class _Measurements(msgspec.Struct, frozen=True):
     """Attributes: `steps`: the shape's counts, by their name, and the step's seconds."""
 
     key: Key
-    steps: list[tuple[dict[str, float], float]]
+    steps: list[tuple[dict[str, float], Annotated[float, msgspec.Meta(gt=0.0)]]]
+
+
+def read_calibration(path: Path) -> tuple[Key, list[MeasuredStep]]:
+    """What a file holds, and what it depends on.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it is not a calibration.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Measurements)
+        return found.key, [(_shape(counts), seconds) for counts, seconds in found.steps]
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.DecodeError, AttributeError) as error:
+        raise ConfigError(f"cannot read {path} as a calibration: {error}") from error
 
 
 class CalibrationFile:
@@ -41,14 +59,13 @@ class CalibrationFile:
     def load(self) -> list[MeasuredStep] | None:
         """The measurements, or None if there are none that can be read."""
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=_Measurements)
-            if found.key == self._key:
-                return [(_shape(counts), seconds) for counts, seconds in found.steps]
+            key, steps = read_calibration(self.path)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError, AttributeError) as error:
-            logger.warning("%s is not used: %s", self.path, error)
-        return None
+        except ConfigError as error:
+            logger.warning("%s", error)
+            return None
+        return steps if key == self._key else None
 
     def save(self, steps: list[MeasuredStep]) -> None:
         """Write them, all or nothing. A folder that is not writable is worth a warning only."""

@@ -25,12 +25,13 @@ class Admission:
         """The refusal, or None for a request that may wait; it may have become best-effort."""
         if self._queues.num_waiting >= self._config.max_waiting:
             error = f"{self._queues.num_waiting} requests are waiting already"
-            return _refused(request, error, self._forecast.next_end_s())
+            return _refused(request, error, self._forecast.next_end_s(now_s))
         if not self._config.shed_load or request.ttft_deadline_s is None:
             return None
         left_s = request.ttft_deadline_s - now_s
-        ttft_s = self._forecast.ttft_s(request, left_s + _HORIZON_S)
-        if ttft_s is None or ttft_s <= left_s:
+        ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
+        # In doubt for the request: whoever is refused would be late by more than the model errs.
+        if ttft_s is None or ttft_s <= left_s * (1.0 + self._forecast.margin):
             return None
         if request.message.service.allow_best_effort:
             request.give_up_promise()

@@ -11,7 +11,7 @@ _SMALL_CHUNK = 32
 """Prefill tokens of a step as long as nothing is known of their cost, or where the promise is lost
 anyway, because one decode alone takes too long."""
 
-_MIN_CHUNK = ROW_BOUNDS[0]
+MIN_CHUNK = ROW_BOUNDS[0]
 """Tokens below which a chunk costs hardly less than one of this length."""
 
 UNLIMITED = math.inf
@@ -39,6 +39,18 @@ class StepBudget(Protocol):
     def explain(self, shape: StepShape, limit_s: float) -> str:
         """Which promise a step that is over budget breaks; empty where it breaks none."""
         ...
+
+
+def can_pace(budget: StepBudget, streams: StepShape, limit_s: float) -> bool:
+    """Whether running streams can get their tokens in time, step after step.
+
+    A promise that one stream alone would break is no reason to run fewer.
+    """
+    if limit_s == UNLIMITED or streams.num_decode_rows == 1:
+        return True
+    alone = StepShape()
+    alone.add_decode(1)
+    return budget.fits_decode(streams, limit_s) or not budget.fits_decode(alone, limit_s)
 
 
 class TokenBudget:
@@ -88,7 +100,7 @@ class TimeBudget:
         chunk = self._model.longest_chunk(shape, start, limit_s, cap)
         # A second prompt's crumb costs the step more than it brings; a first one is all that the
         # promise leaves.
-        is_crumb = chunk < min(wanted, _MIN_CHUNK) and shape.num_prefill_chunks > 0
+        is_crumb = chunk < min(wanted, MIN_CHUNK) and shape.num_prefill_chunks > 0
         return 0 if is_crumb else chunk
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:

@@ -1,13 +1,19 @@
 """When a new request would get its first token, by the step-time model and the queue."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 
+from legato.core.config import SchedulerConfig
 from legato.core.request import Request
-from legato.scheduler.budget import UNLIMITED, StepBudget
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
+from legato.scheduler.foreseen import ForeseenStreams
+from legato.scheduler.order import late_rank, rank
 from legato.scheduler.queues import Queues
-from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+
+_MOST_PLAYED = 32
+"""Waiting requests that are played one by one; of those behind them the same is expected."""
 
 
 class Forecast:
@@ -15,142 +21,138 @@ class Forecast:
 
     The work ahead is what goes before the request by rank, one prompt after the other in chunks as
     long as the budget allows. Running streams go on to their `max_tokens`. Requests that may still
-    come, and streams that end early, are not foreseen: a busy server is later than this and an idle
-    one earlier.
-
-    Args:
-        max_num_batched_tokens: cap of a chunk.
+    come, streams that end early, best-effort work and memory that runs out are not foreseen.
     """
 
     def __init__(
-        self,
-        queues: Queues,
-        model: StepTimeModel,
-        budget: StepBudget,
-        max_num_batched_tokens: int,
+        self, config: SchedulerConfig, queues: Queues, model: StepTimeModel, budget: StepBudget
     ) -> None:
+        assert config.max_num_batched_tokens is not None
+        self._longest_chunk = config.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs
+        self._idle_limit_s = config.idle_limit_s
         self._queues = queues
         self._model = model
         self._budget = budget
-        self._max_num_batched_tokens = max_num_batched_tokens
 
-    def ttft_s(self, request: Request, up_to_s: float) -> float | None:
+    def ttft_s(self, request: Request, now_s: float, up_to_s: float) -> float | None:
         """Seconds until the request's first token; at least `up_to_s` where it is later than that.
 
         None as long as the model knows nothing. The request does not wait yet.
         """
         if not self._model.is_known:
             return None
-        streams = self._streams()
-        elapsed_s = self._model.seconds(streams.shape)  # the last step is never a fraction of one
-        begun = {ahead.request_id: ahead for ahead in self._begun()}
-        for ahead in (*begun.values(), *self._queues.waiting_before(request), request):
-            if ahead.request_id not in begun:
-                elapsed_s += self._admission_s(ahead, streams)
-            elapsed_s += self._prefill_s(ahead, streams, up_to_s - elapsed_s)
-            streams.add(ahead)
-            if elapsed_s >= up_to_s:
-                break
-        return elapsed_s
+        streams = self._streams(now_s)
+        until_s = now_s + up_to_s
+        for ahead in self._begun_before(request):
+            self._serve(ahead, request, streams, now_s, until_s)
+        begun_s = streams.elapsed_s
+        waiting = [*islice(self._queues.waiting_before(request), _MOST_PLAYED)]
+        for ahead in waiting:
+            self._await_place(ahead, streams)
+            self._serve(ahead, request, streams, now_s, until_s)
+        if num_left := self._queues.num_waiting_before(request) - len(waiting):
+            streams.elapsed_s += (streams.elapsed_s - begun_s) * num_left / len(waiting)
+        self._await_place(request, streams)
+        self._prefill(request, streams, up_to_s, is_ahead=False)
+        return streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
 
-    def next_end_s(self) -> float | None:
+    @property
+    def margin(self) -> float:
+        """How far off it may be, relatively, for what the step-time model knows of itself."""
+        return self._model.margin
+
+    def next_end_s(self, now_s: float) -> float | None:
         """Seconds until a running stream is sure to have ended; None where nothing is known."""
-        streams = self._streams()
-        if not self._model.is_known or streams.num_steps == math.inf:
+        streams = self._streams(now_s)
+        if not self._model.is_known or not streams:
             return None
         return streams.num_steps * self._model.seconds(streams.shape)
 
-    def _admission_s(self, request: Request, streams: "_Streams") -> float:
-        """Until enough streams have ended for one more to be paced beside them."""
-        elapsed_s = 0.0
-        while streams.num_steps != math.inf and not self._can_join(request, streams):
-            elapsed_s += streams.num_steps * self._model.seconds(streams.shape)
-            streams.advance(streams.num_steps)
-        return elapsed_s
-
-    def _can_join(self, request: Request, streams: "_Streams") -> bool:
-        limit_s = min(streams.limit_s, request.slo.step_s or UNLIMITED)
-        streams.shape.add_decode(request.num_tokens)
-        fits = self._budget.fits_decode(streams.shape, limit_s)
-        streams.shape.remove_decode(request.num_tokens)
-        return fits
-
-    def _begun(self) -> Iterator[Request]:
+    def _streams(self, now_s: float) -> ForeseenStreams:
+        streams = ForeseenStreams(self._idle_limit_s)
         for running in self._queues.running.values():
-            if running.num_remaining_tokens > 1 and not running.is_best_effort:
+            if _is_stream(running) and not running.is_best_effort:
+                streams.add_running(running, now_s)
+        return streams
+
+    def _begun_before(self, request: Request) -> Iterator[Request]:
+        """Begun prompts whose prefill goes before the request's."""
+        request_rank = rank(request, self._queues.order)
+        for running in self._queues.running.values():
+            if (
+                not _is_stream(running)
+                and not running.is_best_effort
+                and rank(running, self._queues.order) <= request_rank
+            ):
                 yield running
 
-    def _streams(self) -> "_Streams":
-        return _Streams(
-            r
-            for r in self._queues.running.values()
-            if r.num_remaining_tokens == 1 and not r.is_best_effort
-        )
+    def _serve(
+        self,
+        ahead: Request,
+        request: Request,
+        streams: ForeseenStreams,
+        now_s: float,
+        until_s: float,
+    ) -> None:
+        leaves_s = self._leaves_s(ahead, request)
+        if self._prefill(ahead, streams, min(leaves_s, until_s) - now_s, is_ahead=True):
+            streams.add(ahead)
 
-    def _prefill_s(self, request: Request, streams: "_Streams", up_to_s: float) -> float:
-        """How long the request's prefill takes, one running stream after the other ending.
+    def _leaves_s(self, ahead: Request, request: Request) -> float:
+        """When one that is ahead would go behind the request, having missed its deadline."""
+        order = self._queues.order
+        if ahead.ttft_deadline_s is None or late_rank(ahead, order) <= rank(request, order):
+            return UNLIMITED
+        return ahead.ttft_deadline_s
 
-        Steps are counted in fractions, since prompts share them.
-        """
-        start, end, elapsed_s = request.num_computed_tokens, request.num_tokens, 0.0
-        while start < end and elapsed_s < up_to_s:
-            middle = (start + end) // 2
-            chunk = self._budget.max_chunk(
-                streams.shape, middle, self._max_num_batched_tokens, streams.limit_s
-            )
-            num_steps, step_s = streams.num_steps, self._model.seconds(streams.shape)
+    def _await_place(self, request: Request, streams: ForeseenStreams) -> None:
+        """Until enough streams have ended for one more to run, and be paced, beside them."""
+        while streams and not (
+            len(streams) < self._max_num_seqs and self._can_join(request, streams)
+        ):
+            streams.advance(streams.num_steps, self._model.seconds(streams.shape))
+
+    def _can_join(self, request: Request, streams: ForeseenStreams) -> bool:
+        limit_s = min(streams.steady_limit_s, request.step_s)
+        streams.shape.add_decode(request.num_tokens)
+        can_join = can_pace(self._budget, streams.shape, limit_s)
+        streams.shape.remove_decode(request.num_tokens)
+        return can_join
+
+    def _prefill(
+        self, request: Request, streams: ForeseenStreams, until_s: float, *, is_ahead: bool
+    ) -> bool:
+        """Compute what is left of its prompt; False where that comes to no end in time."""
+        start, end = request.num_computed_tokens, request.num_tokens
+        while start < end and streams.elapsed_s < until_s:
+            limit_s, num_steps = streams.limit_s, streams.num_steps
+            chunk = self._chunk((start + end) // 2, streams, limit_s)
             if chunk:
                 num_steps = min(num_steps, (end - start) / chunk)
-                step_s += self._model.chunk_s(streams.shape, middle, chunk)
-            start += round(num_steps * chunk)
-            elapsed_s += num_steps * step_s
-            streams.advance(num_steps)
-        return elapsed_s
+            elif start and is_ahead:
+                return False  # begun, but no chunk fits beside the streams: it is passed over
+            if limit_s > streams.steady_limit_s:
+                num_steps = min(1.0, num_steps)  # slack is spent once
+            step_s = self._step_s(streams, start, end, chunk)
+            start += math.ceil(num_steps * chunk)
+            streams.advance(num_steps, step_s)
+        return start >= end
+
+    def _chunk(self, start: int, streams: ForeseenStreams, limit_s: float) -> int:
+        chunk = self._budget.max_chunk(streams.shape, start, self._longest_chunk, limit_s)
+        return chunk if chunk or streams else MIN_CHUNK
+
+    def _step_s(self, streams: ForeseenStreams, start: int, end: int, chunk: int) -> float:
+        """How long a step is that is filled with such chunks of tokens [start, end)."""
+        step_s = self._model.seconds(streams.shape)
+        if chunk:
+            own = min(chunk, end - start)  # the rest of the step is others' of its kind
+            mean_start = (start + end - own) // 2
+            step_s += chunk / own * self._model.chunk_s(streams.shape, mean_start, own)
+        return step_s
 
 
-_ROUNDING = 1e-6
-
-
-class _Streams:
-    """Running streams, as they end one after the other."""
-
-    def __init__(self, requests: Iterable[Request]) -> None:
-        # (steps left, context, longest step), the first to end last.
-        self._left: list[tuple[float, int, float]] = sorted(
-            (
-                (
-                    (r.params.max_tokens or 0) - r.num_output_tokens,
-                    r.num_tokens,
-                    r.slo.step_s or UNLIMITED,
-                )
-                for r in requests
-            ),
-            reverse=True,
-        )
-        self._num_done = 0.0
-        self.shape = StepShape()
-        for _, context, _ in self._left:
-            self.shape.add_decode(context)
-
-    def add(self, request: Request) -> None:
-        """Let one more run, from its first token on."""
-        num_left = (request.params.max_tokens or 0) - request.num_output_tokens
-        step_s = request.slo.step_s or UNLIMITED
-        self._left.append((self._num_done + num_left, request.num_tokens, step_s))
-        self._left.sort(reverse=True)
-        self.shape.add_decode(request.num_tokens)
-
-    @property
-    def limit_s(self) -> float:
-        return min((limit_s for _, _, limit_s in self._left), default=UNLIMITED)
-
-    @property
-    def num_steps(self) -> float:
-        """Until the next one ends."""
-        return self._left[-1][0] - self._num_done if self._left else math.inf
-
-    def advance(self, num_steps: float) -> None:
-        self._num_done += num_steps
-        while self._left and self._left[-1][0] <= self._num_done + _ROUNDING:
-            _, context, _ = self._left.pop()
-            self.shape.remove_decode(context)
+def _is_stream(running: Request) -> bool:
+    """Whether it has its first token and waits for the next; a prompt's rest may be one token."""
+    return running.first_token_s is not None and running.num_remaining_tokens == 1

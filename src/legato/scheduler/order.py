@@ -11,7 +11,8 @@ from collections.abc import Callable
 from legato.core.config import PrefillOrder
 from legato.core.request import Request
 
-Order = Callable[[Request], float]
+Order = Callable[[Request, bool], float]
+"""Takes the request, and whether its TTFT SLO is out of reach."""
 
 PRIORITY_STEP_S = 10.0
 """One step of priority goes before what arrived this much earlier."""
@@ -24,17 +25,17 @@ _LATE = 4.0
 """A deadline out of reach is replaced by one this many times its length later."""
 
 
-def fcfs(request: Request) -> float:
+def fcfs(request: Request, is_late: bool) -> float:  # noqa: ARG001
     """First come, first served."""
     return request.message.arrival_time_s
 
 
-def srf(request: Request) -> float:
+def srf(request: Request, is_late: bool) -> float:  # noqa: ARG001
     """Shortest remaining first, with ageing."""
     return request.message.arrival_time_s + _S_PER_TOKEN * request.num_remaining_tokens
 
 
-def edf(request: Request) -> float:
+def edf(request: Request, is_late: bool) -> float:
     """Earliest deadline first over TTFT deadlines (Liu and Layland, 1973).
 
     A request that can no longer make its deadline would take others down with it, so it goes
@@ -43,7 +44,7 @@ def edf(request: Request) -> float:
     ttft_s = request.slo.ttft_s
     if ttft_s is None:
         return request.message.arrival_time_s + _NO_DEADLINE_S
-    return request.message.arrival_time_s + ttft_s * (1.0 + _LATE * request.is_late)
+    return request.message.arrival_time_s + ttft_s * (1.0 + _LATE * is_late)
 
 
 ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf}
@@ -57,5 +58,15 @@ def is_past_deadline(request: Request, now_s: float) -> bool:
 
 def rank(request: Request, order: Order) -> tuple[float, float]:
     """The whole sort key: preempted requests, whose streams stand still, go before all others."""
+    return _rank(request, order, request.is_late)
+
+
+def late_rank(request: Request, order: Order) -> tuple[float, float]:
+    """What `rank` comes to be when the request misses its deadline."""
+    return _rank(request, order, True)
+
+
+def _rank(request: Request, order: Order, is_late: bool) -> tuple[float, float]:
     stands_still = -float(request.num_preemptions > 0)
-    return stands_still, order(request) + PRIORITY_STEP_S * request.message.service.priority
+    priority_s = PRIORITY_STEP_S * request.message.service.priority
+    return stands_still, order(request, is_late) + priority_s

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from sortedcontainers import SortedKeyList
 
@@ -20,7 +21,8 @@ class Queues:
         self.order = order
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._waiting: dict[str, Request] = {}  # key request id
-        self._by_rank = {False: _ByRank(), True: _ByRank()}  # key: is best-effort
+        # Key: is best-effort; equal ranks in the order they came.
+        self._by_rank = {is_: SortedKeyList(key=attrgetter("rank")) for is_ in (False, True)}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self.running
@@ -48,6 +50,11 @@ class Queues:
     def waiting_before(self, request: Request) -> Iterator[Request]:
         """Those that wait with a promise and would go before a request that is about to."""
         yield from self._by_rank[False].irange_key(None, rank(request, self.order))
+
+    def num_waiting_before(self, request: Request) -> int:
+        """How many `waiting_before` yields."""
+        position: int = self._by_rank[False].bisect_key_right(rank(request, self.order))
+        return position
 
     def demote_late(self, now_s: float) -> None:
         """Let the requests whose deadline has passed go behind those that can make it."""
@@ -81,10 +88,3 @@ class Queues:
     def _leave(self, request: Request) -> None:
         del self._waiting[request.request_id]
         self._by_rank[request.is_best_effort].remove(request)
-
-
-class _ByRank(SortedKeyList):  # type: ignore[misc]
-    """Requests by rank; equal ranks in the order they came."""
-
-    def __init__(self) -> None:
-        super().__init__(key=lambda request: request.rank)

@@ -75,11 +75,8 @@ class Scheduler:
         self._fill = POLICIES[config.policy]
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
-        self._admission = Admission(
-            config,
-            self._queues,
-            Forecast(self._queues, self._step_time, self._budget, config.max_num_batched_tokens),
-        )
+        forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        self._admission = Admission(config, self._queues, forecast)
         self._in_flight: StepPlan | None = None
         self._planned_s = 0.0
         self._shape = StepShape()

@@ -5,15 +5,15 @@ from typing import Protocol
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
-from legato.scheduler.budget import UNLIMITED, StepBudget
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
 from legato.scheduler.order import rank
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.turns import PrefillTurns
 
 _PATIENCE_S = 10.0
-"""How long a begun prompt may be passed over, because its chunk does not fit beside the streams
-that run, before no new ones are admitted, so that it comes to fit."""
+"""How long a begun prompt may go without a chunk worth having, because that does not fit beside the
+streams that run, before no new ones are admitted, so that it comes to fit."""
 
 _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
@@ -54,12 +54,19 @@ class StepBuilder:
         self._config = config
         self._now_s = now_s
         self._in_step: set[str] = set()  # request ids
+        self._streams: list[Request] = []  # each wants its next token
+        self._begun: list[Request] = []  # the others that run
         self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
+        self._promised = StepShape()  # decodes of all that run with a promise, once they decode
+        self._pace_s = UNLIMITED  # the tightest step that one of these wants
         self._may_admit = True
         self.limit_s = UNLIMITED
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
         self.preempted: list[Request] = []
+        for request in queues.running.values():
+            (self._streams if request.num_remaining_tokens == 1 else self._begun).append(request)
+            self._note_pace(request)
 
     @property
     def is_over_budget(self) -> bool:
@@ -81,14 +88,11 @@ class StepBuilder:
         waited longest comes along, the rest as far as they fit into what prefill leaves.
         """
         due_s = UNLIMITED
-        best_effort: list[Request] = []
-        for request in list(self._queues.running.values()):
-            if request.num_remaining_tokens != 1:
-                continue
-            if request.is_best_effort:
-                best_effort.append(request)
-            elif self._add_decode(request):
+        for request in self._streams:
+            if not request.is_best_effort and self._add_decode(request):
                 due_s = min(due_s, request.token_due_s or UNLIMITED)
+        running = self._queues.running
+        best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
         self.limit_s = due_s - self._now_s
         if due_s == UNLIMITED:
             self.limit_s = self._config.idle_limit_s
@@ -118,7 +122,7 @@ class StepBuilder:
 
     def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
         """Prompts by rank, begun ones and waiting ones alike; `most` bounds the chunks."""
-        begun = self._begun(best_effort)
+        begun = self._begun_by_rank(best_effort)
         num_added = 0
         while most is None or num_added < most:
             waiting = self._next_waiting(best_effort)
@@ -136,29 +140,29 @@ class StepBuilder:
         request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
         return None if request in self.preempted else request
 
-    def _begun(self, best_effort: bool) -> list[tuple[tuple[float, float], Request]]:
-        """Running requests with more than one token left to compute, by rank."""
+    def _begun_by_rank(self, best_effort: bool) -> list[tuple[tuple[float, float], Request]]:
+        """Begun prompts that have no chunk in this step yet."""
         begun = [
             (rank(request, self._queues.order), request)
-            for request in self._queues.running.values()
-            if request.num_remaining_tokens > 1
-            and request.is_best_effort is best_effort
+            for request in self._begun
+            if request.is_best_effort is best_effort
             and request.request_id not in self._in_step
+            and request.request_id in self._queues.running
         ]
         begun.sort(key=lambda ranked: ranked[0])
         return begun
 
     def _continue(self, request: Request) -> bool:
         num_tokens = self._chunk_size(request)
-        if num_tokens:
+        if num_tokens >= min(MIN_CHUNK, request.num_remaining_tokens):
             request.stalled_since_s = None
-            self._add_prefill(request, num_tokens)
-            return True
-        if request.stalled_since_s is None:
+        elif request.stalled_since_s is None:
             request.stalled_since_s = self._now_s
         elif self._now_s - request.stalled_since_s > _PATIENCE_S:
             self._may_admit = False
-        return False
+        if num_tokens:
+            self._add_prefill(request, num_tokens)
+        return num_tokens > 0
 
     def _begin(self, request: Request) -> bool:
         num_tokens = self._chunk_size(request)
@@ -172,6 +176,7 @@ class StepBuilder:
         ):
             return False
         self._queues.admit(request)
+        self._note_pace(request)
         self._add_prefill(request, num_tokens)
         return True
 
@@ -187,45 +192,46 @@ class StepBuilder:
         """Whether all streams with a promise would still get their tokens in time beside it."""
         if request.is_best_effort:
             return True
-        promised = [r for r in (*self._queues.running.values(), request) if not r.is_best_effort]
-        limit_s = min((r.slo.step_s or UNLIMITED for r in promised), default=UNLIMITED)
-        if limit_s == UNLIMITED or len(promised) == 1:
-            return True
-        together, alone = StepShape(), StepShape()
-        alone.add_decode(1)
-        for other in promised:
-            together.add_decode(other.num_tokens)
-        # A promise that one stream alone would break is no reason to run fewer.
-        return self._budget.fits_decode(together, limit_s) or not self._budget.fits_decode(
-            alone, limit_s
-        )
+        self._promised.add_decode(request.num_tokens)
+        fits = can_pace(self._budget, self._promised, min(self._pace_s, request.step_s))
+        self._promised.remove_decode(request.num_tokens)
+        return fits
+
+    def _note_pace(self, request: Request) -> None:
+        if not request.is_best_effort:
+            self._promised.add_decode(request.num_tokens)
+            self._pace_s = min(self._pace_s, request.step_s)
 
     def _chunk_size(self, request: Request) -> int:
         wanted = request.num_remaining_tokens
         room = self._budget.max_chunk(self.shape, request.num_computed_tokens, wanted, self.limit_s)
+        if not room and not self.chunks:
+            # Nobody's token waits for this step: what it holds may take longer, but not be nothing.
+            room = min(wanted, MIN_CHUNK)
         return room if self._config.enable_chunked_prefill or room == wanted else 0
 
     def _add_decode(self, request: Request) -> bool:
-        if not self._make_room(request):
-            return False
+        if request.request_id not in self._queues.running:
+            return False  # preempted for one before it
+        if not self._kv.reserve(request.request_id, request.num_tokens):
+            self._make_room(request)
+            if request.request_id not in self._queues.running:
+                return False
         self.shape.add_decode(request.num_tokens)
         self._add_chunk(request, 1)
         return True
 
-    def _make_room(self, request: Request) -> bool:
-        """Reserve the block of a decode's token, preempting until it fits.
+    def _make_room(self, request: Request) -> None:
+        """Preempt until a decode's token finds a block; in the end that may be the request itself.
 
-        The latest admitted goes first, those without a promise before all others. One that was
-        preempted itself has no room.
+        The latest admitted goes first, those without a promise before all others.
         """
-        if request.request_id not in self._queues.running:
-            return False
-        while not self._kv.reserve(request.request_id, request.num_tokens):
+        victim = None
+        while victim is not request and not self._kv.reserve(
+            request.request_id, request.num_tokens
+        ):
             victim = self._victim()
             self._preempt(victim)
-            if victim is request:
-                return False
-        return True
 
     def _victim(self) -> Request:
         def is_free(request: Request) -> bool:
@@ -241,6 +247,8 @@ class StepBuilder:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._queues.preempt(request)
+        if not request.is_best_effort:
+            self._promised.remove_decode(request.num_tokens)
         self.preempted.append(request)
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
@@ -257,10 +265,10 @@ class StepBuilder:
         self._in_step.add(request.request_id)
         self.chunks.append(
             ScheduledChunk(
-                request_id=request.request_id,
-                start=start,
-                num_tokens=num_tokens,
-                block_ids=self._kv.block_ids(request.request_id),
-                num_samples=int(start + num_tokens == request.num_tokens),
+                request.request_id,
+                start,
+                num_tokens,
+                self._kv.block_ids(request.request_id),
+                int(start + num_tokens == request.num_tokens),
             )
         )

@@ -1,6 +1,7 @@
 """What the parts of a step cost: the form of the step-time model, with its numbers."""
 
 from bisect import bisect_left
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -87,14 +88,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def rows_s(self, num_tokens: int) -> float:
         """What the tokens of a batch cost apart from attention."""
-        seconds, low = 0.0, 0
-        num_tokens = padded_rows(num_tokens)
-        for bound, slope in zip(ROW_BOUNDS, self.row_s, strict=False):
-            if num_tokens <= bound:
-                return seconds + (num_tokens - low) * slope
-            seconds += (bound - low) * slope
-            low = bound
-        return seconds + (num_tokens - low) * self.row_s[-1]
+        return _rows_s(self.row_s, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
         """How much longer the step gets by one more prefill chunk."""
@@ -114,11 +108,25 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         The cost grows with the length, so the longest is found by bisection.
         """
         room_s = limit_s - self.seconds(shape)
+        if self.chunk_cost_s(shape, start, cap) <= room_s:
+            return cap
         return bisect_left(
             range(1, cap + 1),
             True,
             key=lambda num_tokens: self.chunk_cost_s(shape, start, num_tokens) > room_s,
         )
+
+
+@lru_cache(maxsize=8192)
+def _rows_s(row_s: tuple[float, ...], num_tokens: int) -> float:
+    seconds, low = 0.0, 0
+    num_tokens = padded_rows(num_tokens)
+    for bound, slope in zip(ROW_BOUNDS, row_s, strict=False):
+        if num_tokens <= bound:
+            return seconds + (num_tokens - low) * slope
+        seconds += (bound - low) * slope
+        low = bound
+    return seconds + (num_tokens - low) * row_s[-1]
 
 
 def features(shape: StepShape) -> list[float]:

@@ -1,0 +1,178 @@
+"""What the scheduler itself costs a step: microseconds for `apply`, `plan` and `commit`.
+
+    python -m benchmarks.planning [--steps 2000]
+
+The real scheduler and KV manager drive the simulated executor. Each scene keeps its numbers of
+running and waiting requests: whoever ends is replaced. Prints a table, with the 99th percentile of
+`plan` beside what is wanted of it.
+"""
+
+import argparse
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from legato.bench.profiles import PROFILES
+from legato.core.config import SchedulerConfig
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+
+_COSTS = PROFILES["llama-3-8b-h100"].costs
+_MAX_MODEL_LEN = 8192
+_BLOCK_SIZE = 16
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """Attributes: `wanted_us`: of the 99th percentile of `plan`; `settings`: of the scheduler."""
+
+    name: str
+    num_running: int
+    num_waiting: int
+    wanted_us: float
+    settings: dict[str, Any]
+
+
+_PROMISES = {"itl_slo_s": 0.05, "ttft_slo_s": 3600.0}
+_SHEDDING = {"itl_slo_s": 0.05, "ttft_slo_s": 600.0, "shed_load": True}
+SCENES = (
+    Scene("fixed budget", 64, 64, 200.0, {"max_num_batched_tokens": 512}),
+    Scene("ITL and TTFT SLO", 64, 64, 200.0, _PROMISES),
+    Scene("the same, TPOT SLO too", 64, 64, 200.0, {**_PROMISES, "tpot_slo_s": 0.04}),
+    Scene("fixed budget", 256, 10_000, 1000.0, {"max_num_batched_tokens": 2048}),
+    Scene("ITL and TTFT SLO", 256, 10_000, 1000.0, _PROMISES),
+    Scene("the same, srf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "srf"}),
+    Scene("the same, all late", 256, 10_000, 1000.0, {**_PROMISES, "ttft_slo_s": 0.1}),
+    Scene("the same, shedding load", 256, 10_000, 1000.0, _SHEDDING),
+)
+
+
+class Stage:
+    """A scheduler that is kept as busy as the scene says.
+
+    Attributes:
+        times_us: key the scheduler's method, value how long each call took.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        num_requests = scene.num_running + scene.num_waiting
+        config = SchedulerConfig(
+            max_num_seqs=scene.num_running, max_waiting=num_requests, **scene.settings
+        )
+        self._scheduler = Scheduler(
+            config.resolve(_MAX_MODEL_LEN),
+            max_model_len=_MAX_MODEL_LEN,
+            kv=KVCacheManager(_num_blocks(scene.num_running), _BLOCK_SIZE),
+            step_time=StepTimeModel(_measured_steps()),
+        )
+        self._clock = VirtualClock()
+        self._executor = SimulatedExecutor(
+            self._clock, lambda plan: _COSTS.seconds(StepShape.of(plan))
+        )
+        self._random = random.Random(0)
+        self._ids = itertools.count()
+        self.times_us: dict[str, list[float]] = {"apply": [], "plan": [], "commit": []}
+
+    def fill(self) -> None:
+        """Let all run and all wait that the scene asks for."""
+        while self._scheduler.stats.num_running < self._scene.num_running:
+            self.step()
+        for times in self.times_us.values():
+            times.clear()
+
+    def step(self) -> None:
+        stats = self._scheduler.stats
+        missing = (
+            self._scene.num_running
+            + self._scene.num_waiting
+            - stats.num_running
+            - stats.num_waiting
+        )
+        for _ in range(missing):
+            self._timed("apply", lambda: self._scheduler.apply([self._arrival()], self._clock()))
+        plan = self._timed("plan", lambda: self._scheduler.plan(self._clock()))
+        self._executor.submit(plan)
+        result = self._executor.collect()
+        self._timed("commit", lambda: self._scheduler.commit(plan, result, self._clock()))
+
+    def _timed(self, name: str, call: Callable[[], Any]) -> Any:
+        started_ns = time.perf_counter_ns()
+        result = call()
+        self.times_us[name].append(1e-3 * (time.perf_counter_ns() - started_ns))
+        return result
+
+    def _arrival(self) -> AddRequest:
+        return AddRequest(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=(1,) * round(self._random.lognormvariate(5.5, 1.2) % 4000 + 1),
+            params=SamplingParams(max_tokens=self._random.randrange(50, 400), seed=0),
+            service=ServiceParams(slo_class=self._random.choice(["interactive"] * 4 + ["batch"])),
+            arrival_time_s=self._clock(),
+        )
+
+
+def _num_blocks(num_running: int) -> int:
+    """Enough for most of the time, so that some are preempted."""
+    return num_running * 1000 // _BLOCK_SIZE + _MAX_MODEL_LEN // _BLOCK_SIZE
+
+
+def _measured_steps() -> list[MeasuredStep]:
+    shapes = []
+    for num_rows, chunk, start in itertools.product((1, 8, 64, 256), (0, 64, 700), (0, 3000)):
+        shape = StepShape()
+        for _ in range(num_rows):
+            shape.add_decode(start + 100)
+        if chunk:
+            shape.add_prefill(start, chunk, samples=False)
+        shapes.append(shape)
+    return [(shape, _COSTS.seconds(shape)) for shape in shapes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000, help="measured in each scene")
+    arguments = parser.parse_args()
+    console = Console(highlight=False)
+    table = Table(
+        "scene", "running", "waiting", "plan p50", "p99", "wanted", "commit p99", "apply p99"
+    )
+    with Progress(console=console) as progress:
+        for scene in progress.track(SCENES, description="scenes"):
+            stage = Stage(scene)
+            stage.fill()
+            gc.freeze()  # as the engine does once it is built
+            for _ in progress.track(range(arguments.steps), description=scene.name):
+                stage.step()
+            _add_row(table, scene, stage.times_us)
+    console.print(table, "All times in microseconds.")
+
+
+def _add_row(table: Table, scene: Scene, times_us: dict[str, list[float]]) -> None:
+    plan_p50, plan_p99 = np.percentile(times_us["plan"], [50, 99])
+    commit_p99, apply_p99 = (np.percentile(times_us[name], 99) for name in ("commit", "apply"))
+    table.add_row(
+        scene.name,
+        str(scene.num_running),
+        f"{scene.num_waiting:,}",
+        *(f"{us:,.0f}" for us in (plan_p50, plan_p99, scene.wanted_us, commit_p99, apply_p99)),
+    )
+
+
+if __name__ == "__main__":
+    main()

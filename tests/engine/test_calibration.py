@@ -1,0 +1,117 @@
+"""What a calibration runs, on an executor that checks it like a cache would."""
+
+import pytest
+
+from legato.core.plan import StepPlan
+from legato.engine.calibration import CALIBRATION_S, Calibration
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.scheduler.cost_fit import MeasuredStep, fit
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+from tests.scheduler.step_times import step_shape
+
+BLOCK_SIZE = 16
+COSTS = StepCosts(
+    step_s=0.02,
+    row_s=(2e-5, 2e-4, 2.5e-4, 2.5e-4, 2.5e-4),
+    decode_row_s=8e-4,
+    decode_context_s=4e-6,
+    chunk_s=5e-3,
+    area_s=1e-7,
+    context_s=5e-6,
+)
+
+
+class CheckingExecutor(SimulatedExecutor):
+    """Knows which of its requests it holds, and what of the cache was written."""
+
+    def __init__(self, clock: VirtualClock, num_blocks: int, slowdown: float) -> None:
+        super().__init__(clock, lambda plan: slowdown * COSTS.seconds(StepShape.of(plan)))
+        self.num_blocks = num_blocks
+        self.held: set[str] = set()
+        self.written: set[int] = set()  # slots
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> None:
+        self.held -= set(plan.ended_requests)
+        new = {request.request_id for request in plan.new_requests}
+        assert not new & self.held
+        self.held |= new
+        for chunk in plan.chunks:
+            assert chunk.request_id in self.held
+            assert max(chunk.block_ids) < self.num_blocks
+            slots = [block * BLOCK_SIZE + i for block in chunk.block_ids for i in range(BLOCK_SIZE)]
+            assert self.written.issuperset(slots[: chunk.start]), "reads what was never written"
+            self.written.update(slots[chunk.start : chunk.end])
+        self.plans.append(plan)
+        super().submit(plan)
+
+
+class Measurement:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 1000,
+        max_model_len: int = 8192,
+        max_num_seqs: int = 64,
+        slowdown: float = 1.0,
+    ) -> None:
+        clock = VirtualClock()
+        self.shares: list[float] = []
+        self.executor = CheckingExecutor(clock, num_blocks, slowdown)
+        calibration = Calibration(
+            self.executor,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            vocab_size=100,
+            clock=clock,
+        )
+        self.steps: list[MeasuredStep] = calibration.run(self.shares.append)
+        self.seconds = clock()
+
+
+def test_the_costs_are_found() -> None:
+    costs = fit(Measurement().steps)
+    for shape in (
+        step_shape(num_decodes=1, context=50),
+        step_shape(num_decodes=40, context=2000),
+        step_shape(num_decodes=8, context=300, chunk=200, start=4000),
+        step_shape(chunk=1000, start=0),
+    ):
+        assert costs.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.02)
+
+
+@pytest.mark.parametrize("slowdown", [0.01, 1.0, 10.0])
+def test_it_ends_in_time_and_tells_how_far_it_is(slowdown: float) -> None:
+    measured = Measurement(slowdown=slowdown)
+    longest_s = max(seconds for _, seconds in measured.steps)
+    assert measured.seconds <= CALIBRATION_S + 2 * longest_s
+    assert measured.shares == sorted(measured.shares)
+    assert measured.shares[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"num_blocks": 2, "max_model_len": 32},
+        {"num_blocks": 10, "max_model_len": 8192},
+        {"max_model_len": 2},
+        {"max_num_seqs": 1},
+        {"num_blocks": 70, "max_num_seqs": 256},
+    ],
+    ids=str,
+)
+def test_it_stays_within_the_machine(limits: dict[str, int]) -> None:
+    """The executor checks blocks and requests."""
+    measured = Measurement(**limits)
+    assert measured.steps
+    assert max(s.num_decode_rows for s, _ in measured.steps) <= limits.get("max_num_seqs", 64)
+    ends = [chunk.end for plan in measured.executor.plans for chunk in plan.chunks]
+    assert max(ends) <= limits.get("max_model_len", 8192)
+
+
+def test_at_most_one_request_is_left_behind() -> None:
+    """It is told of in the next plan's `ended_requests`, as a scheduler's last one is."""
+    assert len(Measurement().executor.held) <= 1

@@ -1,0 +1,77 @@
+"""Measurements on disk: found again by the same key, and by no other."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from legato.core.errors import ConfigError
+from legato.engine.calibration_file import CalibrationFile, read_calibration
+from tests.scheduler.step_times import step_shape
+
+KEY = {"model": "a", "threads": "2"}
+STEPS = [
+    (step_shape(num_decodes=3, context=100, chunk=50, start=7, samples=True), 0.125),
+    (step_shape(chunk=1), 0.0625),
+]
+
+
+def told(steps: list) -> list:  # type: ignore[type-arg]
+    return [([getattr(s, name) for name in s.__slots__], seconds) for s, seconds in steps]
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "when needed"
+    assert CalibrationFile(str(folder), KEY).load() is None
+    CalibrationFile(str(folder), KEY).save(STEPS)
+    loaded = CalibrationFile(str(folder), dict(reversed(KEY.items()))).load()
+    assert loaded is not None
+    assert told(loaded) == told(STEPS)
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("change", [{"threads": "4"}, {"model": "b"}, {"more": "1"}])
+def test_another_machine_has_another_file(tmp_path: Path, change: dict[str, str]) -> None:
+    CalibrationFile(str(tmp_path), KEY).save(STEPS)
+    assert CalibrationFile(str(tmp_path), KEY | change).load() is None
+
+
+def test_a_file_of_another_key_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    CalibrationFile(str(tmp_path), {"model": "b"}).save(STEPS)
+    mine = CalibrationFile(str(tmp_path), KEY)
+    next(tmp_path.iterdir()).rename(mine.path)
+    assert mine.load() is None
+
+
+BROKEN = {
+    "empty": b"",
+    "cut off": b'{"key": {}, "steps": [[{"num_sam',
+    "not text": b"\xff\xfe\x00",
+    "another format": b'{"key": {}, "steps": [{"seconds": 1.0}]}',
+    "no time": b'{"key": {}, "steps": [[{"num_samples": 3.0}, 0.0]]}',
+    "unknown count": b'{"key": {}, "steps": [[{"num_wheels": 3.0}, 1.0]]}',
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_measured_anew(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert file.load() is None
+    assert str(file.path) in caplog.text
+    with pytest.raises(ConfigError, match="as a calibration"):
+        read_calibration(file.path)
+    file.save(STEPS)
+    assert file.load() is not None
+
+
+def test_a_folder_that_cannot_be_made_is_worth_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        CalibrationFile(str(tmp_path / "file" / "folder"), KEY).save(STEPS)
+    assert "not kept" in caplog.text

@@ -1,0 +1,193 @@
+"""Every request gets its first token, whatever else keeps coming."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato.core.request import Request
+from legato.core.slo import SloClass
+from legato.scheduler.budget import MIN_CHUNK
+from legato.scheduler.order import ORDERS, rank
+from legato.scheduler.step_builder import _MAX_YIELDS, _PATIENCE_S
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.turns import _TURN
+from tests.scheduler.harness import Harness
+from tests.scheduler.step_times import calibrate, truth
+
+STEP_S = 0.25
+CONSTANT = StepCosts(step_s=STEP_S, row_s=(0.0,) * 5)
+CLASSES = {
+    "hurried": SloClass(ttft_s=2.0),
+    "usual": SloClass(ttft_s=4.0),
+    "patient": SloClass(ttft_s=20.0),
+    "paced": SloClass(itl_s=5.0),
+}
+
+
+class BusyHarness(Harness):
+    """`num_waiting` copies of one newcomer wait at any time."""
+
+    def __init__(
+        self,
+        newcomer: dict[str, Any],
+        num_waiting: int,
+        machine: StepCosts = CONSTANT,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            num_blocks=5000,
+            max_model_len=2000,
+            step_time=StepTimeModel(calibrate(machine, 2000)),
+            step_time_s=truth(machine, lambda: 1.0),
+            **settings,
+        )
+        self.newcomer = newcomer
+        self.num_newcomers_waiting = num_waiting
+        self.ids = itertools.count()
+
+    def refill(self) -> None:
+        num_waiting = sum(name != "R" for name in self.scheduler._queues._waiting)
+        for _ in range(self.num_newcomers_waiting - num_waiting):
+            self.add(f"new {next(self.ids)}", **self.newcomer)
+
+    def warm_up(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.refill()
+            self.step()
+
+    def await_first_token(self, request_id: str, within_s: float) -> None:
+        began_s = self.clock()
+        while not self.token_times_s[request_id]:
+            self.refill()
+            self.step()
+            assert self.clock() - began_s <= within_s, "starved"
+
+
+def newcomers() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "prompt_len": st.integers(1, 60),
+            "max_tokens": st.integers(1, 6),
+            "slo_class": st.sampled_from([*CLASSES]),
+            "priority": st.integers(-1, 0),
+        }
+    )
+
+
+def num_service_steps(prompt_len: int, max_tokens: int, config: Any) -> int:
+    """Steps that a request takes alone, beside as many decodes as there can be."""
+    prefill_tokens = config.max_num_batched_tokens - config.max_num_seqs
+    return math.ceil(prompt_len / prefill_tokens) + max_tokens
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(
+    newcomer=newcomers(),
+    num_waiting=st.integers(1, 5),
+    prompt_len=st.integers(1, 600),
+    slo_class=st.sampled_from([*CLASSES]),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(16, 64),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_rank_is_a_delay_and_no_more(
+    order: str,
+    newcomer: dict[str, Any],
+    num_waiting: int,
+    prompt_len: int,
+    slo_class: str,
+    max_num_seqs: int,
+    budget: int,
+) -> None:
+    """The bound: from a time on that its rank tells, all newcomers go behind the request, late or
+    not; those who came before are served one after the other, and then it is."""
+    harness = BusyHarness(
+        newcomer,
+        num_waiting,
+        prefill_order=order,
+        slo_classes=CLASSES,
+        max_num_seqs=max_num_seqs,
+        budget=budget,
+    )
+    harness.warm_up(5)
+    harness.add("R", prompt_len, 1, slo_class=slo_class)
+    request = harness.scheduler._queues.get("R")
+    assert request is not None
+    num_before = num_waiting + 1 + max_num_seqs
+    service = num_before * num_service_steps(
+        newcomer["prompt_len"], newcomer["max_tokens"], harness.config
+    ) + num_service_steps(prompt_len, 1, harness.config)
+    within_s = delay_s(request, harness) + STEP_S * (1 + service)
+    harness.await_first_token("R", within_s)
+
+
+def delay_s(request: Request, harness: BusyHarness) -> float:
+    """How long newcomers can go before the request, which may come to be late."""
+    newest = next(iter(harness.added))
+    newcomer = Request(harness.added[newest], harness.config.classes[harness.newcomer["slo_class"]])
+    order = harness.scheduler._queues.order
+    head_start_s = rank(newcomer, order)[1] - newcomer.message.arrival_time_s
+    demoted = Request(request.message, request.slo)
+    demoted.is_late = True
+    return max(0.0, rank(demoted, order)[1] - request.message.arrival_time_s - head_start_s)
+
+
+@given(
+    newcomer=newcomers(),
+    prompt_len=st.integers(1, 200),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(16, 64),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_best_effort_request_gets_its_turns(
+    newcomer: dict[str, Any], prompt_len: int, max_num_seqs: int, budget: int
+) -> None:
+    """The bound: a newcomer's chunk comes at least as often as one is served, every tenth chunk is
+    the request's, and it begins again as often as it can be sent back."""
+    harness = BusyHarness(
+        newcomer,
+        num_waiting=3,
+        slo_classes=CLASSES,
+        max_num_seqs=max_num_seqs,
+        budget=budget,
+    )
+    harness.warm_up(5)
+    harness.add("R", prompt_len, 1, slo_class="batch")
+    newcomer_steps = num_service_steps(
+        newcomer["prompt_len"], newcomer["max_tokens"], harness.config
+    )
+    num_turns = 1 + num_service_steps(prompt_len, 0, harness.config)
+    within_s = STEP_S * (1 + _MAX_YIELDS) * _TURN * num_turns * newcomer_steps
+    harness.await_first_token("R", within_s)
+
+
+@pytest.mark.parametrize(
+    "deep",
+    [pytest.param({"context_s": 2e-4}, id="context"), pytest.param({"area_s": 1e-4}, id="area")],
+)
+def test_a_prompt_whose_chunks_do_not_fit_beside_the_streams_is_computed(
+    deep: dict[str, float],
+) -> None:
+    """Newcomers begin at position 0, where a chunk costs little; the prompt has come further.
+
+    The bound: whenever patience runs out, the running streams end, and then a chunk worth having
+    fits.
+    """
+    itl_s, prompt_len, max_tokens = 0.25, 1200, 20
+    harness = BusyHarness(
+        {"prompt_len": 4, "max_tokens": max_tokens},
+        num_waiting=3,
+        machine=StepCosts(step_s=0.05, row_s=(0.0,) * 5, decode_row_s=0.02, **deep),
+        itl_slo_s=itl_s,
+        max_num_seqs=8,
+        budget=64,
+    )
+    harness.warm_up(30)
+    harness.add("R", prompt_len, 1)
+    num_chunks = math.ceil(prompt_len / MIN_CHUNK)
+    harness.await_first_token("R", num_chunks * (_PATIENCE_S + (max_tokens + 1) * itl_s))
