@@ -35,7 +35,7 @@ bench: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) out
 
-$(VENV)/.installed: pyproject.toml scripts/install_torch.py
+$(VENV)/.installed: pyproject.toml scripts/install_torch.py $(wildcard native/*)
 	@$(PYTHON) -c 'import sys; sys.exit("Legato needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/install_torch.py

@@ -17,6 +17,7 @@ from legato.core.config import (
     Device,
     DType,
     EngineConfig,
+    Kernels,
     ModelConfig,
     Policy,
     PrefillOrder,
@@ -98,6 +99,12 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="threads of the forward pass on CPU (default: one a core)",
+    )
+    group.add_argument(
+        "--kernels",
+        choices=get_args(Kernels),
+        help="what computes the layers: Legato's own kernels, which want AMX and bfloat16, or "
+        "PyTorch's (default: auto, the former where they can run)",
     )
 
 

@@ -10,6 +10,7 @@ from legato.core.slo import BATCH, INTERACTIVE, SloClass
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
+Kernels = Literal["auto", "native", "torch"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf"]
 
@@ -28,6 +29,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dtype: of weights and cache; "auto" takes the checkpoint's, bfloat16 for a GGUF file.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         num_threads: of the forward pass on CPU; None takes one a core.
+        kernels: that compute the layers: Legato's own, or PyTorch's; "auto" takes the former where
+            they can run.
     """
 
     model: str = DEFAULT_MODEL
@@ -36,6 +39,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Device = "auto"
     max_model_len: int | None = None
     num_threads: int | None = None
+    kernels: Kernels = "auto"
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +52,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             0.25 of the host's, which other programs want too.
     """
 
-    block_size: int = 16
+    block_size: int = 32
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float | None = None
 

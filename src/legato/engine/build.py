@@ -19,6 +19,8 @@ from legato.engine.calibration import Calibration
 from legato.engine.calibration_file import CalibrationFile
 from legato.engine.core import EngineCore
 from legato.engine.messages import EngineInfo
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.memory import num_cache_blocks
 from legato.executor.torch_executor import TorchExecutor
@@ -26,6 +28,7 @@ from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
 from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
+from legato.model.native import Machine, why_not_native
 from legato.model.packed_linear import compile_kernels
 from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
@@ -50,6 +53,7 @@ class _Machinery:
     kv: KVCacheManager
     executor: TorchExecutor
     max_model_len: int
+    kernels: str
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenizer]:
@@ -100,7 +104,9 @@ def _load(config: EngineConfig) -> _Machinery:
     device = _device(config.model.device)
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
-    decoder = load_decoder(checkpoint, dtype=resolve_dtype(config.model, checkpoint), device=device)
+    dtype = resolve_dtype(config.model, checkpoint)
+    machine = _native_machine(config, checkpoint.spec, dtype, device)
+    decoder = load_decoder(checkpoint, dtype=dtype, device=device, machine=machine)
     _compile_kernels(decoder, scheduler_config)
     num_blocks = num_cache_blocks(
         config.cache,
@@ -111,11 +117,34 @@ def _load(config: EngineConfig) -> _Machinery:
     )
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(num_blocks, config.cache.block_size)
-    attention = TorchAttentionBackend.for_decoder(
-        decoder, num_blocks=kv.num_blocks, block_size=kv.block_size
-    )
-    executor = TorchExecutor(decoder, attention, kv.block_size)
-    return _Machinery(resolved, decoder, kv, executor, max_model_len)
+    executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
+    kernels = "torch" if machine is None else "native"
+    return _Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
+
+
+def _native_machine(
+    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> Machine | None:
+    """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
+    if config.model.kernels == "torch":
+        return None
+    reason = why_not_native(spec, dtype, device)
+    if not reason and config.cache.block_size % BLOCK_MULTIPLE:
+        reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
+    if not reason:
+        return Machine(torch.get_num_threads())
+    if config.model.kernels == "native":
+        raise ConfigError(f"native kernels cannot run here: {reason}")
+    if device.type == "cpu":
+        logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)
+    return None
+
+
+def _attention(decoder: Decoder, kv: KVCacheManager, machine: Machine | None) -> AttentionBackend:
+    sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
+    if machine is not None:
+        return NativeAttentionBackend(decoder, machine, **sizes)
+    return TorchAttentionBackend.for_decoder(decoder, **sizes)
 
 
 def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
@@ -157,6 +186,7 @@ def _calibration_file(machinery: _Machinery) -> CalibrationFile:
         "model": machinery.config.model.model,
         "spec": hashlib.sha256(msgspec.json.encode(decoder.spec)).hexdigest(),
         "dtype": str(decoder.dtype),
+        "kernels": machinery.kernels,
         "device": _device_name(decoder.device),
         "threads": str(torch.get_num_threads()),
         "block size": str(machinery.kv.block_size),
@@ -213,6 +243,7 @@ def _describe(machinery: _Machinery, defaults: ModelDefaults) -> EngineInfo:
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "device": str(decoder.device),
             "threads": str(torch.get_num_threads()),
+            "kernels": machinery.kernels,
             "max model length": f"{machinery.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB",

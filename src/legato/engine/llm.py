@@ -14,6 +14,7 @@ from legato.core.config import (
     Device,
     DType,
     EngineConfig,
+    Kernels,
     ModelConfig,
     Policy,
     SchedulerConfig,
@@ -82,7 +83,7 @@ class LLM:
         dtype: DType = "auto",
         device: Device = "auto",
         max_model_len: int | None = None,
-        block_size: int = 16,
+        block_size: int = 32,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
         max_num_batched_tokens: int | None = None,
@@ -90,6 +91,7 @@ class LLM:
         enable_chunked_prefill: bool = True,
         policy: Policy = "stall-free",
         num_threads: int | None = None,
+        kernels: Kernels = "auto",
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(
@@ -99,6 +101,7 @@ class LLM:
                 device=device,
                 max_model_len=max_model_len,
                 num_threads=num_threads,
+                kernels=kernels,
             ),
             cache=CacheConfig(
                 block_size=block_size,

@@ -33,6 +33,7 @@ class Decoder(nn.Module):
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
         self.rotary = RotaryEmbedding(spec.rope, device)
+        self.rope_dtype = dtype
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty) for layer in range(spec.num_layers)
         )
@@ -67,7 +68,7 @@ class Decoder(nn.Module):
         # The residual stream is float32 whatever the weights are: layer after layer adds to it, so
         # rounding it costs far more accuracy than rounding what is added.
         hidden = self.embed_tokens(input_ids).float()
-        rope = self.rotary(positions, self.dtype)
+        rope = self.rotary(positions, self.rope_dtype)
         for layer in self.layers:
             hidden = layer(hidden, rope, attention)
         output: torch.Tensor = self.norm(hidden)

@@ -14,6 +14,7 @@ from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
+from legato.model.native import Machine, make_native
 from legato.model.packed_linear import can_pack, pack_linears
 from legato.model.source import resolve_source
 
@@ -41,8 +42,17 @@ def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
     return dtype
 
 
-def load_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_decoder(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    machine: Machine | None = None,
+) -> Decoder:
     """Build the decoder, copy the weights in one tensor at a time, and pack them for the CPU.
+
+    Args:
+        machine: what native layers run on; None takes PyTorch's.
 
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
@@ -63,7 +73,9 @@ def load_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.de
         slot.copy_(tensor)
     if slots:
         raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(list(slots))}")
-    if can_pack(decoder):
+    if machine is not None:
+        make_native(decoder, machine)
+    elif can_pack(decoder):
         pack_linears(decoder)
     return decoder
 

@@ -1,0 +1,374 @@
+#include "attention.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace legato {
+
+namespace {
+
+constexpr int kQueries = 32;  // query rows whose scores are held at a time: two tiles
+constexpr int kKeys = 256;    // keys likewise: 64 KiB with their values, for all rows of a task
+constexpr int kGroup = 32;    // keys that one product of weights and values takes
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int kShortestPart = 512;  // keys
+constexpr int kTasksAThread = 6;    // so that none is idle for long at the end
+
+int round_down(int value, int multiple) { return value / multiple * multiple; }
+int round_up(int value, int multiple) { return round_down(value + multiple - 1, multiple); }
+
+// Of a task: pairs of tiles of queries and keys.
+long cost(const AttentionTask &task) {
+    const long num_tiles = (task.end - task.first + kTileRows - 1) / kTileRows;
+    return num_tiles * (task.end_key - task.first_key);
+}
+
+// Everything that a task works on; small enough for the second-level cache.
+struct Scratch {
+    alignas(64) float scores[kQueries * kKeys];
+    alignas(64) bf16 weights[kQueries * kKeys];
+    alignas(64) bf16 last_values[kGroup * kLargestHead];
+    alignas(64) float sums[kTaskRows * kLargestHead];  // [rows, D]
+    float maximum[kTaskRows], denominator[kTaskRows];
+};
+
+class Task {
+public:
+    Task(const AttentionCall &call, const AttentionTask &task, Scratch &scratch)
+        : call_(call),
+          task_(task),
+          chunk_(call.chunks[task.chunk]),
+          s_(scratch),
+          head_dim_(call.shape.head_dim),
+          num_rows_(task.end - task.first) {
+        const size_t row = static_cast<size_t>(chunk_.first_row) * call.group + task.first;
+        queries_ = call.queries + (task.kv_head * call.query_rows + row) * head_dim_;
+    }
+
+    void run() {
+        std::fill_n(s_.sums, round_up(num_rows_, kTileRows) * head_dim_, 0.0f);
+        std::fill_n(s_.maximum, num_rows_, kNone);
+        std::fill_n(s_.denominator, num_rows_, 0.0f);
+        for (int key = task_.first_key; key < task_.end_key; key += kKeys)
+            for (int row = 0; row < num_rows_; row += kQueries) {
+                const int count = std::min(kQueries, num_rows_ - row);
+                const int end = std::min(task_.end_key, position(row + count - 1) + 1);
+                if (key < end) attend(row, count, key, std::min(kKeys, end - key));
+            }
+    }
+
+private:
+    int position(int row) const { return chunk_.start + (task_.first + row) / call_.group; }
+
+    // Query rows [first, first + count) to keys [key, key + num_keys).
+    void attend(int first, int count, int key, int num_keys) {
+        const bool is_half = count <= kTileRows;
+        score(queries_ + first * head_dim_, is_half, key, num_keys);
+        for (int i = 0; i < count; ++i)
+            weigh(first + i, s_.scores + i * kKeys, s_.weights + i * kKeys, key, num_keys);
+        add_values(s_.sums + first * head_dim_, is_half, key, num_keys);
+    }
+
+    const bf16 *key_tiles(int key) const { return at(call_.keys, key); }
+    const bf16 *value_tiles(int key) const { return at(call_.values, key); }
+
+    // Where the 32 keys from `key` on begin: both layouts take head_dim values a key.
+    const bf16 *at(const bf16 *cache, int key) const {
+        const auto &shape = call_.shape;
+        const size_t block = chunk_.blocks[key / shape.block_size];
+        return cache + block * shape.block_values() + task_.kv_head * shape.head_values() +
+               static_cast<size_t>(key % shape.block_size) * head_dim_;
+    }
+
+    void score(const bf16 *queries, bool is_half, int first_key, int num_keys) {
+        const long query_bytes = head_dim_ * sizeof(bf16);
+        const long score_bytes = kKeys * sizeof(float);
+        for (int key = 0; key < num_keys; key += kGroup) {
+            const bf16 *left = key_tiles(first_key + key);
+            const bf16 *right = left + 16 * head_dim_;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int dim = 0; dim < head_dim_; dim += kTileDepth) {
+                _tile_loadd(4, queries + dim, query_bytes);
+                _tile_loadd(6, left + dim * 16, 64);
+                _tile_loadd(7, right + dim * 16, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                if (!is_half) {
+                    _tile_loadd(5, queries + 16 * head_dim_ + dim, query_bytes);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            float *to = s_.scores + key;
+            _tile_stored(0, to, score_bytes);
+            _tile_stored(1, to + 16, score_bytes);
+            if (!is_half) {
+                _tile_stored(2, to + 16 * kKeys, score_bytes);
+                _tile_stored(3, to + 16 * kKeys + 16, score_bytes);
+            }
+        }
+    }
+
+    // Softmax over these keys, continued from those before them (Milakov and Gimelshein, 2018).
+    void weigh(int row, const float *scores, bf16 *weights, int first_key, int num_keys) {
+        const int last = position(row);
+        const int low = std::max(call_.plan.visibility.first_key(last) - first_key, 0);
+        const int high = std::min(last + 1 - first_key, num_keys);
+        if (low >= high) {
+            std::fill_n(weights, round_up(num_keys, kGroup), bf16{0});
+            return;
+        }
+        const bool is_all = low == 0 && high == kKeys;
+        const float maximum = std::max(
+            s_.maximum[row], is_all ? max_of_all(scores) : max_of(scores, low, high));
+        rescale(row, maximum);
+        s_.denominator[row] += is_all ? weigh_all(scores, maximum, weights)
+                                      : weigh_seen(scores, maximum, low, high, num_keys, weights);
+    }
+
+    static float max_of_all(const float *scores) {
+        __m512 maximum[4];
+        for (int i = 0; i < 4; ++i) maximum[i] = _mm512_load_ps(scores + 16 * i);
+        for (int key = 64; key < kKeys; key += 64)
+            for (int i = 0; i < 4; ++i)
+                maximum[i] = _mm512_max_ps(maximum[i], _mm512_load_ps(scores + key + 16 * i));
+        return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(maximum[0], maximum[1]),
+                                                  _mm512_max_ps(maximum[2], maximum[3])));
+    }
+
+    static float max_of(const float *scores, int low, int high) {
+        __m512 maximum = _mm512_set1_ps(kNone);
+        for (int key = round_down(low, 16); key < high; key += 16)
+            maximum = _mm512_mask_max_ps(maximum, mask(key, low, high), maximum,
+                                         _mm512_load_ps(scores + key));
+        return _mm512_reduce_max_ps(maximum);
+    }
+
+    // The sum of the weights, which are 2^(score - maximum).
+    static float weigh_all(const float *scores, float maximum, bf16 *weights) {
+        const __m512 shift = _mm512_set1_ps(maximum);
+        __m512 total[4];
+        for (auto &sum : total) sum = _mm512_setzero_ps();
+        for (int key = 0; key < kKeys; key += 64)
+            for (int i = 0; i < 4; i += 2) {
+                const float *const from = scores + key + 16 * i;
+                const __m512 left = exp2_fast(_mm512_sub_ps(_mm512_load_ps(from), shift));
+                const __m512 right = exp2_fast(_mm512_sub_ps(_mm512_load_ps(from + 16), shift));
+                total[i] = _mm512_add_ps(total[i], left);
+                total[i + 1] = _mm512_add_ps(total[i + 1], right);
+                const __m512bh both = _mm512_cvtne2ps_pbh(right, left);
+                _mm512_store_si512(weights + key + 16 * i, reinterpret_cast<const __m512i &>(both));
+            }
+        return _mm512_reduce_add_ps(
+            _mm512_add_ps(_mm512_add_ps(total[0], total[1]), _mm512_add_ps(total[2], total[3])));
+    }
+
+    static float weigh_seen(const float *scores, float maximum, int low, int high, int num_keys,
+                            bf16 *weights) {
+        const __m512 shift = _mm512_set1_ps(maximum);
+        __m512 total = _mm512_setzero_ps();
+        for (int key = 0; key < round_up(num_keys, kGroup); key += 16) {
+            const __m512 shifted = _mm512_sub_ps(_mm512_load_ps(scores + key), shift);
+            const __m512 weight = _mm512_maskz_mov_ps(mask(key, low, high), exp2_fast(shifted));
+            total = _mm512_add_ps(total, weight);
+            store_bf16(weights + key, weight);
+        }
+        return _mm512_reduce_add_ps(total);
+    }
+
+    static __mmask16 mask(int key, int low, int high) {
+        if (key >= low && key + 16 <= high) return 0xffff;
+        const int from = std::clamp(low - key, 0, 16), to = std::clamp(high - key, 0, 16);
+        return static_cast<__mmask16>((1u << to) - (1u << std::min(from, to)));
+    }
+
+    void rescale(int row, float maximum) {
+        if (maximum == s_.maximum[row]) return;
+        const float factor = std::exp2(s_.maximum[row] - maximum);
+        s_.maximum[row] = maximum;
+        s_.denominator[row] *= factor;
+        float *const sums = s_.sums + row * head_dim_;
+        const __m512 by = _mm512_set1_ps(factor);
+        for (int dim = 0; dim < head_dim_; dim += 16)
+            _mm512_store_ps(sums + dim, _mm512_mul_ps(_mm512_load_ps(sums + dim), by));
+    }
+
+    void add_values(float *all_sums, bool is_half, int first_key, int num_keys) {
+        const long sum_bytes = head_dim_ * sizeof(float), weight_bytes = kKeys * sizeof(bf16);
+        const long value_bytes = head_dim_ * 2 * sizeof(bf16);
+        const int num_whole = round_down(num_keys, kGroup);
+        if (num_whole < num_keys) copy_last_values(first_key + num_whole, num_keys - num_whole);
+        for (int dim = 0; dim < head_dim_; dim += 32) {
+            float *const sums = all_sums + dim;
+            _tile_loadd(0, sums, sum_bytes);
+            _tile_loadd(1, sums + 16, sum_bytes);
+            if (!is_half) {
+                _tile_loadd(2, sums + 16 * head_dim_, sum_bytes);
+                _tile_loadd(3, sums + 16 * head_dim_ + 16, sum_bytes);
+            }
+            for (int key = 0; key < num_keys; key += kGroup) {
+                const bf16 *values =
+                    (key < num_whole ? value_tiles(first_key + key) : s_.last_values) + dim * 2;
+                _tile_loadd(4, s_.weights + key, weight_bytes);
+                _tile_loadd(6, values, value_bytes);
+                _tile_loadd(7, values + 32, value_bytes);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                if (!is_half) {
+                    _tile_loadd(5, s_.weights + 16 * kKeys + key, weight_bytes);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            _tile_stored(0, sums, sum_bytes);
+            _tile_stored(1, sums + 16, sum_bytes);
+            if (!is_half) {
+                _tile_stored(2, sums + 16 * head_dim_, sum_bytes);
+                _tile_stored(3, sums + 16 * head_dim_ + 16, sum_bytes);
+            }
+        }
+    }
+
+    // What lies behind the last key was another request's: a weight of zero does not undo its NaN.
+    void copy_last_values(int key, int count) {
+        const bf16 *const values = value_tiles(key);
+        const int num_whole = count / 2 * 2 * head_dim_;
+        std::copy_n(values, num_whole, s_.last_values);
+        std::fill(s_.last_values + num_whole, s_.last_values + kGroup * head_dim_, bf16{0});
+        if (count % 2)
+            for (int dim = 0; dim < head_dim_; ++dim)
+                s_.last_values[num_whole + 2 * dim] = values[num_whole + 2 * dim];
+    }
+
+    const AttentionCall &call_;
+    const AttentionTask &task_;
+    const Chunk &chunk_;
+    Scratch &s_;
+    const int head_dim_, num_rows_;
+    const bf16 *queries_;
+};
+
+void write_output(const AttentionCall &call, const AttentionTask &task, int row,
+                  const float *sums, float denominator) {
+    const int head_dim = call.shape.head_dim, index = task.first + row;
+    const size_t token = call.chunks[task.chunk].first_row + index / call.group;
+    const int head = task.kv_head * call.group + index % call.group;
+    bf16 *const to =
+        call.output + (token * call.shape.num_kv_heads * call.group + head) * head_dim;
+    const __m512 by = _mm512_set1_ps(1.0f / denominator);
+    for (int dim = 0; dim < head_dim; dim += 16)
+        store_bf16(to + dim, _mm512_mul_ps(_mm512_loadu_ps(sums + dim), by));
+}
+
+void keep_part(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {
+    const int head_dim = call.shape.head_dim;
+    float *to = call.parts + task.part * part_floats(head_dim);
+    to = std::copy_n(scratch.sums, kTaskRows * head_dim, to);
+    to = std::copy_n(scratch.maximum, kTaskRows, to);
+    std::copy_n(scratch.denominator, kTaskRows, to);
+}
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape &shape, int group,
+                             Visibility visibility, int num_threads)
+    : visibility(visibility) {
+    std::vector<AttentionTask> whole;
+    for (int index = 0; index < static_cast<int>(chunks.size()); ++index) {
+        const Chunk &chunk = chunks[index];
+        for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
+            for (int first = 0; first < chunk.num_rows * group; first += kTaskRows) {
+                const int end = std::min(first + kTaskRows, chunk.num_rows * group);
+                const int first_key = visibility.first_key(chunk.start + first / group);
+                const int end_key = chunk.start + (end - 1) / group + 1;
+                whole.push_back({index, kv_head, first, end, round_down(first_key, kGroup),
+                                 end_key, -1});
+            }
+    }
+    long total = 0;
+    for (const auto &task : whole) total += cost(task);
+    for (auto &task : whole) {
+        // Where few tasks make up most of the step, threads share the keys of each.
+        const long num_keys = task.end_key - task.first_key;
+        const long fair = total / (kTasksAThread * num_threads) * num_keys / cost(task);
+        const int longest = std::max<int>(kShortestPart, round_up(fair, kKeys));
+        if (num_threads == 1 || num_keys <= longest + kShortestPart) {
+            tasks.push_back(task);
+            continue;
+        }
+        merges.push_back({num_parts, num_parts, task});
+        for (int key = task.first_key; key < task.end_key; key += longest) {
+            auto part = task;
+            part.first_key = key;
+            part.end_key = std::min(key + longest, task.end_key);
+            part.part = num_parts++;
+            tasks.push_back(part);
+        }
+        merges.back().end = num_parts;
+    }
+    std::stable_sort(tasks.begin(), tasks.end(), [](const auto &a, const auto &b) {
+        return cost(a) > cost(b);
+    });
+}
+
+void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key) {
+    const int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
+    bf16 *to = keys + block * shape.block_values() + kv_head * shape.head_values() +
+               offset / 16 * 16 * shape.head_dim + offset % 16 * 2;
+    for (int dim = 0; dim < shape.head_dim; dim += 2, to += 32) {
+        to[0] = to_bf16(key[dim]);
+        to[1] = to_bf16(key[dim + 1]);
+    }
+}
+
+void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slot,
+                 const float *value) {
+    const int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
+    bf16 *to = values + block * shape.block_values() + kv_head * shape.head_values() +
+               offset / 2 * 2 * shape.head_dim + offset % 2;
+    for (int dim = 0; dim < shape.head_dim; ++dim) to[2 * dim] = to_bf16(value[dim]);
+}
+
+void attend(const AttentionCall &call, WorkQueue &tasks) {
+    static thread_local const auto scratch = aligned_array<Scratch>(1);
+    const TileScope tiles;
+    for (size_t index; (index = tasks.take()) < call.plan.tasks.size();) {
+        const AttentionTask &task = call.plan.tasks[index];
+        Task(call, task, *scratch.get()).run();
+        if (task.part >= 0) {
+            keep_part(call, task, *scratch.get());
+            continue;
+        }
+        for (int row = 0; row < task.end - task.first; ++row)
+            write_output(call, task, row, scratch[0].sums + row * call.shape.head_dim,
+                         scratch[0].denominator[row]);
+    }
+}
+
+void merge(const AttentionCall &call, WorkQueue &merges) {
+    const int head_dim = call.shape.head_dim;
+    const size_t stride = part_floats(head_dim), maxima = kTaskRows * head_dim;
+    alignas(64) float sums[kLargestHead];
+    for (size_t index; (index = merges.take()) < call.plan.merges.size();) {
+        const AttentionMerge &merge = call.plan.merges[index];
+        for (int row = 0; row < merge.task.end - merge.task.first; ++row) {
+            float maximum = kNone, denominator = 0.0f;
+            for (int part = merge.first; part < merge.end; ++part)
+                maximum = std::max(maximum, call.parts[part * stride + maxima + row]);
+            std::fill_n(sums, head_dim, 0.0f);
+            for (int part = merge.first; part < merge.end; ++part) {
+                const float *const from = call.parts + part * stride;
+                const float factor = std::exp2(from[maxima + row] - maximum);
+                denominator += factor * from[maxima + kTaskRows + row];
+                for (int dim = 0; dim < head_dim; ++dim)
+                    sums[dim] += factor * from[row * head_dim + dim];
+            }
+            write_output(call, merge.task, row, sums, denominator);
+        }
+    }
+}
+
+}  // namespace legato

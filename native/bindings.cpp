@@ -1,0 +1,109 @@
+// The Python module legato._kernels. Tensors come as addresses: the callers in legato.native keep
+// them alive and check their shapes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "layer.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace legato;
+
+namespace {
+
+template <typename T>
+T *at(uintptr_t address) {
+    return reinterpret_cast<T *>(address);
+}
+
+using PlainChunk = std::tuple<int, int, int, std::vector<int32_t>>;
+
+std::vector<Chunk> chunks_of(std::vector<PlainChunk> plain) {
+    std::vector<Chunk> chunks;
+    for (auto &[first_row, num_rows, start, blocks] : plain)
+        chunks.push_back({first_row, num_rows, start, std::move(blocks)});
+    return chunks;
+}
+
+using PlainCache = std::tuple<uintptr_t, uintptr_t, int>;
+
+std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
+    std::vector<LayerCache> caches;
+    for (const auto &[keys, values, window] : plain)
+        caches.push_back({at<bf16>(keys), at<bf16>(values), window});
+    return caches;
+}
+
+LayerWeights weights_of(const nb::dict &addresses) {
+    const auto find = [&](const char *name) -> uintptr_t {
+        return addresses.contains(name) ? nb::cast<uintptr_t>(addresses[name]) : 0;
+    };
+    return {at<float>(find("input_norm")), at<float>(find("post_norm")),
+            at<float>(find("query_norm")), at<float>(find("key_norm")),
+            at<bf16>(find("qkv")),         at<bf16>(find("qkv_bias")),
+            at<bf16>(find("output")),      at<bf16>(find("output_bias")),
+            at<bf16>(find("gate_up")),     at<bf16>(find("gate_up_bias")),
+            at<bf16>(find("down")),        at<bf16>(find("down_bias"))};
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+    m.def("has_amx", &has_amx);
+
+    nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
+
+    nb::class_<Step>(m, "Step").def(
+        "__init__",
+        [](Step *self, std::vector<PlainChunk> chunks, std::vector<int64_t> slots,
+           std::tuple<int, int, int> shape, int group, int num_threads) {
+            const auto [num_kv_heads, head_dim, block_size] = shape;
+            new (self) Step(chunks_of(std::move(chunks)), std::move(slots),
+                            CacheShape{num_kv_heads, head_dim, block_size}, group,
+                            num_threads);
+        },
+        "chunks"_a, "slots"_a, "shape"_a, "group"_a, "num_threads"_a);
+
+    nb::class_<Layer>(m, "Layer")
+        .def(
+            "__init__",
+            [](Layer *self, std::tuple<int, int, int, int, int> sizes, float eps,
+               const nb::dict &weights) {
+                const auto [hidden, intermediate, heads, kv_heads, head_dim] = sizes;
+                const LayerShape shape{hidden, intermediate, heads, kv_heads, head_dim, eps};
+                new (self) Layer(shape, weights_of(weights));
+            },
+            "sizes"_a, "eps"_a, "weights"_a);
+
+    nb::class_<Layers>(m, "Layers")
+        .def(nb::init<std::vector<Layer *>>(), "layers"_a)
+        .def(
+            "forward",
+            [](Layers &self, ThreadPool &pool, Step &step, const std::vector<PlainCache> &caches,
+               uintptr_t hidden, int num_rows, uintptr_t cos, uintptr_t sin) {
+                const nb::gil_scoped_release release;
+                self.forward(pool, step, caches_of(caches),
+                             Rows{at<float>(hidden), num_rows, at<float>(cos), at<float>(sin)});
+            },
+            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a);
+
+    nb::class_<PackedMatrix>(m, "Matrix")
+        .def(
+            "__init__",
+            [](PackedMatrix *self, uintptr_t weight, int num_outputs, int depth) {
+                const bf16 *rows = at<bf16>(weight);
+                new (self) PackedMatrix(num_outputs, depth, [=](int i) {
+                    return rows + static_cast<size_t>(i) * depth;
+                });
+            },
+            "weight"_a, "num_outputs"_a, "depth"_a)
+        .def(
+            "multiply",
+            [](const PackedMatrix &self, ThreadPool &pool, uintptr_t rows, int num_rows,
+               uintptr_t out) {
+                const nb::gil_scoped_release release;
+                multiply_plain(pool, self, at<bf16>(rows), num_rows, at<float>(out));
+            },
+            "pool"_a, "rows"_a, "num_rows"_a, "out"_a);
+}

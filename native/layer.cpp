@@ -1,0 +1,297 @@
+#include "layer.hpp"
+
+#include <cmath>
+
+namespace legato {
+
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+std::vector<float> copy(const float *values, int count) {
+    return values ? std::vector<float>(values, values + count) : std::vector<float>();
+}
+
+std::vector<float> widen(const bf16 *values, int count) {
+    std::vector<float> wide;
+    for (int i = 0; values && i < count; ++i) wide.push_back(to_float(values[i]));
+    return wide;
+}
+
+PackedMatrix pack(const bf16 *weight, int num_outputs, int depth) {
+    return {num_outputs, depth, [=](int i) { return weight + static_cast<size_t>(i) * depth; }};
+}
+
+// Gate and up projections by turns of 16 outputs, so that a panel holds both of the same outputs.
+PackedMatrix pack_gate_up(const bf16 *weight, int intermediate_size, int depth) {
+    return {2 * intermediate_size, depth, [=](int i) {
+                const int half = i / 16 % 2, output = i / 32 * 16 + i % 16;
+                return weight + static_cast<size_t>(half * intermediate_size + output) * depth;
+            }};
+}
+
+std::unique_ptr<bf16[], Free> zeros(size_t count) {
+    auto values = aligned_array<bf16>(count);
+    std::fill_n(values.get(), count, bf16{0});
+    return values;
+}
+
+// The share [first, end) of `count` that falls to a thread.
+struct Share {
+    Share(int count, int thread, int num_threads)
+        : first(static_cast<long>(count) * thread / num_threads),
+          end(static_cast<long>(count) * (thread + 1) / num_threads) {}
+    int first, end;
+};
+
+float mean_square(const float *values, int count) {
+    __m512 total = _mm512_setzero_ps();
+    for (int i = 0; i < count; i += 16) {
+        const __m512 x = _mm512_loadu_ps(values + i);
+        total = _mm512_fmadd_ps(x, x, total);
+    }
+    return _mm512_reduce_add_ps(total) / count;
+}
+
+// 16 sums and the biases of their outputs, where there are any.
+__m512 biased(const float *sums, const std::vector<float> &bias, int output) {
+    const __m512 values = _mm512_load_ps(sums);
+    return bias.empty() ? values : _mm512_add_ps(values, _mm512_loadu_ps(&bias[output]));
+}
+
+// Room for a tile that begins at the last row.
+size_t query_rows(const LayerShape &shape, const Rows &rows) {
+    return static_cast<size_t>(rows.count) * shape.group() + kPanel;
+}
+
+// RMS norm of a share of the rows [P, E].
+void normalize(const float *hidden, const Share &share, const LayerShape &shape,
+               const std::vector<float> &weight, bf16 *normed) {
+    const int size = shape.hidden_size;
+    for (int row = share.first; row < share.end; ++row) {
+        const float *from = hidden + static_cast<size_t>(row) * size;
+        bf16 *to = normed + static_cast<size_t>(row) * size;
+        const __m512 by = _mm512_set1_ps(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
+        for (int i = 0; i < size; i += 16) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), by);
+            store_bf16(to + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(&weight[i])));
+        }
+    }
+}
+
+// x * sigmoid(x)
+__m512 silu(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    // e^-|x|, so that nothing overflows
+    const __m512 e = exp2_fast(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-kLog2E)));
+    const __m512 denominator = _mm512_add_ps(one, e);
+    const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, is_negative, e)), denominator);
+}
+
+}  // namespace
+
+Step::Step(std::vector<Chunk> chunks, std::vector<int64_t> slots, CacheShape shape, int group,
+           int num_threads)
+    : chunks(std::move(chunks)),
+      slots(std::move(slots)),
+      shape(shape),
+      group_(group),
+      num_threads_(num_threads) {}
+
+const AttentionPlan &Step::plan(int window) {
+    auto found = plans_.find(window);
+    if (found == plans_.end())
+        found = plans_.try_emplace(window, chunks, shape, group_, Visibility{window}, num_threads_)
+                    .first;
+    return found->second;
+}
+
+void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
+    const size_t rows = (static_cast<size_t>(num_rows) + 63) / 32 * 32;  // tiles are read whole
+    if (rows > num_rows_) {
+        normed = zeros(rows * shape.hidden_size);
+        queries = zeros((rows * shape.group() + kPanel) * shape.kv_size());
+        context = zeros(rows * shape.query_size());
+        gated = zeros(rows * shape.intermediate_size);
+        qkv = aligned_array<float>(rows * shape.qkv_size());
+        num_rows_ = rows;
+    }
+    if (static_cast<size_t>(num_parts) > num_parts_) {
+        parts = aligned_array<float>(num_parts * part_floats(shape.head_dim));
+        num_parts_ = num_parts;
+    }
+}
+
+Layer::Layer(LayerShape shape, const LayerWeights &w)
+    : shape(shape),
+      input_norm_(copy(w.input_norm, shape.hidden_size)),
+      post_norm_(copy(w.post_norm, shape.hidden_size)),
+      query_norm_(copy(w.query_norm, shape.head_dim)),
+      key_norm_(copy(w.key_norm, shape.head_dim)),
+      qkv_bias_(widen(w.qkv_bias, shape.qkv_size())),
+      output_bias_(widen(w.output_bias, shape.hidden_size)),
+      gate_up_bias_(widen(w.gate_up_bias, 2 * shape.intermediate_size)),
+      down_bias_(widen(w.down_bias, shape.hidden_size)),
+      qkv_(pack(w.qkv, shape.qkv_size(), shape.hidden_size)),
+      output_(pack(w.output, shape.hidden_size, shape.query_size())),
+      gate_up_(pack_gate_up(w.gate_up, shape.intermediate_size, shape.hidden_size)),
+      down_(pack(w.down, shape.hidden_size, shape.intermediate_size)) {}
+
+void Layer::reset() {
+    for (auto &queue : queues_) queue.reset();
+}
+
+void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &step,
+                    const AttentionPlan &plan, const LayerCache &cache, const Rows &rows) {
+    const AttentionCall call{step.chunks,
+                             plan,
+                             step.shape,
+                             shape.group(),
+                             space.queries.get(),
+                             query_rows(shape, rows),
+                             cache.keys,
+                             cache.values,
+                             space.context.get(),
+                             space.parts.get()};
+    const Share share(rows.count, thread, pool.size());
+    normalize(rows.hidden, share, shape, input_norm_, space.normed.get());
+    pool.barrier();
+    project(space, rows.count);
+    pool.barrier();
+    spread_heads(space, step, cache, rows, thread, pool.size());
+    pool.barrier();
+    attend(call, queues_[kAttend]);
+    pool.barrier();
+    if (plan.num_parts) {
+        merge(call, queues_[kMerge]);
+        pool.barrier();
+    }
+    add_to(rows, space.context.get(), output_, output_bias_, queues_[kOutput]);
+    pool.barrier();
+    normalize(rows.hidden, share, shape, post_norm_, space.normed.get());
+    pool.barrier();
+    gate(space, rows.count);
+    pool.barrier();
+    add_to(rows, space.gated.get(), down_, down_bias_, queues_[kDown]);
+    pool.barrier();
+}
+
+void Layer::project(Workspace &space, int num_rows) {
+    const auto store = [&](int row, int count, int panel, const float *sums) {
+        const int width = shape.qkv_size(), column = panel * kPanel;
+        for (int i = 0; i < count; ++i) {
+            float *to = space.qkv.get() + static_cast<size_t>(row + i) * width + column;
+            for (int j = 0; j < kPanel; j += 16)
+                _mm512_storeu_ps(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
+        }
+    };
+    multiply(space.normed.get(), num_rows, qkv_, queues_[kQkv], store);
+}
+
+void Layer::gate(Workspace &space, int num_rows) {
+    const auto store = [&](int row, int count, int panel, const float *sums) {
+        const int size = shape.intermediate_size, column = panel * 16;
+        for (int i = 0; i < count; ++i, sums += kPanel) {
+            const __m512 gate = biased(sums, gate_up_bias_, column);
+            const __m512 up = biased(sums + 16, gate_up_bias_, size + column);
+            store_bf16(space.gated.get() + static_cast<size_t>(row + i) * size + column,
+                       _mm512_mul_ps(silu(gate), up));
+        }
+    };
+    multiply(space.normed.get(), num_rows, gate_up_, queues_[kGateUp], store);
+}
+
+void Layer::add_to(const Rows &rows, const bf16 *from, const PackedMatrix &matrix,
+                   const std::vector<float> &bias, WorkQueue &queue) const {
+    const auto add = [&](int row, int count, int panel, const float *sums) {
+        const int column = panel * kPanel;
+        for (int i = 0; i < count; ++i) {
+            float *to = rows.hidden + static_cast<size_t>(row + i) * shape.hidden_size + column;
+            for (int j = 0; j < kPanel; j += 16) {
+                const __m512 sum = biased(sums + i * kPanel + j, bias, column + j);
+                _mm512_storeu_ps(to + j, _mm512_add_ps(_mm512_loadu_ps(to + j), sum));
+            }
+        }
+    };
+    multiply(from, rows.count, matrix, queue, add);
+}
+
+// Turns queries and keys, and hands them and the values to where attention reads them.
+void Layer::spread_heads(Workspace &space, const Step &step, const LayerCache &cache,
+                         const Rows &rows, int thread, int num_threads) const {
+    const int head_dim = shape.head_dim, group = shape.group();
+    const __m512 unit = _mm512_set1_ps(kLog2E / std::sqrt(static_cast<float>(head_dim)));
+    alignas(64) float turned[kLargestHead];
+    const Share share(static_cast<int>(step.slots.size()), thread, num_threads);
+    for (int row = share.first; row < share.end; ++row) {
+        float *head = space.qkv.get() + static_cast<size_t>(row) * shape.qkv_size();
+        const float *cos = rows.cos + static_cast<size_t>(row) * head_dim;
+        const float *sin = rows.sin + static_cast<size_t>(row) * head_dim;
+        for (int i = 0; i < shape.num_heads; ++i, head += head_dim) {
+            turn(head, query_norm_, cos, sin, turned);
+            const size_t query = static_cast<size_t>(row) * group + i % group;
+            bf16 *to =
+                space.queries.get() + (i / group * query_rows(shape, rows) + query) * head_dim;
+            for (int dim = 0; dim < head_dim; dim += 16)
+                store_bf16(to + dim, _mm512_mul_ps(_mm512_load_ps(turned + dim), unit));
+        }
+        for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
+            turn(head, key_norm_, cos, sin, turned);
+            write_key(cache.keys, step.shape, i, step.slots[row], turned);
+        }
+        for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim)
+            write_value(cache.values, step.shape, i, step.slots[row], head);
+    }
+}
+
+// Normalizes a head where the model does that, and turns it by its row's angles.
+void Layer::turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
+                 float *turned) const {
+    const int head_dim = shape.head_dim, half = head_dim / 2;
+    if (!norm.empty()) {
+        const float by = 1.0f / std::sqrt(mean_square(head, head_dim) + shape.eps);
+        for (int dim = 0; dim < head_dim; ++dim) head[dim] *= by * norm[dim];
+    }
+    for (int dim = 0; dim < head_dim; dim += 16) {
+        const __m512 other = _mm512_loadu_ps(head + (dim < half ? dim + half : dim - half));
+        const __m512 straight =
+            _mm512_mul_ps(_mm512_loadu_ps(head + dim), _mm512_loadu_ps(cos + dim));
+        _mm512_store_ps(turned + dim, _mm512_fmadd_ps(other, _mm512_loadu_ps(sin + dim), straight));
+    }
+}
+
+void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,
+                     const Rows &rows) {
+    std::vector<const AttentionPlan *> plans;
+    for (const auto &cache : caches) plans.push_back(&step.plan(cache.window));
+    for (const auto *plan : plans) space_.reserve(layers_[0]->shape, rows.count, plan->num_parts);
+    for (auto *layer : layers_) layer->reset();
+    pool.run([&](int thread) {
+        for (size_t i = 0; i < layers_.size(); ++i)
+            layers_[i]->forward(pool, thread, space_, step, *plans[i], caches[i], rows);
+    });
+}
+
+void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *rows, int num_rows,
+                    float *out) {
+    const size_t padded = (static_cast<size_t>(num_rows) + 31) / 32 * 32;
+    const auto copied = aligned_array<bf16>(padded * matrix.depth);
+    std::copy_n(rows, static_cast<size_t>(num_rows) * matrix.depth, copied.get());
+    std::fill(copied.get() + static_cast<size_t>(num_rows) * matrix.depth,
+              copied.get() + padded * matrix.depth, bf16{0});
+    WorkQueue queue;
+    pool.run([&](int) {
+        multiply(copied.get(), num_rows, matrix, queue,
+                 [&](int row, int count, int panel, const float *sums) {
+                     const int column = panel * kPanel;
+                     const int filled = std::min(kPanel, matrix.num_outputs - column);
+                     for (int i = 0; i < count; ++i)
+                         std::copy_n(sums + i * kPanel, filled,
+                                     out + static_cast<size_t>(row + i) * matrix.num_outputs +
+                                         column);
+                 });
+    });
+}
+
+}  // namespace legato

@@ -1,0 +1,123 @@
+// A decoder layer over one step's packed rows, from one norm to the next residual sum.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "attention.hpp"
+#include "matrix.hpp"
+#include "thread_pool.hpp"
+
+namespace legato {
+
+// Sizes by the project's legend: E hidden, I intermediate, H heads, K key/value heads, D head.
+struct LayerShape {
+    int hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim;
+    float eps;
+
+    int query_size() const { return num_heads * head_dim; }
+    int kv_size() const { return num_kv_heads * head_dim; }
+    int qkv_size() const { return query_size() + 2 * kv_size(); }
+    int group() const { return num_heads / num_kv_heads; }
+};
+
+// Plain weights of a layer, as a checkpoint has them; null where the layer has none.
+struct LayerWeights {
+    const float *input_norm, *post_norm;                   // [E]
+    const float *query_norm, *key_norm;                    // [D]
+    const bf16 *qkv, *qkv_bias;                            // [(H + 2K) * D, E]
+    const bf16 *output, *output_bias;                      // [E, H * D]
+    const bf16 *gate_up, *gate_up_bias;                    // [2I, E]
+    const bf16 *down, *down_bias;                          // [E, I]
+};
+
+// What a step computes before and between its layers; made once a step.
+class Step {
+public:
+    Step(std::vector<Chunk> chunks, std::vector<int64_t> slots, CacheShape shape, int group,
+         int num_threads);
+
+    const AttentionPlan &plan(int window);
+
+    const std::vector<Chunk> chunks;
+    const std::vector<int64_t> slots;  // of each row that is not padding
+    const CacheShape shape;
+
+private:
+    const int group_, num_threads_;
+    std::map<int, AttentionPlan> plans_;  // key: window
+};
+
+// Memory that one layer after the other works in.
+struct Workspace {
+    void reserve(const LayerShape &shape, int num_rows, int num_parts);
+
+    std::unique_ptr<bf16[], Free> normed, queries, context, gated;
+    std::unique_ptr<float[], Free> qkv, parts;
+
+private:
+    size_t num_rows_ = 0, num_parts_ = 0;
+};
+
+// One layer's keys and values, and what of them its queries see.
+struct LayerCache {
+    bf16 *keys, *values;
+    int window;
+};
+
+// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated.
+struct Rows {
+    float *hidden;
+    int count;
+    const float *cos, *sin;
+};
+
+class Layer {
+public:
+    Layer(LayerShape shape, const LayerWeights &weights);
+
+    // Before each forward(), by one thread.
+    void reset();
+
+    // Adds the layer's work to the rows' hidden states; called by all threads of the pool.
+    void forward(ThreadPool &pool, int thread, Workspace &space, const Step &step,
+                 const AttentionPlan &plan, const LayerCache &cache, const Rows &rows);
+
+    const LayerShape shape;
+
+private:
+    void spread_heads(Workspace &space, const Step &step, const LayerCache &cache,
+                      const Rows &rows, int thread, int num_threads) const;
+    void turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
+              float *turned) const;
+    void project(Workspace &space, int num_rows);
+    void gate(Workspace &space, int num_rows);
+    void add_to(const Rows &rows, const bf16 *from, const PackedMatrix &matrix,
+                const std::vector<float> &bias, WorkQueue &queue) const;
+
+    enum Phase { kQkv, kAttend, kMerge, kOutput, kGateUp, kDown, kNumPhases };
+    WorkQueue queues_[kNumPhases];
+    std::vector<float> input_norm_, post_norm_, query_norm_, key_norm_;
+    std::vector<float> qkv_bias_, output_bias_, gate_up_bias_, down_bias_;
+    PackedMatrix qkv_, output_, gate_up_, down_;
+};
+
+// The layers of a decoder, run in one go.
+class Layers {
+public:
+    explicit Layers(std::vector<Layer *> layers) : layers_(std::move(layers)) {}
+
+    void forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,
+                 const Rows &rows);
+
+private:
+    std::vector<Layer *> layers_;
+    Workspace space_;
+};
+
+// out [num_rows, outputs] = rows [num_rows, depth] times the matrix.
+void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *rows, int num_rows,
+                    float *out);
+
+}  // namespace legato

@@ -1,0 +1,41 @@
+"""The cache of the native layers, which attend in it themselves."""
+
+import torch
+
+from legato.executor.batch import PackedBatch, PackedChunk
+from legato.model.decoder import Decoder
+from legato.model.native import Machine, NativeStep
+
+BLOCK_MULTIPLE = 32
+"""Tokens that one product of weights and values takes: they must lie in one block."""
+
+
+class NativeAttentionBackend:
+    """Keys and values of each layer, in the layout that native/attention.hpp tells."""
+
+    def __init__(
+        self, decoder: Decoder, machine: Machine, *, num_blocks: int, block_size: int
+    ) -> None:
+        assert block_size % BLOCK_MULTIPLE == 0
+        self._spec, self._machine, self._block_size = decoder.spec, machine, block_size
+        layer_values = num_blocks * block_size * self._spec.num_kv_heads * self._spec.head_dim
+        # Not zeros, which would touch every page: memory is taken as it is used.
+        self._cache = torch.empty(self._spec.num_layers, 2, layer_values, dtype=decoder.dtype)
+        self._caches = [
+            (keys.data_ptr(), values.data_ptr(), window or 0)
+            for (keys, values), window in zip(self._cache, self._spec.sliding_windows, strict=True)
+        ]
+
+    def begin_step(self, batch: PackedBatch) -> NativeStep:
+        return NativeStep(
+            self._machine,
+            self._spec,
+            self._block_size,
+            [(c.row_start, c.num_tokens, c.start, _block_ids(c)) for c in batch.chunks],
+            batch.slot_mapping.tolist(),
+            self._caches,
+        )
+
+
+def _block_ids(chunk: PackedChunk) -> list[int]:
+    return [block for first, end in chunk.block_runs for block in range(first, end)]

@@ -1,0 +1,170 @@
+"""Decoder layers that run in one native call, on CPUs with AMX.
+
+`NativeLayers` stand in for the `DecoderLayer`s: same rows in, same rows out, with the arithmetic in
+the extension module `legato._kernels` (source in native/). The Python layers stay the description
+of the architecture, and the fallback where the extension was not built or AMX is missing.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from legato.model.attention import StepAttention
+from legato.model.decoder import Decoder
+from legato.model.layers import DecoderLayer
+from legato.model.spec import DecoderSpec
+
+try:
+    from legato import _kernels
+except ImportError:  # there was no compiler when this was installed
+    _kernels = None  # type: ignore[assignment]
+
+_TILE_DEPTH = 32
+"""Values in a row of a tile: what every size must be a multiple of."""
+_LARGEST_HEAD = 256
+
+
+class Machine:
+    """The threads that native calls run on."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.pool = _kernels.ThreadPool(num_threads)
+
+
+class NativeStep:
+    """A step's packed batch as native layers see it. They attend themselves.
+
+    Args:
+        chunks: (first row, number of rows, position of the first, block ids) of each request.
+        slots: of each row that is not padding.
+        caches: (address of the keys, of the values, sliding window or 0) of each layer.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        spec: DecoderSpec,
+        block_size: int,
+        chunks: Sequence[tuple[int, int, int, list[int]]],
+        slots: list[int],
+        caches: Sequence[tuple[int, int, int]],
+    ) -> None:
+        shape = spec.num_kv_heads, spec.head_dim, block_size
+        group = spec.num_heads // spec.num_kv_heads
+        self.native = _kernels.Step(chunks, slots, shape, group, machine.num_threads)
+        self.caches = caches
+
+    def attend(self, *_: object, **__: object) -> torch.Tensor:
+        raise TypeError("only native layers run on a native cache")
+
+
+class NativeLayers(nn.Module):
+    """All layers of a decoder in one call, their weights laid out for AMX."""
+
+    def __init__(self, decoder: Decoder, machine: Machine) -> None:
+        super().__init__()
+        self._pool = machine.pool
+        self._layers = [
+            _native_layer(cast(DecoderLayer, layer), decoder.spec) for layer in decoder.layers
+        ]
+        self._native = _kernels.Layers(self._layers)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """As `DecoderLayer.forward`; `rope` is in float32 and `attention` a `NativeStep`."""
+        assert isinstance(attention, NativeStep)
+        cos, sin = rope
+        self._native.forward(
+            self._pool,
+            attention.native,
+            attention.caches,
+            hidden.data_ptr(),
+            len(hidden),
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
+        return hidden
+
+
+def _native_layer(layer: DecoderLayer, spec: DecoderSpec) -> "_kernels.Layer":
+    sizes = (
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+    )
+    weights = _weights(layer)
+    addresses = {name: weight.data_ptr() for name, weight in weights.items()}
+    return _kernels.Layer(sizes, spec.rms_norm_eps, addresses)
+
+
+class NativeLinear(nn.Module):
+    """A `Linear` without bias whose outputs are in float32."""
+
+    def __init__(self, weight: torch.Tensor, machine: Machine) -> None:
+        super().__init__()
+        self._pool = machine.pool
+        self._num_outputs, depth = weight.shape
+        self._native = _kernels.Matrix(weight.data_ptr(), self._num_outputs, depth)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out] float32."""
+        rows = rows.contiguous()
+        out = torch.empty(len(rows), self._num_outputs)
+        self._native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
+
+
+def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps the native layers from running this model; empty where nothing does."""
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if _kernels is None:
+        return "the extension was not built, for want of a C++ compiler or of an x86-64 processor"
+    if not _kernels.has_amx():
+        return "the processor has no AMX"
+    if dtype != torch.bfloat16:
+        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
+    sizes = (spec.hidden_size, spec.intermediate_size, spec.head_dim)
+    if any(size % _TILE_DEPTH for size in sizes):
+        return f"hidden, intermediate or head size of {sizes} is not a multiple of {_TILE_DEPTH}"
+    if spec.head_dim > _LARGEST_HEAD:
+        return f"the head size {spec.head_dim} is above {_LARGEST_HEAD}"
+    return ""
+
+
+@torch.inference_mode()
+def make_native(decoder: Decoder, machine: Machine) -> None:
+    """Replace the layers and the output projection."""
+    decoder.layers = nn.ModuleList([NativeLayers(decoder, machine)])
+    head = decoder.embed_tokens if decoder.lm_head is None else decoder.lm_head
+    decoder.lm_head = NativeLinear(cast(Any, head).weight, machine)
+    decoder.rope_dtype = torch.float32
+
+
+def _weights(layer: DecoderLayer) -> dict[str, torch.Tensor]:
+    """Key the name that the extension gives a weight; contiguous, norms in float32."""
+    attention, mlp = layer.self_attn, layer.mlp
+    found: dict[str, torch.Tensor | None] = {
+        "input_norm": layer.input_layernorm.weight,
+        "post_norm": layer.post_attention_layernorm.weight,
+        "query_norm": None if attention.q_norm is None else attention.q_norm.weight,
+        "key_norm": None if attention.k_norm is None else attention.k_norm.weight,
+        "qkv": attention.qkv_proj.weight,
+        "qkv_bias": attention.qkv_proj.bias,
+        "output": attention.o_proj.weight,
+        "output_bias": attention.o_proj.bias,
+        "gate_up": mlp.gate_up_proj.weight,
+        "gate_up_bias": mlp.gate_up_proj.bias,
+        "down": mlp.down_proj.weight,
+        "down_bias": mlp.down_proj.bias,
+    }
+    return {name: weight for name, weight in found.items() if weight is not None}
