@@ -21,6 +21,8 @@ from legato.bench.probe import Probe, ProbeResult
 from legato.core.config import DEFAULT_MODEL
 
 LEGATO = {
+    "Legato, --itl-slo 50ms": f"{SERVE} --itl-slo 50ms",
+    "Legato, --itl-slo 100ms": f"{SERVE} --itl-slo 100ms",
     "Legato, budget 128": f"{SERVE} --max-num-batched-tokens 128",
     "Legato, budget 512": f"{SERVE} --max-num-batched-tokens 512",
     "Legato, prefill-first 512": f"{SERVE} --max-num-batched-tokens 512 --policy prefill-first",
@@ -83,8 +85,8 @@ def _plot(results: dict[str, ProbeResult], path: Path, num_streams: int, long: i
         longest_s = result.itl_s(during=True).max()
         axis.set_title(f"{name}: longest wait {_duration(longest_s)}", loc="left", fontsize=9)
         axis.set_yscale("log")
-        axis.set_ylim(0.02, 8.0)
-        axis.set_yticks([0.03, 0.1, 0.3, 1.0, 3.0], minor=False)
+        axis.set_ylim(0.008, 8.0)
+        axis.set_yticks([0.01, 0.1, 1.0], minor=False)
         axis.yaxis.set_major_formatter(lambda value, _: _duration(value))
         axis.tick_params(labelsize=8)
         axis.grid(axis="y", alpha=0.3)

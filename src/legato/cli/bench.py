@@ -15,6 +15,7 @@ from legato.cli.bench_flags import (
     add_server_flags,
     add_slo_flags,
 )
+from legato.cli.bench_kernels import add_kernels_parser
 from legato.cli.numbers import count
 from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.errors import ConfigError
@@ -45,6 +46,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     _add_run_parser(benchmarks)
     _add_capacity_parser(benchmarks)
     _add_probe_parser(benchmarks)
+    add_kernels_parser(benchmarks)
     _add_report_parser(benchmarks)
 
 

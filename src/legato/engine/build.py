@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Machinery:
+class Machinery:
     """A loaded model with its cache, before anything is scheduled on it.
 
     Attributes:
@@ -66,7 +66,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    machinery = _load(config)
+    machinery = load_machinery(config)
     scheduler = Scheduler(
         machinery.config.scheduler,
         max_model_len=machinery.max_model_len,
@@ -90,14 +90,15 @@ def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
     Raises:
         As `build_engine`.
     """
-    machinery = _load(config)
+    machinery = load_machinery(config)
     file = _calibration_file(machinery)
     steps = _measure(machinery)
     file.save(steps)
     return steps, file.path
 
 
-def _load(config: EngineConfig) -> _Machinery:
+def load_machinery(config: EngineConfig) -> Machinery:
+    """Load the model and make its cache; raises as `build_engine`."""
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
     scheduler_config = config.scheduler.resolve(max_model_len)
@@ -119,7 +120,7 @@ def _load(config: EngineConfig) -> _Machinery:
     kv = KVCacheManager(num_blocks, config.cache.block_size)
     executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
     kernels = "torch" if machine is None else "native"
-    return _Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
+    return Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
 
 
 def _native_machine(
@@ -153,7 +154,7 @@ def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
     compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
 
 
-def _known_steps(machinery: _Machinery) -> list[MeasuredStep]:
+def _known_steps(machinery: Machinery) -> list[MeasuredStep]:
     """Steps to begin the step-time model with: from disk, or measured now."""
     scheduler, calibration = machinery.config.scheduler, machinery.config.calibration
     if not (scheduler.promises_pace or scheduler.promises_ttft):
@@ -166,7 +167,7 @@ def _known_steps(machinery: _Machinery) -> list[MeasuredStep]:
     return steps or []
 
 
-def _measure(machinery: _Machinery) -> list[MeasuredStep]:
+def _measure(machinery: Machinery) -> list[MeasuredStep]:
     calibration = Calibration(
         machinery.executor,
         block_size=machinery.kv.block_size,
@@ -180,7 +181,7 @@ def _measure(machinery: _Machinery) -> list[MeasuredStep]:
         return calibration.run(lambda share: progress.update(bar, completed=share))
 
 
-def _calibration_file(machinery: _Machinery) -> CalibrationFile:
+def _calibration_file(machinery: Machinery) -> CalibrationFile:
     decoder = machinery.decoder
     key = {
         "model": machinery.config.model.model,
@@ -226,7 +227,7 @@ def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
     return values * decoder.dtype.itemsize
 
 
-def _describe(machinery: _Machinery, defaults: ModelDefaults) -> EngineInfo:
+def _describe(machinery: Machinery, defaults: ModelDefaults) -> EngineInfo:
     config, decoder, kv = machinery.config, machinery.decoder, machinery.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
     cache_bytes = kv.num_blocks * _bytes_per_block(decoder, kv.block_size)

@@ -1,0 +1,71 @@
+"""`legato bench kernels`: the model's steps beside the machine's roofline."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from legato.cli.flags import add_engine_flags, engine_config
+from legato.core.config import Kernels
+from legato.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from legato.bench.kernels import MeasuredKernel, Roofline
+
+    Measured = dict[Kernels, tuple[list[MeasuredKernel], float]]
+
+_KERNELS: tuple[Kernels, ...] = ("torch", "native")
+
+
+def add_kernels_parser(
+    benchmarks: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    parser = benchmarks.add_parser(
+        "kernels",
+        help="compare steps with what the machine can do",
+        description="Measure decode steps and prefill chunks with each set of kernels that runs "
+        "here, beside what reading memory and multiplying would take at least.",
+        allow_abbrev=False,
+    )
+    add_engine_flags(parser)
+    parser.set_defaults(benchmark=_kernels)
+
+
+def _kernels(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from legato.bench.kernels import measure_kernels, measure_roofline
+
+    console, config, measured = Console(highlight=False, soft_wrap=True), engine_config(args), {}
+    with console.status("measuring the machine") as status:
+        roofline = measure_roofline()
+        for kernels in _KERNELS:
+            try:
+                measured[kernels] = measure_kernels(config, kernels, status.update)
+            except ConfigError as error:
+                console.print(str(error))
+    console.print(_table(measured, roofline))
+    console.print(
+        f"memory {roofline.bytes_a_s / 1e9:.1f} GB/s, "
+        f"matrix products {roofline.flops_a_s / 1e12:.2f} TFLOP/s"
+    )
+    for kernels, (_, attention) in measured.items():
+        console.print(
+            f"attention, {kernels}: {attention / 1e12:.2f} TFLOP/s, "
+            f"{attention / roofline.flops_a_s:.0%} of that"
+        )
+
+
+def _table(measured: "Measured", roofline: "Roofline") -> "Table":
+    from rich.table import Table
+
+    table = Table("step", *measured, "roofline", *(f"{name} / roofline" for name in measured))
+    for steps in zip(*(found for found, _ in measured.values()), strict=True):
+        least_s = roofline.least_s(steps[0].work)
+        table.add_row(
+            steps[0].name,
+            *(f"{1e3 * step.seconds:.1f} ms" for step in steps),
+            f"{1e3 * least_s:.1f} ms",
+            *(f"{step.seconds / least_s:.2f}" for step in steps),
+        )
+    return table
