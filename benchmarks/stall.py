@@ -21,7 +21,6 @@ from legato.bench.probe import Probe, ProbeResult
 from legato.core.config import DEFAULT_MODEL
 
 LEGATO = {
-    "Legato, --itl-slo 50ms": f"{SERVE} --itl-slo 50ms",
     "Legato, --itl-slo 100ms": f"{SERVE} --itl-slo 100ms",
     "Legato, budget 128": f"{SERVE} --max-num-batched-tokens 128",
     "Legato, budget 512": f"{SERVE} --max-num-batched-tokens 512",
