@@ -15,8 +15,8 @@ MIN_CHUNK = ROW_BOUNDS[0]
 """Tokens below which a chunk costs hardly less than one of this length."""
 
 _DELIVERED = 0.97
-"""Share of the time until a token is due that prefill may fill: on their way to clients, tokens come
-a little closer together or further apart than they were made."""
+"""Share of the time until a token is due that prefill may fill: on their way to clients, tokens
+come a little closer together or further apart than they were made."""
 
 UNLIMITED = math.inf
 
