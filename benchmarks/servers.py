@@ -1,18 +1,45 @@
 """Servers to measure, one after the other."""
 
+import argparse
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
 
+from legato.core.config import DEFAULT_MODEL
+
+Server = tuple[str, str, str]
+"""Its name, that of the model it serves, and the command that starts it."""
+
 SERVE = f"{sys.executable} -m legato serve --port {{port}} --log-level warning"
 _START_TIMEOUT_S = 300.0
+
+
+def add_peer_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL=COMMAND",
+        help="another server to measure; {port} in the command is replaced",
+    )
+
+
+def servers(legato: Mapping[str, str], peers: Iterable[str]) -> list[Server]:
+    """Legato's, by their names, and then the peers that `--peer` told of."""
+    own = [(name, DEFAULT_MODEL, command) for name, command in legato.items()]
+    return [*own, *(_peer(told) for told in peers)]
+
+
+def _peer(told: str) -> Server:
+    name, model, command = told.split("=", 2)
+    return name, model, command
 
 
 @contextmanager

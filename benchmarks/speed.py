@@ -16,10 +16,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
 from legato.bench.client import Address, Client, connect
 from legato.bench.prompts import RandomPrompts
-from legato.core.config import DEFAULT_MODEL
 
 LEGATO = {"Legato": SERVE, "Legato, PyTorch kernels": f"{SERVE} --kernels torch"}
 NUM_STREAMS = (1, 8, 32, 64)
@@ -34,11 +33,9 @@ Figures = dict[str, float]
 
 def main() -> None:
     arguments = _parse()
-    servers = [(name, DEFAULT_MODEL, command) for name, command in LEGATO.items()]
-    servers += [tuple(peer.split("=", 2)) for peer in arguments.peer]
     console = Console(highlight=False)
     results: dict[str, Figures] = {}
-    for name, model, command in servers:
+    for name, model, command in servers(LEGATO, arguments.peer):
         with console.status(f"{name}: starting") as status, running_server(command) as base_url:
             status.update(f"measuring {name}")
             results[name] = asyncio.run(_measure(Address(base_url=base_url, model=model)))
@@ -52,13 +49,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=MODEL=COMMAND",
-        help="another server to measure; {port} in the command is replaced",
-    )
+    add_peer_flag(parser)
     return parser.parse_args()
 
 

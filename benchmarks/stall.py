@@ -16,9 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import SERVE, running_server
+from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
 from legato.bench.probe import Probe, ProbeResult
-from legato.core.config import DEFAULT_MODEL
 
 LEGATO = {
     "Legato, --itl-slo 100ms": f"{SERVE} --itl-slo 100ms",
@@ -31,11 +30,9 @@ LEGATO = {
 
 def main() -> None:
     arguments = _parse()
-    servers = [(name, DEFAULT_MODEL, command) for name, command in LEGATO.items()]
-    servers += [tuple(peer.split("=", 2)) for peer in arguments.peer]
     console = Console()
     results: dict[str, ProbeResult] = {}
-    for name, model, command in servers:
+    for name, model, command in servers(LEGATO, arguments.peer):
         with console.status(f"{name}: starting"), running_server(command) as base_url:
             probe = Probe(
                 base_url, model, num_streams=arguments.streams, long_prompt=arguments.long
@@ -54,13 +51,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--long", type=int, default=7000, help="tokens of the long prompt")
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=MODEL=COMMAND",
-        help="another server to measure; {port} in the command is replaced",
-    )
+    add_peer_flag(parser)
     return parser.parse_args()
 
 

@@ -264,11 +264,12 @@ void write_output(const AttentionCall &call, const AttentionTask &task, int row,
 }
 
 void keep_part(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {
-    const int head_dim = call.shape.head_dim;
-    float *to = call.parts + task.part * part_floats(head_dim);
-    to = std::copy_n(scratch.sums, kTaskRows * head_dim, to);
-    to = std::copy_n(scratch.maximum, kTaskRows, to);
-    std::copy_n(scratch.denominator, kTaskRows, to);
+    const int head_dim = call.shape.head_dim, num_rows = task.end - task.first;
+    float *const sums = call.parts + task.part * part_floats(head_dim);
+    float *const maxima = sums + kTaskRows * head_dim;
+    std::copy_n(scratch.sums, num_rows * head_dim, sums);
+    std::copy_n(scratch.maximum, num_rows, maxima);
+    std::copy_n(scratch.denominator, num_rows, maxima + kTaskRows);
 }
 
 }  // namespace

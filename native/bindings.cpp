@@ -1,5 +1,5 @@
-// The Python module legato._kernels. Tensors come as addresses: the callers in legato.native keep
-// them alive and check their shapes.
+// The Python module legato._kernels. Tensors come as addresses: legato.model.native keeps
+// them alive and checks their shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
