@@ -32,15 +32,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tpot-slo", type=duration_s, metavar="TIME", help="for their mean")
     group.add_argument("--ttft-slo", type=duration_s, metavar="TIME", help="for the first token")
-    group.add_argument(
-        "--slo-class",
-        dest="slo_classes",
-        type=slo_class,
-        action="append",
-        default=[],
-        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
-        help="for requests of a class, instead of those above; may be repeated",
-    )
+    add_slo_class_flag(group, "for requests of a class, instead of those above; may be repeated")
 
 
 def add_search_flags(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +85,10 @@ def add_probe_flags(parser: argparse.ArgumentParser) -> None:
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("report")
     group.add_argument("--name", help="of this run beside others (default: the model's)")
+    add_output_flag(group)
+
+
+def add_output_flag(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "-o",
         "--output",
@@ -100,4 +96,17 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
         default="out",
         metavar="FOLDER",
         help="where JSON and HTML go (%(default)s)",
+    )
+
+
+def add_slo_class_flag(group: argparse._ArgumentGroup, told: str) -> None:
+    """Args: told: the help text."""
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        type=slo_class,
+        action="append",
+        default=[],
+        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        help=told,
     )

@@ -4,9 +4,9 @@ import argparse
 import importlib.util
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from legato.cli.bench_flags import add_output_flag
 from legato.cli.simulate_flags import (
     DEFAULT_POLICIES,
     add_server_flags,
@@ -60,14 +60,7 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
         help="find the largest Poisson rate at which P99 ITL keeps its SLO and the median "
         "scheduling delay stays below 2 s, beginning with --rate",
     )
-    group.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default="out",
-        metavar="FOLDER",
-        help="where JSON and HTML go (%(default)s)",
-    )
+    add_output_flag(group)
 
 
 def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":

@@ -3,8 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from legato.cli.bench_flags import add_slo_class_flag
 from legato.cli.durations import duration_s
-from legato.cli.flags import given_fields, slo_class
+from legato.cli.flags import given_fields
 from legato.cli.numbers import count, fraction
 from legato.core.config import SchedulerConfig
 from legato.core.slo import INTERACTIVE
@@ -95,15 +96,7 @@ def _add_promise_flags(group: argparse._ArgumentGroup) -> None:
             metavar="TIME",
             help=f"for {what}, of requests that name no class",
         )
-    group.add_argument(
-        "--slo-class",
-        dest="slo_classes",
-        type=slo_class,
-        action="append",
-        default=[],
-        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
-        help="a further class, beside interactive and batch; may be repeated",
-    )
+    add_slo_class_flag(group, "a further class, beside interactive and batch; may be repeated")
 
 
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
