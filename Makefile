@@ -11,7 +11,7 @@ serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: lint types contracts test
 

@@ -9,7 +9,8 @@ from tests.server.launch import ServerProcess, long_request
 def test_closed_stream_frees_its_request(server: ServerProcess) -> None:
     aborted = server.metric("request_success_total", finished_reason="abort")
     with server.http.stream("POST", "/v1/completions", json=long_request(n=2)) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # without its name it is collected, which disconnects
+        next(lines)
         server.wait_for_metric("num_requests_running", 2)
     server.wait_for_metric("num_requests_running", 0)
     assert server.metric("kv_cache_usage_perc") == 0
