@@ -4,5 +4,3 @@ import os
 
 # Tests share the cores with the servers they start: see _SHORT_SPIN in legato/engine/client.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
