@@ -30,16 +30,13 @@ public:
             config.bytes_a_row[tile] = 64;
             config.num_rows[tile] = kTileRows;
         }
+        // GCC 12 believes that the next line reads 8 bytes only, and leaves the others unwritten.
+        asm volatile("" : : "r"(&config) : "memory");
         _tile_loadconfig(&config);
     }
     ~TileScope() { _tile_release(); }
     TileScope(const TileScope &) = delete;
 };
-
-inline bf16 to_bf16(float value) {
-    const __m128bh rounded = _mm_cvtneps_pbh(_mm_set_ss(value));
-    return static_cast<bf16>(_mm_extract_epi16(reinterpret_cast<const __m128i &>(rounded), 0));
-}
 
 inline float to_float(bf16 value) {
     const uint32_t bits = static_cast<uint32_t>(value) << 16;

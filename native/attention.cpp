@@ -254,13 +254,16 @@ private:
 void write_output(const AttentionCall &call, const AttentionTask &task, int row,
                   const float *sums, float denominator) {
     const int head_dim = call.shape.head_dim, index = task.first + row;
-    const size_t token = call.chunks[task.chunk].first_row + index / call.group;
+    const int token = call.chunks[task.chunk].first_row + index / call.group;
     const int head = task.kv_head * call.group + index % call.group;
-    bf16 *const to =
-        call.output + (token * call.shape.num_kv_heads * call.group + head) * head_dim;
     const __m512 by = _mm512_set1_ps(1.0f / denominator);
     for (int dim = 0; dim < head_dim; dim += 16)
-        store_bf16(to + dim, _mm512_mul_ps(_mm512_loadu_ps(sums + dim), by));
+        store_bf16(call.output.at(token, head * head_dim + dim),
+                   _mm512_mul_ps(_mm512_loadu_ps(sums + dim), by));
+}
+
+void round_to_bf16(const float *values, int count, bf16 *rounded) {
+    for (int i = 0; i < count; i += 16) store_bf16(rounded + i, _mm512_loadu_ps(values + i));
 }
 
 void keep_part(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {
@@ -316,21 +319,31 @@ AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape 
 }
 
 void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key) {
-    const int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
-    bf16 *to = keys + block * shape.block_values() + kv_head * shape.head_values() +
-               offset / 16 * 16 * shape.head_dim + offset % 16 * 2;
+    bf16 *to = keys + shape.head_at(kv_head, slot) + shape.key_at(slot);
+    alignas(64) bf16 rounded[kLargestHead];
+    round_to_bf16(key, shape.head_dim, rounded);
     for (int dim = 0; dim < shape.head_dim; dim += 2, to += 32) {
-        to[0] = to_bf16(key[dim]);
-        to[1] = to_bf16(key[dim + 1]);
+        to[0] = rounded[dim];
+        to[1] = rounded[dim + 1];
     }
 }
 
 void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slot,
                  const float *value) {
-    const int64_t block = slot / shape.block_size, offset = slot % shape.block_size;
-    bf16 *to = values + block * shape.block_values() + kv_head * shape.head_values() +
-               offset / 2 * 2 * shape.head_dim + offset % 2;
-    for (int dim = 0; dim < shape.head_dim; ++dim) to[2 * dim] = to_bf16(value[dim]);
+    bf16 *to = values + shape.head_at(kv_head, slot) + shape.value_at(slot);
+    alignas(64) bf16 rounded[kLargestHead];
+    round_to_bf16(value, shape.head_dim, rounded);
+    for (int dim = 0; dim < shape.head_dim; ++dim) to[2 * dim] = rounded[dim];
+}
+
+void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape, int64_t slot) {
+    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+        const bf16 *key = keys + shape.head_at(kv_head, slot) + shape.key_at(slot);
+        const bf16 *value = values + shape.head_at(kv_head, slot) + shape.value_at(slot);
+        for (int dim = 0; dim < shape.head_dim; dim += 2, key += 32) __builtin_prefetch(key, 1);
+        for (int dim = 0; dim < shape.head_dim; dim += 16, value += 32)
+            __builtin_prefetch(value, 1);
+    }
 }
 
 void attend(const AttentionCall &call, WorkQueue &tasks) {

@@ -17,6 +17,21 @@ struct CacheShape {
 
     size_t head_values() const { return static_cast<size_t>(block_size) * head_dim; }
     size_t block_values() const { return num_kv_heads * head_values(); }
+
+    // Where the head's part of a token's block begins.
+    size_t head_at(int kv_head, int64_t slot) const {
+        return slot / block_size * block_values() + kv_head * head_values();
+    }
+    // Where a token's key and value begin in that: a key's pairs of values lie 16 pairs apart, and
+    // a value's values lie 2 apart.
+    size_t key_at(int64_t slot) const {
+        const int64_t offset = slot % block_size;
+        return offset / 16 * 16 * head_dim + offset % 16 * 2;
+    }
+    size_t value_at(int64_t slot) const {
+        const int64_t offset = slot % block_size;
+        return offset / 2 * 2 * head_dim + offset % 2;
+    }
 };
 
 // One request's rows [first_row, first_row + num_rows) of the batch, at positions from `start` on.
@@ -63,8 +78,8 @@ struct AttentionCall {
     const bf16 *queries;  // [K, query_rows, D], in units of log2(e) / sqrt(D)
     size_t query_rows;    // of each key/value head, with room for a tile more
     const bf16 *keys, *values;
-    bf16 *output;   // [T, K * group * D]
-    float *parts;   // [num_parts, part_floats]
+    const TiledRows &output;  // [T, K * group * D]
+    float *parts;             // [num_parts, part_floats]
 };
 
 constexpr int kTaskRows = 256;  // query rows that read keys and values together
@@ -77,6 +92,9 @@ inline size_t part_floats(int head_dim) { return kTaskRows * (static_cast<size_t
 void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key);
 void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slot,
                  const float *value);
+
+// Brings what the two will write near: a key is spread over many lines.
+void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape, int64_t slot);
 
 // One thread's share of all tasks; then, behind a barrier, of the merges.
 void attend(const AttentionCall &call, WorkQueue &tasks);

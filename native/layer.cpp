@@ -66,15 +66,14 @@ size_t query_rows(const LayerShape &shape, const Rows &rows) {
 
 // RMS norm of a share of the rows [P, E].
 void normalize(const float *hidden, const Share &share, const LayerShape &shape,
-               const std::vector<float> &weight, bf16 *normed) {
+               const std::vector<float> &weight, const TiledRows &normed) {
     const int size = shape.hidden_size;
     for (int row = share.first; row < share.end; ++row) {
         const float *from = hidden + static_cast<size_t>(row) * size;
-        bf16 *to = normed + static_cast<size_t>(row) * size;
         const __m512 by = _mm512_set1_ps(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
         for (int i = 0; i < size; i += 16) {
             const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), by);
-            store_bf16(to + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(&weight[i])));
+            store_bf16(normed.at(row, i), _mm512_mul_ps(scaled, _mm512_loadu_ps(&weight[i])));
         }
     }
 }
@@ -87,6 +86,17 @@ __m512 silu(__m512 x) {
     const __m512 denominator = _mm512_add_ps(one, e);
     const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, is_negative, e)), denominator);
+}
+
+// Past the caches where it can be: rows of a vocabulary's logits lie a multiple of a page apart, and
+// would evict each other.
+void store_once(const float *values, int count, float *to) {
+    if (count == kPanel && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        _mm512_stream_ps(to, _mm512_load_ps(values));
+        _mm512_stream_ps(to + 16, _mm512_load_ps(values + 16));
+    } else {
+        std::copy_n(values, count, to);
+    }
 }
 
 }  // namespace
@@ -108,12 +118,12 @@ const AttentionPlan &Step::plan(int window) {
 }
 
 void Workspace::reserve(const LayerShape &shape, int num_rows, int num_parts) {
-    const size_t rows = (static_cast<size_t>(num_rows) + 63) / 32 * 32;  // tiles are read whole
+    const size_t rows = num_rows;
     if (rows > num_rows_) {
-        normed = zeros(rows * shape.hidden_size);
+        normed = TiledRows(num_rows, shape.hidden_size);
         queries = zeros((rows * shape.group() + kPanel) * shape.kv_size());
-        context = zeros(rows * shape.query_size());
-        gated = zeros(rows * shape.intermediate_size);
+        context = TiledRows(num_rows, shape.query_size());
+        gated = TiledRows(num_rows, shape.intermediate_size);
         qkv = aligned_array<float>(rows * shape.qkv_size());
         num_rows_ = rows;
     }
@@ -152,12 +162,12 @@ void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &
                              query_rows(shape, rows),
                              cache.keys,
                              cache.values,
-                             space.context.get(),
+                             space.context,
                              space.parts.get()};
     const Share share(rows.count, thread, pool.size());
-    normalize(rows.hidden, share, shape, input_norm_, space.normed.get());
+    normalize(rows.hidden, share, shape, input_norm_, space.normed);
     pool.barrier();
-    project(space, rows.count);
+    project(space, rows.count, pool.size());
     pool.barrier();
     spread_heads(space, step, cache, rows, thread, pool.size());
     pool.barrier();
@@ -167,17 +177,17 @@ void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &
         merge(call, queues_[kMerge]);
         pool.barrier();
     }
-    add_to(rows, space.context.get(), output_, output_bias_, queues_[kOutput]);
+    add_to(rows, space.context, output_, output_bias_, pool.size(), queues_[kOutput]);
     pool.barrier();
-    normalize(rows.hidden, share, shape, post_norm_, space.normed.get());
+    normalize(rows.hidden, share, shape, post_norm_, space.normed);
     pool.barrier();
-    gate(space, rows.count);
+    gate(space, rows.count, pool.size());
     pool.barrier();
-    add_to(rows, space.gated.get(), down_, down_bias_, queues_[kDown]);
+    add_to(rows, space.gated, down_, down_bias_, pool.size(), queues_[kDown]);
     pool.barrier();
 }
 
-void Layer::project(Workspace &space, int num_rows) {
+void Layer::project(Workspace &space, int num_rows, int num_threads) {
     const auto store = [&](int row, int count, int panel, const float *sums) {
         const int width = shape.qkv_size(), column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
@@ -186,24 +196,23 @@ void Layer::project(Workspace &space, int num_rows) {
                 _mm512_storeu_ps(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
         }
     };
-    multiply(space.normed.get(), num_rows, qkv_, queues_[kQkv], store);
+    multiply(space.normed, num_rows, qkv_, num_threads, queues_[kQkv], store);
 }
 
-void Layer::gate(Workspace &space, int num_rows) {
+void Layer::gate(Workspace &space, int num_rows, int num_threads) {
     const auto store = [&](int row, int count, int panel, const float *sums) {
         const int size = shape.intermediate_size, column = panel * 16;
         for (int i = 0; i < count; ++i, sums += kPanel) {
             const __m512 gate = biased(sums, gate_up_bias_, column);
             const __m512 up = biased(sums + 16, gate_up_bias_, size + column);
-            store_bf16(space.gated.get() + static_cast<size_t>(row + i) * size + column,
-                       _mm512_mul_ps(silu(gate), up));
+            store_bf16(space.gated.at(row + i, column), _mm512_mul_ps(silu(gate), up));
         }
     };
-    multiply(space.normed.get(), num_rows, gate_up_, queues_[kGateUp], store);
+    multiply(space.normed, num_rows, gate_up_, num_threads, queues_[kGateUp], store);
 }
 
-void Layer::add_to(const Rows &rows, const bf16 *from, const PackedMatrix &matrix,
-                   const std::vector<float> &bias, WorkQueue &queue) const {
+void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
+                   const std::vector<float> &bias, int num_threads, WorkQueue &queue) const {
     const auto add = [&](int row, int count, int panel, const float *sums) {
         const int column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
@@ -214,7 +223,7 @@ void Layer::add_to(const Rows &rows, const bf16 *from, const PackedMatrix &matri
             }
         }
     };
-    multiply(from, rows.count, matrix, queue, add);
+    multiply(from, rows.count, matrix, num_threads, queue, add);
 }
 
 // Turns queries and keys, and hands them and the values to where attention reads them.
@@ -225,6 +234,8 @@ void Layer::spread_heads(Workspace &space, const Step &step, const LayerCache &c
     alignas(64) float turned[kLargestHead];
     const Share share(static_cast<int>(step.slots.size()), thread, num_threads);
     for (int row = share.first; row < share.end; ++row) {
+        if (row + 1 < share.end)
+            expect_token(cache.keys, cache.values, step.shape, step.slots[row + 1]);
         float *head = space.qkv.get() + static_cast<size_t>(row) * shape.qkv_size();
         const float *cos = rows.cos + static_cast<size_t>(row) * head_dim;
         const float *sin = rows.sin + static_cast<size_t>(row) * head_dim;
@@ -275,23 +286,19 @@ void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache>
 
 void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *rows, int num_rows,
                     float *out) {
-    const size_t padded = (static_cast<size_t>(num_rows) + 31) / 32 * 32;
-    const auto copied = aligned_array<bf16>(padded * matrix.depth);
-    std::copy_n(rows, static_cast<size_t>(num_rows) * matrix.depth, copied.get());
-    std::fill(copied.get() + static_cast<size_t>(num_rows) * matrix.depth,
-              copied.get() + padded * matrix.depth, bf16{0});
+    const TiledRows tiled(num_rows, matrix.depth);
+    for (int row = 0; row < num_rows; ++row)
+        for (int i = 0; i < matrix.depth; i += kTileDepth)
+            std::copy_n(rows + static_cast<size_t>(row) * matrix.depth + i, kTileDepth,
+                        tiled.at(row, i));
+    const auto store = [&](int row, int count, int panel, const float *sums) {
+        const int column = panel * kPanel;
+        float *to = out + static_cast<size_t>(row) * matrix.num_outputs + column;
+        for (int i = 0; i < count; ++i, sums += kPanel, to += matrix.num_outputs)
+            store_once(sums, std::min(kPanel, matrix.num_outputs - column), to);
+    };
     WorkQueue queue;
-    pool.run([&](int) {
-        multiply(copied.get(), num_rows, matrix, queue,
-                 [&](int row, int count, int panel, const float *sums) {
-                     const int column = panel * kPanel;
-                     const int filled = std::min(kPanel, matrix.num_outputs - column);
-                     for (int i = 0; i < count; ++i)
-                         std::copy_n(sums + i * kPanel, filled,
-                                     out + static_cast<size_t>(row + i) * matrix.num_outputs +
-                                         column);
-                 });
-    });
+    pool.run([&](int) { multiply(tiled, num_rows, matrix, pool.size(), queue, store); });
 }
 
 }  // namespace legato

@@ -52,7 +52,8 @@ private:
 struct Workspace {
     void reserve(const LayerShape &shape, int num_rows, int num_parts);
 
-    std::unique_ptr<bf16[], Free> normed, queries, context, gated;
+    TiledRows normed, context, gated;
+    std::unique_ptr<bf16[], Free> queries;
     std::unique_ptr<float[], Free> qkv, parts;
 
 private:
@@ -90,10 +91,10 @@ private:
                       const Rows &rows, int thread, int num_threads) const;
     void turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
               float *turned) const;
-    void project(Workspace &space, int num_rows);
-    void gate(Workspace &space, int num_rows);
-    void add_to(const Rows &rows, const bf16 *from, const PackedMatrix &matrix,
-                const std::vector<float> &bias, WorkQueue &queue) const;
+    void project(Workspace &space, int num_rows, int num_threads);
+    void gate(Workspace &space, int num_rows, int num_threads);
+    void add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
+                const std::vector<float> &bias, int num_threads, WorkQueue &queue) const;
 
     enum Phase { kQkv, kAttend, kMerge, kOutput, kGateUp, kDown, kNumPhases };
     WorkQueue queues_[kNumPhases];

@@ -23,9 +23,39 @@ std::unique_ptr<T[], Free> aligned_array(size_t count) {
     return std::unique_ptr<T[], Free>(static_cast<T *>(memory));
 }
 
-constexpr int kPanel = 32;       // outputs that one thread computes at a time: two tiles
-constexpr int kMaxRows = 512;    // rows whose sums are kept while the depth is walked through
-constexpr int kDepthBlock = 288; // of a panel that stays in the first-level cache: 18 KiB
+constexpr int kRowPair = 32;           // rows that are multiplied at a time: two tiles
+constexpr int kPanel = 32;             // outputs that are computed at a time: two tiles
+constexpr int kTileValues = kTileRows * kTileDepth;
+constexpr size_t kGroupBytes = 512 << 10;  // of panels that stay in the second-level cache
+
+// Rows [rows, depth] as AMX reads them: tiles of 16 rows by 32 values, each in one piece, one row of
+// tiles after the other. There are always whole pairs of tiles, of zeros at first.
+class TiledRows {
+public:
+    TiledRows() = default;
+    TiledRows(int num_rows, int depth)
+        : depth_(depth), values_(aligned_array<bf16>(size(num_rows, depth))) {
+        std::fill_n(values_.get(), size(num_rows, depth), bf16{0});
+    }
+
+    bf16 *at(int row, int column) const {
+        return tiles(row) + column / kTileDepth * kTileValues + row % kTileRows * kTileDepth +
+               column % kTileDepth;
+    }
+
+    // The row of tiles that a row lies in.
+    bf16 *tiles(int row) const {
+        return values_.get() + static_cast<size_t>(row / kTileRows) * kTileRows * depth_;
+    }
+
+private:
+    static size_t size(int num_rows, int depth) {
+        return static_cast<size_t>(num_rows + kRowPair - 1) / kRowPair * kRowPair * depth;
+    }
+
+    int depth_ = 0;
+    std::unique_ptr<bf16[], Free> values_;
+};
 
 // A weight matrix [outputs, depth] as panels of 32 outputs, each a row of pairs of tiles: within a
 // tile, row r holds values 2r and 2r + 1 of 16 outputs side by side.
@@ -62,84 +92,67 @@ private:
     std::unique_ptr<bf16[], Free> tiles_;
 };
 
-// sums [rows of `num_tiles` tiles, 32] (+)= rows * panel over `num_steps` tiles of depth.
-template <int num_tiles, bool adds>
-inline void multiply_tiles(const bf16 *rows, long row_bytes, const bf16 *panel, int num_steps,
+// sums [32, 32] = a pair of rows of tiles, or the upper one alone, times a panel.
+template <bool is_pair>
+inline void multiply_tiles(const bf16 *upper, const bf16 *lower, const bf16 *panel, int num_steps,
                            float *sums) {
     constexpr int kRowBytes = kPanel * sizeof(float);
-    if constexpr (adds) {
-        _tile_loadd(0, sums, kRowBytes);
-        _tile_loadd(1, sums + 16, kRowBytes);
-        if constexpr (num_tiles == 2) {
-            _tile_loadd(2, sums + 16 * kPanel, kRowBytes);
-            _tile_loadd(3, sums + 16 * kPanel + 16, kRowBytes);
-        }
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        if constexpr (num_tiles == 2) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-    }
-    const bf16 *lower = rows + 16 * (row_bytes / sizeof(bf16));
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
     for (int step = 0; step < num_steps; ++step) {
         _tile_loadd(6, panel, 64);
-        _tile_loadd(7, panel + 512, 64);
-        _tile_loadd(4, rows + step * kTileDepth, row_bytes);
+        _tile_loadd(4, upper, 64);
         _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panel + kTileValues, 64);
         _tile_dpbf16ps(1, 4, 7);
-        if constexpr (num_tiles == 2) {
-            _tile_loadd(5, lower + step * kTileDepth, row_bytes);
+        if constexpr (is_pair) {
+            _tile_loadd(5, lower, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        panel += 1024;
+        upper += kTileValues;
+        lower += kTileValues;
+        panel += 2 * kTileValues;
     }
     _tile_stored(0, sums, kRowBytes);
     _tile_stored(1, sums + 16, kRowBytes);
-    if constexpr (num_tiles == 2) {
+    if constexpr (is_pair) {
         _tile_stored(2, sums + 16 * kPanel, kRowBytes);
         _tile_stored(3, sums + 16 * kPanel + 16, kRowBytes);
     }
 }
 
-// One thread's share of rows [num_rows, depth] times the matrix, where `panels` hands out the
-// panels to all threads. The rows lie `depth` apart and end in a multiple of 16 that may be read.
+// Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many
+// such groups as keep all threads busy.
+inline int panels_a_group(const PackedMatrix &matrix, int num_threads) {
+    const size_t panel_bytes = static_cast<size_t>(kPanel) * matrix.depth * sizeof(bf16);
+    const size_t rounds = (matrix.num_panels * panel_bytes - 1) / (num_threads * kGroupBytes) + 1;
+    const int num_groups = static_cast<int>(rounds * num_threads);
+    return (matrix.num_panels + num_groups - 1) / num_groups;
+}
+
+// One thread's share of the rows times the matrix, where `groups` hands out groups of panels to all
+// threads.
 //
 // finish(first_row, num_rows, panel, sums): takes sums [num_rows, 32] of outputs [32 * panel, ...).
 template <typename Finish>
-void multiply(const bf16 *rows, int num_rows, const PackedMatrix &matrix, WorkQueue &panels,
-              Finish finish) {
-    static thread_local const auto scratch = aligned_array<float>(kMaxRows * kPanel);
-    float *const sums = scratch.get();
-    const TileScope tiles;
-    const long row_bytes = matrix.depth * sizeof(bf16);
-    const int steps_a_block = kDepthBlock / kTileDepth;
-    for (int index; (index = panels.take()) < matrix.num_panels;) {
-        const bf16 *const panel = matrix.panel(index);
-        for (int first = 0; first < num_rows; first += kMaxRows) {
-            const int count = std::min(kMaxRows, num_rows - first);
-            // Few rows read the panel once in any case, and then all of its depth in one go.
-            const int block = count <= 32 ? matrix.num_steps : steps_a_block;
-            for (int step = 0; step < matrix.num_steps; step += block) {
-                const int num_steps = std::min(block, matrix.num_steps - step);
-                const bf16 *const from = panel + step * 1024;
-                for (int row = 0; row < count; row += 32) {
-                    const bf16 *const at =
-                        rows + static_cast<size_t>(first + row) * matrix.depth + step * kTileDepth;
-                    float *const to = sums + row * kPanel;
-                    const bool is_half = count - row <= 16;
-                    if (step == 0) {
-                        if (is_half) multiply_tiles<1, false>(at, row_bytes, from, num_steps, to);
-                        else multiply_tiles<2, false>(at, row_bytes, from, num_steps, to);
-                    } else {
-                        if (is_half) multiply_tiles<1, true>(at, row_bytes, from, num_steps, to);
-                        else multiply_tiles<2, true>(at, row_bytes, from, num_steps, to);
-                    }
-                    if (step + num_steps == matrix.num_steps)
-                        finish(first + row, std::min(32, count - row), index, to);
-                }
+void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, int num_threads,
+              WorkQueue &groups, Finish finish) {
+    alignas(64) float sums[kRowPair * kPanel];
+    const TileScope scope;
+    const int group = panels_a_group(matrix, num_threads);
+    for (int first; (first = groups.take() * group) < matrix.num_panels;) {
+        const int end = std::min(first + group, matrix.num_panels);
+        for (int row = 0; row < num_rows; row += kRowPair) {
+            const int count = std::min(kRowPair, num_rows - row);
+            const auto multiply_panel =
+                count > kTileRows ? multiply_tiles<true> : multiply_tiles<false>;
+            for (int panel = first; panel < end; ++panel) {
+                multiply_panel(rows.tiles(row), rows.tiles(row + kTileRows), matrix.panel(panel),
+                               matrix.num_steps, sums);
+                finish(row, count, panel, sums);
             }
         }
     }
