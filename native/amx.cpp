@@ -14,7 +14,9 @@ constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
 bool processor_has_it() {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool has_avx512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);
+    const bool has_vnni = c >> 11 & 1;
+    const bool has_avx512 =
+        (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && has_vnni;
     const bool has_amx_bf16 = (d >> 22 & 1) && (d >> 24 & 1);
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return false;
     const bool has_avx512_bf16 = a >> 5 & 1;

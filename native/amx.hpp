@@ -45,6 +45,10 @@ inline float to_float(bf16 value) {
     return result;
 }
 
+inline __m512 widen(__m256i values) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
 inline void store_bf16(bf16 *to, __m512 values) {
     const __m256bh rounded = _mm512_cvtneps_pbh(values);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), reinterpret_cast<const __m256i &>(rounded));

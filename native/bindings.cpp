@@ -4,6 +4,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
+
 #include "layer.hpp"
 
 namespace nb = nanobind;
@@ -35,16 +37,34 @@ std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
     return caches;
 }
 
+uintptr_t find(const nb::dict &addresses, const std::string &name) {
+    return addresses.contains(name.c_str()) ? nb::cast<uintptr_t>(addresses[name.c_str()]) : 0;
+}
+
+// `name`: bfloat16 values; or `name`.codes, .scales and .minima, and the bits of a code as .bits.
+Weight weight_of(const nb::dict &addresses, const std::string &name) {
+    Weight weight{at<bf16>(find(addresses, name)), at<uint8_t>(find(addresses, name + ".codes")),
+                  at<uint16_t>(find(addresses, name + ".scales")),
+                  at<uint16_t>(find(addresses, name + ".minima"))};
+    if (weight.codes) weight.bits = static_cast<int>(find(addresses, name + ".bits"));
+    return weight;
+}
+
 LayerWeights weights_of(const nb::dict &addresses) {
-    const auto find = [&](const char *name) -> uintptr_t {
-        return addresses.contains(name) ? nb::cast<uintptr_t>(addresses[name]) : 0;
-    };
-    return {at<float>(find("input_norm")), at<float>(find("post_norm")),
-            at<float>(find("query_norm")), at<float>(find("key_norm")),
-            at<bf16>(find("qkv")),         at<bf16>(find("qkv_bias")),
-            at<bf16>(find("output")),      at<bf16>(find("output_bias")),
-            at<bf16>(find("gate_up")),     at<bf16>(find("gate_up_bias")),
-            at<bf16>(find("down")),        at<bf16>(find("down_bias"))};
+    const auto norm = [&](const char *name) { return at<float>(find(addresses, name)); };
+    const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
+    return {norm("input_norm"),
+            norm("post_norm"),
+            norm("query_norm"),
+            norm("key_norm"),
+            weight_of(addresses, "qkv"),
+            weight_of(addresses, "output"),
+            weight_of(addresses, "gate_up"),
+            weight_of(addresses, "down"),
+            bias("qkv_bias"),
+            bias("output_bias"),
+            bias("gate_up_bias"),
+            bias("down_bias")};
 }
 
 }  // namespace
@@ -91,11 +111,9 @@ NB_MODULE(_kernels, m) {
     nb::class_<PackedMatrix>(m, "Matrix")
         .def(
             "__init__",
-            [](PackedMatrix *self, uintptr_t weight, int num_outputs, int depth) {
-                const bf16 *rows = at<bf16>(weight);
-                new (self) PackedMatrix(num_outputs, depth, [=](int i) {
-                    return rows + static_cast<size_t>(i) * depth;
-                });
+            [](PackedMatrix *self, const nb::dict &weight, int num_outputs, int depth) {
+                new (self) PackedMatrix(weight_of(weight, "weight"), num_outputs, depth,
+                                        [](int i) { return i; });
             },
             "weight"_a, "num_outputs"_a, "depth"_a)
         .def(

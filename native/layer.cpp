@@ -18,15 +18,14 @@ std::vector<float> widen(const bf16 *values, int count) {
     return wide;
 }
 
-PackedMatrix pack(const bf16 *weight, int num_outputs, int depth) {
-    return {num_outputs, depth, [=](int i) { return weight + static_cast<size_t>(i) * depth; }};
+PackedMatrix pack(const Weight &weight, int num_outputs, int depth) {
+    return {weight, num_outputs, depth, [](int i) { return i; }};
 }
 
 // Gate and up projections by turns of 16 outputs, so that a panel holds both of the same outputs.
-PackedMatrix pack_gate_up(const bf16 *weight, int intermediate_size, int depth) {
-    return {2 * intermediate_size, depth, [=](int i) {
-                const int half = i / 16 % 2, output = i / 32 * 16 + i % 16;
-                return weight + static_cast<size_t>(half * intermediate_size + output) * depth;
+PackedMatrix pack_gate_up(const Weight &weight, int intermediate_size, int depth) {
+    return {weight, 2 * intermediate_size, depth, [=](int i) {
+                return i / 16 % 2 * intermediate_size + i / 32 * 16 + i % 16;
             }};
 }
 

@@ -25,10 +25,11 @@ struct LayerShape {
 struct LayerWeights {
     const float *input_norm, *post_norm;                   // [E]
     const float *query_norm, *key_norm;                    // [D]
-    const bf16 *qkv, *qkv_bias;                            // [(H + 2K) * D, E]
-    const bf16 *output, *output_bias;                      // [E, H * D]
-    const bf16 *gate_up, *gate_up_bias;                    // [2I, E]
-    const bf16 *down, *down_bias;                          // [E, I]
+    Weight qkv;                                            // [(H + 2K) * D, E]
+    Weight output;                                         // [E, H * D]
+    Weight gate_up;                                        // [2I, E]
+    Weight down;                                           // [E, I]
+    const bf16 *qkv_bias, *output_bias, *gate_up_bias, *down_bias;
 };
 
 // What a step computes before and between its layers; made once a step.

@@ -91,9 +91,8 @@ class _Steps:
 
     def __init__(self, machinery: Machinery) -> None:
         self._executor = machinery.executor
-        self._spec = machinery.decoder.spec
+        self._decoder = machinery.decoder
         self._block_size = machinery.kv.block_size
-        self._value_bytes = machinery.decoder.dtype.itemsize
         self._known: set[str] = set()
         self._step_id = 0
 
@@ -117,7 +116,12 @@ class _Steps:
     def measure(self, name: str, chunks: list[ScheduledChunk]) -> MeasuredKernel:
         plan = self._run(chunks)
         times_s = sorted(_seconds(lambda: self._run(chunks)) for _ in range(_REPEATS))
-        work = work_of(self._spec, StepShape.of(plan), self._value_bytes)
+        work = work_of(
+            self._decoder.spec,
+            StepShape.of(plan),
+            value_bytes=self._decoder.dtype.itemsize,
+            weight_bytes=self._decoder.num_weight_bytes,
+        )
         return MeasuredKernel(name, work, times_s[len(times_s) // 2])
 
     def _chunk(self, name: str, start: int, num_tokens: int, first_block: int) -> ScheduledChunk:
@@ -136,8 +140,13 @@ class _Steps:
         return plan
 
 
-def work_of(spec: DecoderSpec, shape: StepShape, value_bytes: int) -> Work:
-    """Weights, keys and values that a step reads, and what it multiplies."""
+def work_of(spec: DecoderSpec, shape: StepShape, *, value_bytes: int, weight_bytes: int) -> Work:
+    """Weights, keys and values that a step reads, and what it multiplies.
+
+    Args:
+        value_bytes: of each number in the cache.
+        weight_bytes: of all weights.
+    """
     qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     layer = spec.hidden_size * (
         qkv_size + spec.num_heads * spec.head_dim + 3 * spec.intermediate_size
@@ -148,7 +157,7 @@ def work_of(spec: DecoderSpec, shape: StepShape, value_bytes: int) -> Work:
     num_pairs = shape.decode_context + shape.prefill_area
     attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * num_pairs
     return Work(
-        num_bytes=value_bytes * (layers + head + key_values * num_keys),
+        num_bytes=weight_bytes + value_bytes * key_values * num_keys,
         num_flops=2 * (layers * shape.num_tokens + head * shape.num_samples) + attention,
     )
 

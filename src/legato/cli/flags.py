@@ -21,6 +21,7 @@ from legato.core.config import (
     ModelConfig,
     Policy,
     PrefillOrder,
+    Quantization,
     SchedulerConfig,
 )
 from legato.core.errors import ConfigError
@@ -99,6 +100,12 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="threads of the forward pass on CPU (default: one a core)",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=get_args(Quantization),
+        help="of weights: to 8 or 4 bits, or as a GGUF file has them where that is Q8_0, Q4_0 or "
+        "Q4_1 (default: none, in the dtype)",
     )
     group.add_argument(
         "--kernels",

@@ -11,6 +11,7 @@ from legato.core.slo import BATCH, INTERACTIVE, SloClass
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "native", "torch"]
+Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf"]
 
@@ -29,6 +30,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dtype: of weights and cache; "auto" takes the checkpoint's, bfloat16 for a GGUF file.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         num_threads: of the forward pass on CPU; None takes one a core.
+        quantization: of weights, in blocks of 32: "int8" and "int4" round what the checkpoint has,
+            "gguf" keeps what a GGUF file has in Q8_0, Q4_0 or Q4_1; None takes them in `dtype`.
         kernels: that compute the layers: Legato's own, or PyTorch's; "auto" takes the former where
             they can run.
     """
@@ -39,6 +42,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Device = "auto"
     max_model_len: int | None = None
     num_threads: int | None = None
+    quantization: Quantization | None = None
     kernels: Kernels = "auto"
 
 

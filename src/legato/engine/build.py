@@ -107,7 +107,13 @@ def load_machinery(config: EngineConfig) -> Machinery:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
     machine = _native_machine(config, checkpoint.spec, dtype, device)
-    decoder = load_decoder(checkpoint, dtype=dtype, device=device, machine=machine)
+    decoder = load_decoder(
+        checkpoint,
+        dtype=dtype,
+        device=device,
+        machine=machine,
+        quantization=config.model.quantization,
+    )
     _compile_kernels(decoder, scheduler_config)
     num_blocks = num_cache_blocks(
         config.cache,
@@ -187,6 +193,7 @@ def _calibration_file(machinery: Machinery) -> CalibrationFile:
         "model": machinery.config.model.model,
         "spec": hashlib.sha256(msgspec.json.encode(decoder.spec)).hexdigest(),
         "dtype": str(decoder.dtype),
+        "quantization": str(machinery.config.model.quantization),
         "kernels": machinery.kernels,
         "device": _device_name(decoder.device),
         "threads": str(torch.get_num_threads()),
@@ -244,6 +251,7 @@ def _describe(machinery: Machinery, defaults: ModelDefaults) -> EngineInfo:
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "device": str(decoder.device),
             "threads": str(torch.get_num_threads()),
+            "weights": config.model.quantization or "not quantized",
             "kernels": machinery.kernels,
             "max model length": f"{machinery.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "

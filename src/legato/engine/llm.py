@@ -17,6 +17,7 @@ from legato.core.config import (
     Kernels,
     ModelConfig,
     Policy,
+    Quantization,
     SchedulerConfig,
 )
 from legato.core.errors import InvalidRequestError
@@ -91,6 +92,7 @@ class LLM:
         enable_chunked_prefill: bool = True,
         policy: Policy = "stall-free",
         num_threads: int | None = None,
+        quantization: Quantization | None = None,
         kernels: Kernels = "auto",
     ) -> None:
         config = EngineConfig(
@@ -101,6 +103,7 @@ class LLM:
                 device=device,
                 max_model_len=max_model_len,
                 num_threads=num_threads,
+                quantization=quantization,
                 kernels=kernels,
             ),
             cache=CacheConfig(

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedConfig
 
+from legato.model.quantization import QuantizedWeight
 from legato.model.spec import DecoderSpec
 
-NamedTensors = Iterator[tuple[str, torch.Tensor]]
+NamedTensors = Iterator[tuple[str, torch.Tensor | QuantizedWeight]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class Checkpoint:
         dtype: that "auto" stands for.
         num_tensors: how many `tensors` yields.
         tensors: starts an iterator of (name in transformers' checkpoints, tensor on CPU); a tensor
-            may be of another dtype and may share memory with the file.
+            may be of another dtype and may share memory with the file. A GGUF file that was opened
+            to keep its quantized weights yields these as such.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Checkpoints in llama.cpp's format: one GGUF file, dequantized as it is read."""
+"""Checkpoints in llama.cpp's format: one GGUF file, dequantized as it is read if so wanted."""
 
 import re
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from legato.core.errors import UnsupportedModelError
 from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.gguf_file import GGUFFile
+from legato.model.quantization import QuantizedWeight
 from legato.model.registry import spec_of
 
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -37,8 +38,11 @@ _LAYER_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def open_gguf_checkpoint(path: Path) -> Checkpoint:
+def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkpoint:
     """Open a GGUF file.
+
+    Args:
+        keeps_quantized: whether weights of type Q8_0, Q4_0 and Q4_1 stay in their blocks.
 
     Raises:
         UnsupportedModelError: the file is broken, or the model is one that Legato cannot run.
@@ -61,7 +65,7 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         spec=spec_of(config),
         dtype=torch.bfloat16,
         num_tensors=sum(name != _ROPE_FACTORS for name in file.tensors),
-        tensors=partial(_read_tensors, file, config),
+        tensors=partial(_read_tensors, file, config, keeps_quantized),
     )
 
 
@@ -165,16 +169,28 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, config: PreTrainedConfig) -> NamedTensors:
+def _read_tensors(file: GGUFFile, config: PreTrainedConfig, keeps_quantized: bool) -> NamedTensors:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name in file.tensors:
         if name == _ROPE_FACTORS:
             continue
-        tensor = torch.from_numpy(file.read(name))
+        tensor = (_read_quantized(file, name) if keeps_quantized else None) or torch.from_numpy(
+            file.read(name)
+        )
         match = _LAYER_TENSOR.fullmatch(name)
         if match and match[2] in heads and file.architecture == "llama":
-            tensor = _undo_interleaving(tensor, heads[match[2]])
+            undo = partial(_undo_interleaving, num_heads=heads[match[2]])
+            tensor = tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
         yield _transformers_name(name), tensor
+
+
+def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
+    blocks = file.read_blocks(name)
+    if blocks is None:
+        return None
+    num_rows = file.tensors[name].shape[0]
+    codes, scales, minima = (torch.from_numpy(part).reshape(num_rows, -1) for part in blocks[:3])
+    return QuantizedWeight(codes, scales, minima, blocks.bits)
 
 
 def _transformers_name(name: str) -> str:

@@ -25,12 +25,17 @@ class Embedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer over one step's packed rows, with uninitialized weights."""
+    """A decoder-only transformer over one step's packed rows, with uninitialized weights.
+
+    Attributes:
+        num_weight_bytes: that a step reads; known once the weights are.
+    """
 
     def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         empty = partial(torch.empty, dtype=dtype, device=device)
         self.spec = spec
+        self.num_weight_bytes = 0
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
         self.rotary = RotaryEmbedding(spec.rope, device)
         self.rope_dtype = dtype

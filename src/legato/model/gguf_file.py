@@ -16,6 +16,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.gguf_blocks import Blocks, split_blocks
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -87,12 +88,7 @@ class GGUFFile:
         Raises:
             UnsupportedModelError: the file ends before the tensor, or its type is unknown.
         """
-        tensor = self.tensors[name]
-        block_size, block_bytes = GGML_QUANT_SIZES[tensor.type]
-        num_bytes = math.prod(tensor.shape) // block_size * block_bytes
-        if tensor.offset + num_bytes > len(self._data):
-            raise UnsupportedModelError(f"{self.path} is cut short: {name} lies past its end")
-        raw = np.frombuffer(self._data, np.uint8, num_bytes, tensor.offset)
+        tensor, raw = self.tensors[name], self._bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
             return raw.view(np.float16).reshape(tensor.shape)
         rows = raw.view(np.float32) if tensor.type == GGMLQuantizationType.F32 else raw
@@ -103,6 +99,23 @@ class GGUFFile:
                 f"{self.path}: {name} has the unsupported type {tensor.type.name}"
             ) from error
         return np.asarray(values).reshape(tensor.shape)
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        """One tensor as it is quantized; None if it is not, or in a way that has no such blocks.
+
+        Raises:
+            UnsupportedModelError: the file ends before the tensor.
+        """
+        kind = self.tensors[name].type
+        return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
+
+    def _bytes(self, name: str) -> np.ndarray:
+        tensor = self.tensors[name]
+        block_size, block_bytes = GGML_QUANT_SIZES[tensor.type]
+        num_bytes = math.prod(tensor.shape) // block_size * block_bytes
+        if tensor.offset + num_bytes > len(self._data):
+            raise UnsupportedModelError(f"{self.path} is cut short: {name} lies past its end")
+        return np.frombuffer(self._data, np.uint8, num_bytes, tensor.offset)
 
 
 class _Header:

@@ -2,25 +2,26 @@
 
 import logging
 import sys
-from collections.abc import Iterator
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
-from legato.core.config import ModelConfig
-from legato.core.errors import UnsupportedModelError
+from legato.core.config import ModelConfig, Quantization
+from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
 from legato.model.native import Machine, make_native
 from legato.model.packed_linear import can_pack, pack_linears
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize
 from legato.model.source import resolve_source
 
 logger = logging.getLogger(__name__)
 
 _MAX_NAMES = 5
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
@@ -31,7 +32,12 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         UnsupportedModelError: Legato cannot run it.
     """
     source = resolve_source(config.model, config.revision)
-    return open_gguf_checkpoint(source.path) if source.is_gguf else open_hf_checkpoint(source.path)
+    keeps_quantized = config.quantization == "gguf"
+    if source.is_gguf:
+        return open_gguf_checkpoint(source.path, keeps_quantized=keeps_quantized)
+    if keeps_quantized:
+        raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
+    return open_hf_checkpoint(source.path)
 
 
 def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
@@ -48,42 +54,85 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     machine: Machine | None = None,
+    quantization: Quantization | None = None,
 ) -> Decoder:
     """Build the decoder, copy the weights in one tensor at a time, and pack them for the CPU.
 
     Args:
-        machine: what native layers run on; None takes PyTorch's.
+        machine: what native layers run on; None takes PyTorch's, which compute with quantized
+            weights as with others.
 
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
     """
     decoder = Decoder(checkpoint.spec, dtype=dtype, device=device)
     slots = decoder.checkpoint_slots()
-    for name, tensor in _with_progress(checkpoint):
-        if _is_redundant(name, checkpoint):
-            continue
-        slot = slots.pop(name, None)
-        if slot is None:
-            raise UnsupportedModelError(f"{checkpoint.name}: unexpected tensor {name}")
-        if slot.shape != tensor.shape:
-            raise UnsupportedModelError(
-                f"{checkpoint.name}: {name} has shape {tuple(tensor.shape)} instead of "
-                f"{tuple(slot.shape)}"
-            )
-        slot.copy_(tensor)
-    if slots:
-        raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(list(slots))}")
+    quantized = _copy_weights(checkpoint, slots, quantization)
+    decoder.num_weight_bytes = _num_bytes(checkpoint, slots, {} if machine is None else quantized)
     if machine is not None:
-        make_native(decoder, machine)
+        make_native(decoder, machine, quantized)
     elif can_pack(decoder):
         pack_linears(decoder)
     return decoder
 
 
+def _copy_weights(
+    checkpoint: Checkpoint, slots: dict[str, torch.Tensor], quantization: Quantization | None
+) -> dict[str, QuantizedWeight]:
+    """Fill `slots`; returns what is quantized, by its name."""
+    missing = set(slots)
+    quantized: dict[str, QuantizedWeight] = {}
+    for name, read in _with_progress(checkpoint):
+        if _is_redundant(name, checkpoint):
+            continue
+        if name not in missing:
+            raise UnsupportedModelError(f"{checkpoint.name}: unexpected tensor {name}")
+        missing.remove(name)
+        if slots[name].shape != read.shape:
+            raise UnsupportedModelError(
+                f"{checkpoint.name}: {name} has shape {tuple(read.shape)} instead of "
+                f"{tuple(slots[name].shape)}"
+            )
+        tensor = _quantize(name, read, quantization)
+        if isinstance(tensor, QuantizedWeight):
+            quantized[name] = tensor
+            tensor = tensor.dequantize()
+        slots[name].copy_(tensor)
+    if missing:
+        raise UnsupportedModelError(
+            f"{checkpoint.name} lacks {_some_of([name for name in slots if name in missing])}"
+        )
+    return quantized
+
+
+def _num_bytes(
+    checkpoint: Checkpoint,
+    slots: dict[str, torch.Tensor],
+    quantized: dict[str, QuantizedWeight],
+) -> int:
+    """Of all weights that a step reads: an embedding of its own is not one of them."""
+    return sum(
+        quantized[name].num_bytes if name in quantized else slot.nbytes
+        for name, slot in slots.items()
+        if name != _EMBEDDING or checkpoint.spec.tie_word_embeddings
+    )
+
+
+def _quantize(
+    name: str, tensor: torch.Tensor | QuantizedWeight, quantization: Quantization | None
+) -> torch.Tensor | QuantizedWeight:
+    """What is to be quantized and is not yet; embeddings, which suffer most, to 8 bits at least."""
+    if isinstance(tensor, QuantizedWeight) or not can_quantize(tensor):
+        return tensor
+    if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
+        return quantize(tensor, 4)
+    return tensor if quantization in (None, "gguf") else quantize(tensor, 8)
+
+
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
     """Old checkpoints hold computed frequencies, some hold tied weights twice."""
     return name.endswith("rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and checkpoint.spec.tie_word_embeddings
+        name == _HEAD and checkpoint.spec.tie_word_embeddings
     )
 
 
@@ -93,7 +142,7 @@ def _some_of(names: list[str]) -> str:
     return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
 
 
-def _with_progress(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_progress(checkpoint: Checkpoint) -> NamedTensors:
     """The tensors, with a bar on a terminal and a line in the log elsewhere."""
     tensors: NamedTensors = checkpoint.tensors()
     description = f"Loading {checkpoint.name}"

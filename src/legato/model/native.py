@@ -5,8 +5,8 @@ the extension module `legato._kernels` (source in native/). The Python layers st
 of the architecture, and the fallback where the extension was not built or AMX is missing.
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from legato.model.attention import StepAttention
 from legato.model.decoder import Decoder
 from legato.model.layers import DecoderLayer
+from legato.model.quantization import QuantizedWeight, concatenate
 from legato.model.spec import DecoderSpec
 
 try:
@@ -24,6 +25,13 @@ except ImportError:  # there was no compiler when this was installed
 _TILE_DEPTH = 32
 """Values in a row of a tile: what every size must be a multiple of."""
 _LARGEST_HEAD = 256
+_PARTS = {
+    "qkv": [f"self_attn.{name}_proj.weight" for name in "qkv"],
+    "output": ["self_attn.o_proj.weight"],
+    "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    "down": ["mlp.down_proj.weight"],
+}
+"""Key the name that the extension gives a matrix, value those of its parts in checkpoints."""
 
 
 class Machine:
@@ -62,13 +70,20 @@ class NativeStep:
 
 
 class NativeLayers(nn.Module):
-    """All layers of a decoder in one call, their weights laid out for AMX."""
+    """All layers of a decoder in one call, their weights laid out for AMX.
 
-    def __init__(self, decoder: Decoder, machine: Machine) -> None:
+    Args:
+        quantized: key a weight's name in checkpoints; taken instead of the decoder's own.
+    """
+
+    def __init__(
+        self, decoder: Decoder, machine: Machine, quantized: Mapping[str, QuantizedWeight]
+    ) -> None:
         super().__init__()
         self._pool = machine.pool
         self._layers = [
-            _native_layer(cast(DecoderLayer, layer), decoder.spec) for layer in decoder.layers
+            _native_layer(cast(DecoderLayer, layer), decoder.spec, _of_layer(quantized, index))
+            for index, layer in enumerate(decoder.layers)
         ]
         self._native = _kernels.Layers(self._layers)
 
@@ -93,7 +108,19 @@ class NativeLayers(nn.Module):
         return hidden
 
 
-def _native_layer(layer: DecoderLayer, spec: DecoderSpec) -> "_kernels.Layer":
+def _of_layer(quantized: Mapping[str, QuantizedWeight], index: int) -> dict[str, QuantizedWeight]:
+    """Key the name within the layer."""
+    prefix = f"model.layers.{index}."
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in quantized.items()
+        if name.startswith(prefix)
+    }
+
+
+def _native_layer(
+    layer: DecoderLayer, spec: DecoderSpec, quantized: Mapping[str, QuantizedWeight]
+) -> "_kernels.Layer":
     sizes = (
         spec.hidden_size,
         spec.intermediate_size,
@@ -101,19 +128,37 @@ def _native_layer(layer: DecoderLayer, spec: DecoderSpec) -> "_kernels.Layer":
         spec.num_kv_heads,
         spec.head_dim,
     )
-    weights = _weights(layer)
-    addresses = {name: weight.data_ptr() for name, weight in weights.items()}
+    weights: dict[str, torch.Tensor | QuantizedWeight] = {**_weights(layer)}
+    for name, parts in _PARTS.items():
+        # A matrix of which only a part is quantized is not.
+        if all(part in quantized for part in parts):
+            weights[name] = concatenate([quantized[part] for part in parts])
+    addresses: dict[str, int] = {}
+    for name, weight in weights.items():
+        addresses |= _addresses(name, weight)
     return _kernels.Layer(sizes, spec.rms_norm_eps, addresses)
+
+
+def _addresses(name: str, weight: torch.Tensor | QuantizedWeight) -> dict[str, int]:
+    """Of the parts of a weight, by the names that the extension gives them."""
+    if isinstance(weight, torch.Tensor):
+        return {name: weight.data_ptr()}
+    return {
+        f"{name}.codes": weight.codes.data_ptr(),
+        f"{name}.scales": weight.scales.data_ptr(),
+        f"{name}.minima": weight.minima.data_ptr(),
+        f"{name}.bits": weight.bits,
+    }
 
 
 class NativeLinear(nn.Module):
     """A `Linear` without bias whose outputs are in float32."""
 
-    def __init__(self, weight: torch.Tensor, machine: Machine) -> None:
+    def __init__(self, weight: torch.Tensor | QuantizedWeight, machine: Machine) -> None:
         super().__init__()
         self._pool = machine.pool
         self._num_outputs, depth = weight.shape
-        self._native = _kernels.Matrix(weight.data_ptr(), self._num_outputs, depth)
+        self._native = _kernels.Matrix(_addresses("weight", weight), self._num_outputs, depth)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out] float32."""
@@ -142,11 +187,19 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
 
 
 @torch.inference_mode()
-def make_native(decoder: Decoder, machine: Machine) -> None:
-    """Replace the layers and the output projection."""
-    decoder.layers = nn.ModuleList([NativeLayers(decoder, machine)])
-    head = decoder.embed_tokens if decoder.lm_head is None else decoder.lm_head
-    decoder.lm_head = NativeLinear(cast(Any, head).weight, machine)
+def make_native(
+    decoder: Decoder, machine: Machine, quantized: Mapping[str, QuantizedWeight] | None = None
+) -> None:
+    """Replace the layers and the output projection.
+
+    Args:
+        quantized: key a weight's name in checkpoints; taken instead of the decoder's own.
+    """
+    quantized = quantized or {}
+    decoder.layers = nn.ModuleList([NativeLayers(decoder, machine, quantized)])
+    head = "model.embed_tokens.weight" if decoder.lm_head is None else "lm_head.weight"
+    weight = quantized.get(head, decoder.checkpoint_slots()[head])
+    decoder.lm_head = NativeLinear(weight, machine)
     decoder.rope_dtype = torch.float32
 
 

@@ -1,0 +1,131 @@
+"""What do quantized weights cost in perplexity, and bring in speed?
+
+    python -m benchmarks.quantization [--windows 16] [--llama-cpp PATH.gguf] [--out out]
+
+For each quantization: perplexity over Python's own documentation, 1,024 tokens at a time, and the
+time a token takes with 1, 8 and 32 streams. With `--llama-cpp`, llama.cpp decodes the same file
+with 1 stream in the same run; its Python package has to be installed. Writes quantization.json.
+"""
+
+import argparse
+import itertools
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from legato import LLM, SamplingParams
+from legato.core.config import DEFAULT_MODEL, Quantization
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+
+QUANTIZATIONS: tuple[Quantization | None, ...] = (None, "int8", "int4", "gguf")
+STREAMS = (1, 8, 32)
+_WINDOW = 1024
+_PROMPT, _DECODED = "Once upon a time", 96
+_REPEATS = 5
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Attributes: token_s: key number of streams, value median seconds a step."""
+
+    name: str
+    perplexity: float | None
+    token_s: dict[int, float]
+
+
+def main() -> None:
+    arguments = _parse()
+    console = Console(highlight=False)
+    outcomes = []
+    for quantization in QUANTIZATIONS:
+        name = quantization or "bfloat16"
+        with console.status(f"{name}: loading") as status:
+            llm = LLM(quantization=quantization, kv_cache_memory_bytes=2**31)
+            status.update(f"{name}: perplexity")
+            perplexity = _perplexity(llm, arguments.windows)
+            status.update(f"{name}: speed")
+            token_s = {count: _token_s(llm, count) for count in STREAMS}
+        outcomes.append(Outcome(name, perplexity, token_s))
+        console.print(outcomes[-1])
+    if arguments.llama_cpp is not None:
+        outcomes.append(_llama_cpp(arguments.llama_cpp))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "quantization.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)))
+    console.print(_table(outcomes))
+    console.print(f"written to {path}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--llama-cpp", type=Path, help="GGUF file for llama.cpp to decode with")
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    return parser.parse_args()
+
+
+def _perplexity(llm: LLM, num_windows: int) -> float:
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    tokens = load_tokenizer(resolve_source(DEFAULT_MODEL, None)).encode(text)
+    windows = [tokens[i * _WINDOW : (i + 1) * _WINDOW] for i in range(num_windows)]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    answers = llm.generate(
+        [{"prompt_token_ids": window} for window in windows], params, use_tqdm=False
+    )
+    entries = itertools.chain(*(answer.outputs[0].prompt_logprobs or [] for answer in answers))
+    return math.exp(-statistics.fmean(entry.logprob for entry in entries))
+
+
+def _token_s(llm: LLM, num_streams: int) -> float:
+    """What `_DECODED` tokens take beyond the first, of each stream."""
+    times_s = []
+    for _ in range(_REPEATS):
+        lengths_s = []
+        for num_tokens in (1, 1 + _DECODED):
+            params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)
+            begin = time.perf_counter()
+            llm.generate([_PROMPT] * num_streams, params, use_tqdm=False)
+            lengths_s.append(time.perf_counter() - begin)
+        times_s.append((lengths_s[1] - lengths_s[0]) / _DECODED)
+    return statistics.median(times_s)
+
+
+def _llama_cpp(path: Path) -> Outcome:
+    """llama.cpp's own loop: evaluate one token, take the likeliest."""
+    from llama_cpp import Llama
+
+    llama = Llama(str(path), n_ctx=1024, n_threads=len(os.sched_getaffinity(0)), verbose=False)
+    times_s = []
+    for _ in range(_REPEATS):
+        llama.reset()
+        llama.eval(llama.tokenize(_PROMPT.encode()))
+        begin = time.perf_counter()
+        for _ in range(_DECODED):
+            llama.eval([llama.sample(temp=0.0)])
+        times_s.append((time.perf_counter() - begin) / _DECODED)
+    return Outcome("llama.cpp", None, {1: statistics.median(times_s)})
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    columns = [f"{count} stream{'s' * (count > 1)}" for count in STREAMS]
+    table = Table("weights", "perplexity", *columns)
+    for outcome in outcomes:
+        perplexity = "" if outcome.perplexity is None else f"{outcome.perplexity:.3f}"
+        times = (outcome.token_s.get(count) for count in STREAMS)
+        table.add_row(
+            outcome.name,
+            perplexity,
+            *("" if seconds is None else f"{1e3 * seconds:.1f} ms" for seconds in times),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+// Activations between matrices.
+#pragma once
+
+#include "weights.hpp"
+
+namespace legato {
+
+constexpr int kRowPair = 32;  // rows that are multiplied at a time: two tiles
+
+// Rows [rows, depth] as AMX reads them: tiles of 16 rows by 32 values, each in one piece, one row of
+// tiles after the other. There are always whole pairs of tiles, of zeros at first.
+class TiledRows {
+public:
+    TiledRows() = default;
+    TiledRows(int num_rows, int depth)
+        : depth_(depth), values_(aligned_array<bf16>(size(num_rows, depth))) {
+        std::fill_n(values_.get(), size(num_rows, depth), bf16{0});
+    }
+
+    bf16 *at(int row, int column) const {
+        return tiles(row) + column / kTileDepth * kTileValues + row % kTileRows * kTileDepth +
+               column % kTileDepth;
+    }
+
+    // The row of tiles that a row lies in.
+    bf16 *tiles(int row) const {
+        return values_.get() + static_cast<size_t>(row / kTileRows) * kTileRows * depth_;
+    }
+
+private:
+    static size_t size(int num_rows, int depth) {
+        return static_cast<size_t>(num_rows + kRowPair - 1) / kRowPair * kRowPair * depth;
+    }
+
+    int depth_ = 0;
+    std::unique_ptr<bf16[], Free> values_;
+};
+
+}  // namespace legato

@@ -1,0 +1,93 @@
+"""Weight-only quantization: codes of 4 or 8 bits, of which 32 in a row share a scale and a minimum.
+
+The blocks are those of llama.cpp's Q8_0, Q4_0 and Q4_1, which therefore stay what they are; other
+weights are rounded to the nearest code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+BLOCK = 32
+"""Weights that share a scale and a minimum."""
+_LARGEST_CODE = {4: 15, 8: 255}
+_SMALLEST_HALF = 2.0**-24
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A matrix [N, K] of weights `scale * code + minimum`.
+
+    Attributes:
+        codes: uint8 [N, K], below 2**bits.
+        scales: float16 [N, K / BLOCK].
+        minima: float16 [N, K / BLOCK].
+        bits: that a code needs.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor
+    bits: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def num_bytes(self) -> int:
+        """That a step reads."""
+        return self.codes.numel() * self.bits // 8 + 4 * self.scales.numel()
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 [N, K]."""
+        blocks = _blocks(self.codes)
+        blocks = blocks * self.scales[..., None].float() + self.minima[..., None].float()
+        return blocks.flatten(1)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
+        """The same with `change`, which may move rows, applied to each part."""
+        return QuantizedWeight(
+            change(self.codes), change(self.scales), change(self.minima), self.bits
+        )
+
+
+def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """The rows of all; a code takes as many bits as in the widest of them."""
+    return QuantizedWeight(
+        torch.cat([weight.codes for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat([weight.minima for weight in weights]),
+        max(weight.bits for weight in weights),
+    )
+
+
+def can_quantize(weight: torch.Tensor) -> bool:
+    """Whether it is a matrix of whole blocks."""
+    return weight.ndim == 2 and weight.shape[1] % BLOCK == 0
+
+
+def quantize(weight: torch.Tensor, bits: int) -> QuantizedWeight:
+    """Round a matrix [N, K] to the nearest codes of `bits` bits, 4 or 8.
+
+    8-bit codes lie around zero, as in Q8_0; those of 4 bits reach from the block's smallest weight
+    to its largest, as in Q4_1.
+    """
+    blocks = _blocks(weight)
+    if bits == 8:
+        scales = (blocks.abs().amax(dim=-1) / 127).half()
+        minima = (-128 * scales.float()).half()
+    else:
+        low, high = blocks.aminmax(dim=-1)
+        scales = ((high - low) / _LARGEST_CODE[bits]).half()
+        minima = low.half()
+    steps = scales.float().clamp(min=_SMALLEST_HALF)
+    codes = (blocks - minima.float()[..., None]) / steps[..., None]
+    codes = codes.round().clamp(0, _LARGEST_CODE[bits]).to(torch.uint8)
+    return QuantizedWeight(codes.flatten(1), scales, minima, bits)
+
+
+def _blocks(values: torch.Tensor) -> torch.Tensor:
+    """[N, K] to float32 [N, K / BLOCK, BLOCK]."""
+    return values.float().reshape(len(values), -1, BLOCK)

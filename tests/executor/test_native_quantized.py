@@ -1,0 +1,64 @@
+"""Products with quantized weights: many rows as in bfloat16, few rows rounded to 8 bits."""
+
+import pytest
+import torch
+
+from legato import LLM, SamplingParams
+from legato.core.config import Quantization
+from legato.model.native import Machine, NativeLinear
+from legato.model.quantization import BLOCK, QuantizedWeight, quantize
+from tests.executor.test_native import pytestmark as needs_native
+
+pytestmark = needs_native
+
+FEW = 8
+
+
+def matrix(num_outputs: int, depth: int, bits: int) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(bits)
+    return quantize(torch.randn(num_outputs, depth, generator=generator), bits)
+
+
+def rows_of(num_rows: int, depth: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn(num_rows, depth, generator=generator)
+    rows[:, :BLOCK] = 0  # a block without a scale
+    return rows.bfloat16()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
+@pytest.mark.parametrize("num_rows", [FEW + 1, 32, 33, 70])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_many_rows(bits: int, shape: tuple[int, int], num_rows: int, num_threads: int) -> None:
+    weight, rows, machine = matrix(*shape, bits), rows_of(num_rows, shape[1]), Machine(num_threads)
+    plain = NativeLinear(weight.dequantize().bfloat16(), machine)
+    assert torch.equal(NativeLinear(weight, machine)(rows), plain(rows))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
+@pytest.mark.parametrize("num_rows", range(1, FEW + 1))
+def test_few_rows(bits: int, shape: tuple[int, int], num_rows: int) -> None:
+    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
+    expected = to_8_bits(rows).double() @ weight.dequantize().double().T
+    got = NativeLinear(weight, Machine(2))(rows)
+    assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def to_8_bits(rows: torch.Tensor) -> torch.Tensor:
+    """Each 32 values to whole multiples of the largest's 127th part."""
+    blocks = rows.float().unflatten(1, (-1, BLOCK))
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    codes = (blocks * (torch.tensor(127.0) / largest).nan_to_num(posinf=0)).round()
+    return (codes * (largest / 127)).flatten(1)
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "int8", "int4"])
+def test_the_default_model_still_speaks(quantization: Quantization) -> None:
+    llm = LLM(quantization=quantization, kv_cache_memory_bytes=512 * 2**20)
+    prompts = ["The capital of France is", "Two, four, six,"]
+    answers = llm.generate(prompts, SamplingParams(max_tokens=8, temperature=0.0))
+    texts = [answer.outputs[0].text for answer in answers]
+    assert "Paris" in texts[0]
+    assert "eight" in texts[1]

@@ -1,0 +1,92 @@
+"""Blocks of 32 weights: those of GGUF files stay what they are, others are rounded."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+from gguf.quants import quantize as quantize_gguf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.config import DEFAULT_MODEL, ModelConfig
+from legato.core.errors import ConfigError
+from legato.model.checkpoint_gguf import open_gguf_checkpoint
+from legato.model.gguf_blocks import split_blocks
+from legato.model.loader import open_checkpoint
+from legato.model.quantization import BLOCK, QuantizedWeight, concatenate, quantize
+from legato.model.source import resolve_source
+
+KINDS = {kind: GGMLQuantizationType[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_blocks_of_a_file_mean_the_same(kind: GGMLQuantizationType) -> None:
+    values = np.random.default_rng(0).normal(size=(64, 8 * BLOCK)).astype(np.float32)
+    raw = quantize_gguf(values, kind)
+    blocks = split_blocks(raw.reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
+    assert blocks is not None
+    parts = (torch.from_numpy(part).reshape(64, -1) for part in blocks[:3])
+    weight = QuantizedWeight(*parts, blocks.bits)
+    assert int(weight.codes.max()) < 2**blocks.bits
+    assert (weight.dequantize().numpy() == dequantize(raw, kind)).all()
+
+
+def test_other_blocks_are_not_split() -> None:
+    raw = np.zeros((4, GGML_QUANT_SIZES[GGMLQuantizationType.Q4_K][1]), np.uint8)
+    assert split_blocks(raw, GGMLQuantizationType.Q4_K) is None
+
+
+@given(
+    bits=st.sampled_from((4, 8)),
+    scale=st.sampled_from((0.0, 1e-3, 0.02, 1.0, 50.0)),
+    offset=st.sampled_from((0.0, 0.5, -3.0)),
+    seed=st.integers(0, 10**6),
+)
+def test_rounding_errs_by_half_a_code(bits: int, scale: float, offset: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(3, 4 * BLOCK, generator=generator) * scale + offset
+    blocks = weight.unflatten(1, (-1, BLOCK))
+    low, high = blocks.aminmax(dim=-1)
+    reach = 2 * blocks.abs().amax(dim=-1) / 254 if bits == 8 else (high - low) / 15
+    # Scale and minimum are themselves rounded, to 11 bits.
+    allowed = reach / 2 + blocks.abs().amax(dim=-1) * 2.0**-9 + 2.0**-22
+    error = (quantize(weight, bits).dequantize() - weight).unflatten(1, (-1, BLOCK)).abs()
+    assert (error.amax(dim=-1) <= allowed).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_quantized_stays_so(bits: int) -> None:
+    once = quantize(torch.randn(16, 8 * BLOCK), bits).dequantize()
+    assert torch.allclose(quantize(once, bits).dequantize(), once, atol=2e-3)
+
+
+def test_parts_of_a_matrix() -> None:
+    four, eight = quantize(torch.randn(2, BLOCK), 4), quantize(torch.randn(3, BLOCK), 8)
+    both = concatenate([four, eight])
+    assert both.bits == 8
+    assert (both.dequantize() == torch.cat([four.dequantize(), eight.dequantize()])).all()
+    swapped = both.map(lambda part: part.flip(0))
+    assert (swapped.dequantize() == both.dequantize().flip(0)).all()
+
+
+def test_the_default_models_file_keeps_its_blocks() -> None:
+    path = resolve_source(DEFAULT_MODEL, None).path
+    plain = dict(open_gguf_checkpoint(path).tensors())
+    num_quantized = 0
+    for name, tensor in open_gguf_checkpoint(path, keeps_quantized=True).tensors():
+        if isinstance(tensor, QuantizedWeight):
+            num_quantized += 1
+            tensor = tensor.dequantize()
+        expected = plain[name]
+        assert isinstance(expected, torch.Tensor)
+        assert (tensor == expected).all(), name
+    assert num_quantized > 30
+
+
+def test_only_a_gguf_file_has_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="needs a GGUF file"):
+        open_checkpoint(ModelConfig(model=str(folder), quantization="gguf"))
