@@ -14,7 +14,7 @@ from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import ConfigError
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.gguf_blocks import split_blocks
-from legato.model.loader import open_checkpoint
+from legato.model.loader import load_decoder, open_checkpoint
 from legato.model.quantization import BLOCK, QuantizedWeight, concatenate, quantize
 from legato.model.source import resolve_source
 
@@ -83,6 +83,22 @@ def test_the_default_models_file_keeps_its_blocks() -> None:
         assert isinstance(expected, torch.Tensor)
         assert (tensor == expected).all(), name
     assert num_quantized > 30
+
+
+def test_other_kernels_take_what_the_blocks_stand_for() -> None:
+    plain, quantized = (
+        load_decoder(
+            open_checkpoint(ModelConfig(quantization=quantization)),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            quantization=quantization,
+        )
+        for quantization in (None, "gguf")
+    )
+    expected = plain.checkpoint_slots()
+    for name, weight in quantized.checkpoint_slots().items():
+        assert torch.equal(weight, expected[name]), name
+    assert quantized.num_weight_bytes == plain.num_weight_bytes
 
 
 def test_only_a_gguf_file_has_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
