@@ -1,5 +1,7 @@
 """When a sampled token ends a request, and when its tokens are due."""
 
+import math
+
 import pytest
 
 from legato.core.outputs import FinishReason
@@ -27,18 +29,17 @@ def request(**params: object) -> Request:
 def running(slo: SloClass, *, first_s: float, last_s: float, num_output_tokens: int) -> Request:
     """A request some of whose tokens came, the first and the last at the given times."""
     stream = Request(request(max_tokens=100).message, slo)
-    for _ in range(num_output_tokens):
-        stream.append(OTHER, max_model_len=1000)
-    stream.first_token_s, stream.last_token_s = first_s, last_s
+    for now_s in (first_s, *[last_s] * (num_output_tokens - 1)):
+        stream.append(OTHER, now_s, max_model_len=1000)
     return stream
 
 
 @pytest.mark.parametrize("token_id", [EOS, STOP])
 def test_ends_at_a_stop_token_but_not_before_min_tokens(token_id: int) -> None:
     early = request(min_tokens=2, max_tokens=9)
-    early.append(token_id, max_model_len=100)
+    early.append(token_id, 6.0, max_model_len=100)
     assert early.finish_reason is None
-    early.append(token_id, max_model_len=100)
+    early.append(token_id, 6.0, max_model_len=100)
     assert early.finish_reason is FinishReason.STOP
     assert early.stop_reason == STOP_REASONS[token_id]
 
@@ -46,23 +47,23 @@ def test_ends_at_a_stop_token_but_not_before_min_tokens(token_id: int) -> None:
 @pytest.mark.parametrize(("max_tokens", "max_model_len"), [(2, 100), (9, 5)])
 def test_ends_at_its_own_limit_or_the_models(max_tokens: int, max_model_len: int) -> None:
     limited = request(max_tokens=max_tokens)
-    limited.append(OTHER, max_model_len)
+    limited.append(OTHER, 6.0, max_model_len)
     assert limited.finish_reason is None
-    limited.append(OTHER, max_model_len)
+    limited.append(OTHER, 6.0, max_model_len)
     assert limited.finish_reason is FinishReason.LENGTH
     assert limited.num_output_tokens == 2
 
 
 def test_nothing_is_due_before_the_first_token_but_that_one() -> None:
     waiting = Request(request().message, SloClass(itl_s=0.1, tpot_s=0.1, ttft_s=2.0))
-    assert waiting.token_due_s is None
+    assert waiting.token_due_s == math.inf
     assert waiting.ttft_deadline_s == 7.0
     assert Request(request().message, SloClass(itl_s=0.1)).ttft_deadline_s is None
 
 
 @pytest.mark.parametrize("slo", [SloClass(), SloClass(ttft_s=2.0)])
 def test_nothing_is_due_to_a_stream_without_a_pace(slo: SloClass) -> None:
-    assert running(slo, first_s=6.0, last_s=6.5, num_output_tokens=3).token_due_s is None
+    assert running(slo, first_s=6.0, last_s=6.5, num_output_tokens=3).token_due_s == math.inf
 
 
 def test_an_itl_counts_from_the_last_token() -> None:
@@ -99,5 +100,5 @@ def test_without_its_promise_a_request_is_best_effort() -> None:
     assert not stream.is_best_effort
     stream.give_up_promise()
     assert stream.is_best_effort
-    assert stream.token_due_s is None
+    assert stream.token_due_s == math.inf
     assert stream.ttft_deadline_s is None

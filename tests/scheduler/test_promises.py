@@ -51,7 +51,7 @@ class PromiseHarness(Harness):
         if plan is None:
             return None
         streams = [r for r in streams if r.request_id not in plan.preempted]
-        due = [s for r in streams if (s := due_s[r.request_id]) is not None]
+        due = [s for r in streams if (s := due_s[r.request_id]) < UNLIMITED]
         limit_s = min(due, default=UNLIMITED) - self.clock()
         must_hold = self.allowed_for_s(must_run(plan, streams)) <= limit_s
         self.run(plan)
@@ -140,7 +140,7 @@ def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
     beside_s = gaps_s[4:-1]
     assert len(beside_s) > 10
     assert max(beside_s) <= 0.2
-    assert min(beside_s) > 0.15
+    assert min(beside_s) > 0.14
 
 
 def test_slack_is_spent_where_only_a_pace_is_promised() -> None:

@@ -51,6 +51,8 @@ class Request:
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
         stalled_since_s: since when no chunk worth having has fitted into a step.
         first_token_s, last_token_s: when its tokens came; None before the first.
+        token_due_s: when its next token is due; infinite where nothing is promised, or before its
+            first token.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class Request:
         "stalled_since_s",
         "step_s",
         "stop_reason",
+        "token_due_s",
         "token_ids",
     )
 
@@ -82,6 +85,7 @@ class Request:
         self.stalled_since_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
+        self.token_due_s = math.inf
         self.token_ids: list[int] = list(message.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
@@ -106,32 +110,21 @@ class Request:
         """When its first token is due, on the clock of `arrival_time_s`."""
         return None if self.slo.ttft_s is None else self.message.arrival_time_s + self.slo.ttft_s
 
-    @property
-    def token_due_s(self) -> float | None:
-        """When its next token is due; None where nothing is promised, or before its first token."""
-        slo, first_s, last_s = self.slo, self.first_token_s, self.last_token_s
-        if first_s is None or last_s is None:
-            return None
-        due_s = None if slo.itl_s is None else last_s + slo.itl_s
-        if slo.tpot_s is None:
-            return due_s
-        # A stream behind its pace is not asked to catch up in one step.
-        pace_s = max(first_s + self.num_output_tokens * slo.tpot_s, last_s + slo.tpot_s)
-        return pace_s if due_s is None else min(due_s, pace_s)
-
     def give_up_promise(self) -> None:
         """Be best-effort from here on."""
         self._promise(SloClass())
+        self.token_due_s = math.inf
 
     def _promise(self, slo: SloClass) -> None:
         self.slo = slo
         self.is_best_effort = slo.is_best_effort
         self.step_s = math.inf if slo.step_s is None else slo.step_s
 
-    def append(self, token_id: int, max_model_len: int) -> None:
+    def append(self, token_id: int, now_s: float, max_model_len: int) -> None:
         """Take a sampled token and decide whether it ends the request."""
         self.token_ids.append(token_id)
         self.num_tokens += 1
+        self._stamp(now_s)
         num_output_tokens = self.num_output_tokens
         if num_output_tokens >= self.params.min_tokens:
             if token_id in self.message.eos_token_ids:
@@ -143,3 +136,14 @@ class Request:
                 return
         if num_output_tokens == self.params.max_tokens or self.num_tokens >= max_model_len:
             self.finish_reason = FinishReason.LENGTH
+
+    def _stamp(self, now_s: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        slo = self.slo
+        self.token_due_s = math.inf if slo.itl_s is None else now_s + slo.itl_s
+        if slo.tpot_s is not None:
+            # A stream behind its pace is not asked to catch up in one step.
+            on_pace_s = self.first_token_s + self.num_output_tokens * slo.tpot_s
+            self.token_due_s = min(self.token_due_s, max(on_pace_s, now_s + slo.tpot_s))

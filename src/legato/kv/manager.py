@@ -26,7 +26,7 @@ class KVCacheManager:
 
     def fits(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool:
         """Whether `reserve` would succeed and leave `spare_blocks` free."""
-        missing = self._num_missing(request_id, num_tokens)
+        missing = -(-num_tokens // self.block_size) - len(self._tables.get(request_id, ()))
         return missing <= 0 or missing + spare_blocks <= self._pool.num_free
 
     def reserve(self, request_id: str, num_tokens: int) -> bool:
@@ -35,12 +35,13 @@ class KVCacheManager:
         Returns:
             False, and nothing changed, where there are not enough free blocks.
         """
-        missing = self._num_missing(request_id, num_tokens)
+        # Asked for each decode of each step, nearly always in vain.
+        table = self._tables.get(request_id, ())
+        missing = -(-num_tokens // self.block_size) - len(table)
         if missing <= 0:
             return True
         if missing > self._pool.num_free:
             return False
-        table = self._tables.get(request_id, ())
         block_ids = self._pool.allocate(missing, after=table[-1] if table else None)
         assert block_ids is not None
         self._tables[request_id] = (*table, *block_ids)
@@ -53,6 +54,3 @@ class KVCacheManager:
     def release(self, request_id: str) -> None:
         """Give back all blocks of a request; one that holds none is ignored."""
         self._pool.free(self._tables.pop(request_id, ()))
-
-    def _num_missing(self, request_id: str, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size) - len(self._tables.get(request_id, ()))

@@ -202,11 +202,8 @@ class Scheduler:
         request_id = request.request_id
         token_ids: list[int] = []
         for token_id in result.sampled.get(request_id, ()):
-            request.append(token_id, self._max_model_len)
+            request.append(token_id, now_s, self._max_model_len)
             token_ids.append(token_id)
-            request.last_token_s = now_s
-            if request.first_token_s is None:
-                request.first_token_s = now_s
             if request.finish_reason is not None:
                 break
         prompt_logprobs = result.prompt_logprobs.get(request_id)

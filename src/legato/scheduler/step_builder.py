@@ -90,7 +90,7 @@ class StepBuilder:
         due_s = UNLIMITED
         for request in self._streams:
             if not request.is_best_effort and self._add_decode(request):
-                due_s = min(due_s, request.token_due_s or UNLIMITED)
+                due_s = min(due_s, request.token_due_s)
         running = self._queues.running
         best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
         self.limit_s = due_s - self._now_s
