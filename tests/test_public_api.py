@@ -33,5 +33,6 @@ def test_the_methods_of_llm_are_these() -> None:
         "enable_chunked_prefill",
         "policy",
         "num_threads",
+        "quantization",
         "kernels",
     ]
