@@ -82,7 +82,9 @@ class NativeLayers(nn.Module):
         super().__init__()
         self._pool = machine.pool
         self._layers = [
-            _native_layer(cast(DecoderLayer, layer), decoder.spec, _of_layer(quantized, index))
+            _native_layer(
+                cast(DecoderLayer, layer), decoder.spec, quantized, f"model.layers.{index}."
+            )
             for index, layer in enumerate(decoder.layers)
         ]
         self._native = _kernels.Layers(self._layers)
@@ -108,19 +110,10 @@ class NativeLayers(nn.Module):
         return hidden
 
 
-def _of_layer(quantized: Mapping[str, QuantizedWeight], index: int) -> dict[str, QuantizedWeight]:
-    """Key the name within the layer."""
-    prefix = f"model.layers.{index}."
-    return {
-        name.removeprefix(prefix): weight
-        for name, weight in quantized.items()
-        if name.startswith(prefix)
-    }
-
-
 def _native_layer(
-    layer: DecoderLayer, spec: DecoderSpec, quantized: Mapping[str, QuantizedWeight]
+    layer: DecoderLayer, spec: DecoderSpec, quantized: Mapping[str, QuantizedWeight], prefix: str
 ) -> "_kernels.Layer":
+    """`prefix` is that of the layer's names in checkpoints."""
     sizes = (
         spec.hidden_size,
         spec.intermediate_size,
@@ -130,9 +123,10 @@ def _native_layer(
     )
     weights: dict[str, torch.Tensor | QuantizedWeight] = {**_weights(layer)}
     for name, parts in _PARTS.items():
+        names = [prefix + part for part in parts]
         # A matrix of which only a part is quantized is not.
-        if all(part in quantized for part in parts):
-            weights[name] = concatenate([quantized[part] for part in parts])
+        if all(part in quantized for part in names):
+            weights[name] = concatenate([quantized[part] for part in names])
     addresses: dict[str, int] = {}
     for name, weight in weights.items():
         addresses |= _addresses(name, weight)

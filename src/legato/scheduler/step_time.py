@@ -19,7 +19,7 @@ _WINDOW_STEPS = 600
 _QUANTILE = 0.99
 """The promise is kept for 99 % of the tokens."""
 _ENOUGH_RESIDUALS = 100
-"""From so many on the quantile is worth more than a guess; of fewer it is their largest."""
+"""From so many on the quantile is worth more than a guess."""
 _MIN_MARGIN, _UNKNOWN_MARGIN = 0.02, 0.20
 _INTERRUPTION = 0.3
 """Relative residual beyond which it was not the model that erred: another program had the machine.
