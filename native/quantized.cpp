@@ -7,8 +7,6 @@ namespace legato {
 
 namespace {
 
-constexpr int kGroups = 8;  // of 4 values by 16 outputs, in a block
-
 template <int bits>
 void load_codes(const uint8_t *block, __m512i *groups) {
     if constexpr (bits == 8) {

@@ -10,6 +10,8 @@ namespace legato {
 // the weights would take longer than reading them.
 constexpr int kFewRows = 8;
 
+constexpr int kGroups = 8;  // of 4 values by 16 outputs, in a block
+
 // Weights of a panel as tiles of bfloat16 [num_steps, 2, 512].
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles);
 
@@ -21,7 +23,7 @@ public:
     void multiply(const PackedMatrix &matrix, int panel, float *sums) const;
 
     // Of a row: its codes, and of each 32 the scale and the sum that they stand for.
-    const int32_t *codes(int row) const { return codes_.get() + row * num_steps_ * 8; }
+    const int32_t *codes(int row) const { return codes_.get() + row * num_steps_ * kGroups; }
     const float *scales(int row) const { return scales_.get() + row * num_steps_; }
     const float *sums(int row) const { return sums_.get() + row * num_steps_; }
 

@@ -74,8 +74,8 @@ public:
         for (int output = 0; output < num_outputs; ++output) {
             const size_t row = row_of(output);
             for (int step = 0; step < num_steps; ++step)
-                bits == 16 ? put_values(weight, row, output, step)
-                           : put_codes(weight, row, output, step);
+                is_quantized() ? put_codes(weight, row, output, step)
+                               : put_values(weight, row, output, step);
         }
     }
 
