@@ -10,6 +10,7 @@ namespace {
 constexpr int kQueries = 32;  // query rows whose scores are held at a time: two tiles
 constexpr int kKeys = 256;    // keys likewise: 64 KiB with their values, for all rows of a task
 constexpr int kGroup = 32;    // keys that one product of weights and values takes
+constexpr long kPairBytes = 16 * 2 * sizeof(bf16);  // of a pair of values of 16 keys
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int kShortestPart = 512;  // keys
 constexpr int kTasksAThread = 6;    // so that none is idle for long at the end
@@ -62,11 +63,10 @@ private:
 
     // Query rows [first, first + count) to keys [key, key + num_keys).
     void attend(int first, int count, int key, int num_keys) {
-        const bool is_half = count <= kTileRows;
-        score(queries_ + first * head_dim_, is_half, key, num_keys);
+        score(queries_ + first * head_dim_, count, key, num_keys);
         for (int i = 0; i < count; ++i)
             weigh(first + i, s_.scores + i * kKeys, s_.weights + i * kKeys, key, num_keys);
-        add_values(s_.sums + first * head_dim_, is_half, key, num_keys);
+        add_values(s_.sums + first * head_dim_, count, key, num_keys);
     }
 
     const bf16 *key_tiles(int key) const { return at(call_.keys, key); }
@@ -80,35 +80,19 @@ private:
                static_cast<size_t>(key % shape.block_size) * head_dim_;
     }
 
-    void score(const bf16 *queries, bool is_half, int first_key, int num_keys) {
+    void score(const bf16 *queries, int count, int first_key, int num_keys) {
         const long query_bytes = head_dim_ * sizeof(bf16);
-        const long score_bytes = kKeys * sizeof(float);
+        const StripShape strip{count, head_dim_ / kTileDepth, query_bytes, kPairBytes,
+                               kKeys * sizeof(float)};
         for (int key = 0; key < num_keys; key += kGroup) {
-            const bf16 *left = key_tiles(first_key + key);
-            const bf16 *right = left + 16 * head_dim_;
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            for (int dim = 0; dim < head_dim_; dim += kTileDepth) {
-                _tile_loadd(4, queries + dim, query_bytes);
-                _tile_loadd(6, left + dim * 16, 64);
-                _tile_loadd(7, right + dim * 16, 64);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                if (!is_half) {
-                    _tile_loadd(5, queries + 16 * head_dim_ + dim, query_bytes);
-                    _tile_dpbf16ps(2, 5, 6);
-                    _tile_dpbf16ps(3, 5, 7);
-                }
-            }
-            float *to = s_.scores + key;
-            _tile_stored(0, to, score_bytes);
-            _tile_stored(1, to + 16, score_bytes);
-            if (!is_half) {
-                _tile_stored(2, to + 16 * kKeys, score_bytes);
-                _tile_stored(3, to + 16 * kKeys + 16, score_bytes);
-            }
+            const bf16 *const keys = key_tiles(first_key + key);
+            const auto operands = [=, this](int step) {
+                const bf16 *const rows = queries + step * kTileDepth;
+                const bf16 *const columns = keys + step * kTileValues;
+                return Operands{rows, rows + kTileRows * head_dim_, columns,
+                                columns + 16 * head_dim_};
+            };
+            multiply_strip<false>(strip, operands, s_.scores + key);
         }
     }
 
@@ -130,59 +114,55 @@ private:
     }
 
     static float max_of_all(const float *scores) {
-        __m512 maximum[4];
-        for (int i = 0; i < 4; ++i) maximum[i] = _mm512_load_ps(scores + 16 * i);
+        Floats maximum[4];
+        for (int i = 0; i < 4; ++i) maximum[i] = load(scores + 16 * i);
         for (int key = 64; key < kKeys; key += 64)
-            for (int i = 0; i < 4; ++i)
-                maximum[i] = _mm512_max_ps(maximum[i], _mm512_load_ps(scores + key + 16 * i));
-        return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(maximum[0], maximum[1]),
-                                                  _mm512_max_ps(maximum[2], maximum[3])));
+            for (int i = 0; i < 4; ++i) maximum[i] = max(maximum[i], load(scores + key + 16 * i));
+        return largest(max(max(maximum[0], maximum[1]), max(maximum[2], maximum[3])));
     }
 
     static float max_of(const float *scores, int low, int high) {
-        __m512 maximum = _mm512_set1_ps(kNone);
+        Floats maximum = fill(kNone);
         for (int key = round_down(low, 16); key < high; key += 16)
-            maximum = _mm512_mask_max_ps(maximum, mask(key, low, high), maximum,
-                                         _mm512_load_ps(scores + key));
-        return _mm512_reduce_max_ps(maximum);
+            maximum = max(maximum, keep_seen(load(scores + key), key, low, high, kNone));
+        return largest(maximum);
     }
 
     // The sum of the weights, which are 2^(score - maximum).
     static float weigh_all(const float *scores, float maximum, bf16 *weights) {
-        const __m512 shift = _mm512_set1_ps(maximum);
-        __m512 total[4];
-        for (auto &sum : total) sum = _mm512_setzero_ps();
+        const Floats shift = fill(maximum);
+        Floats total[4];
+        for (auto &part : total) part = fill(0.0f);
         for (int key = 0; key < kKeys; key += 64)
             for (int i = 0; i < 4; i += 2) {
                 const float *const from = scores + key + 16 * i;
-                const __m512 left = exp2_fast(_mm512_sub_ps(_mm512_load_ps(from), shift));
-                const __m512 right = exp2_fast(_mm512_sub_ps(_mm512_load_ps(from + 16), shift));
-                total[i] = _mm512_add_ps(total[i], left);
-                total[i + 1] = _mm512_add_ps(total[i + 1], right);
-                const __m512bh both = _mm512_cvtne2ps_pbh(right, left);
-                _mm512_store_si512(weights + key + 16 * i, reinterpret_cast<const __m512i &>(both));
+                const Floats left = exp2_fast(load(from) - shift);
+                const Floats right = exp2_fast(load(from + 16) - shift);
+                total[i] = total[i] + left;
+                total[i + 1] = total[i + 1] + right;
+                store_bf16(weights + key + 16 * i, left, right);
             }
-        return _mm512_reduce_add_ps(
-            _mm512_add_ps(_mm512_add_ps(total[0], total[1]), _mm512_add_ps(total[2], total[3])));
+        return sum((total[0] + total[1]) + (total[2] + total[3]));
     }
 
     static float weigh_seen(const float *scores, float maximum, int low, int high, int num_keys,
                             bf16 *weights) {
-        const __m512 shift = _mm512_set1_ps(maximum);
-        __m512 total = _mm512_setzero_ps();
+        const Floats shift = fill(maximum);
+        Floats total = fill(0.0f);
         for (int key = 0; key < round_up(num_keys, kGroup); key += 16) {
-            const __m512 shifted = _mm512_sub_ps(_mm512_load_ps(scores + key), shift);
-            const __m512 weight = _mm512_maskz_mov_ps(mask(key, low, high), exp2_fast(shifted));
-            total = _mm512_add_ps(total, weight);
-            store_bf16(weights + key, weight);
+            const Floats all = exp2_fast(load(scores + key) - shift);
+            const Floats seen = keep_seen(all, key, low, high, 0.0f);
+            total = total + seen;
+            store_bf16(weights + key, seen);
         }
-        return _mm512_reduce_add_ps(total);
+        return sum(total);
     }
 
-    static __mmask16 mask(int key, int low, int high) {
-        if (key >= low && key + 16 <= high) return 0xffff;
-        const int from = std::clamp(low - key, 0, 16), to = std::clamp(high - key, 0, 16);
-        return static_cast<__mmask16>((1u << to) - (1u << std::min(from, to)));
+    // Of 16 keys from `key` on those in [low, high), and `other` for the rest.
+    static Floats keep_seen(Floats x, int key, int low, int high, float other) {
+        if (key >= low && key + 16 <= high) return x;
+        const int from = std::clamp(low - key, 0, 16), end = std::clamp(high - key, 0, 16);
+        return keep(x, std::min(from, end), end, other);
     }
 
     void rescale(int row, float maximum) {
@@ -191,44 +171,25 @@ private:
         s_.maximum[row] = maximum;
         s_.denominator[row] *= factor;
         float *const sums = s_.sums + row * head_dim_;
-        const __m512 by = _mm512_set1_ps(factor);
         for (int dim = 0; dim < head_dim_; dim += 16)
-            _mm512_store_ps(sums + dim, _mm512_mul_ps(_mm512_load_ps(sums + dim), by));
+            store(sums + dim, load(sums + dim) * fill(factor));
     }
 
-    void add_values(float *all_sums, bool is_half, int first_key, int num_keys) {
-        const long sum_bytes = head_dim_ * sizeof(float), weight_bytes = kKeys * sizeof(bf16);
-        const long value_bytes = head_dim_ * 2 * sizeof(bf16);
+    void add_values(float *sums, int count, int first_key, int num_keys) {
         const int num_whole = round_down(num_keys, kGroup);
         if (num_whole < num_keys) copy_last_values(first_key + num_whole, num_keys - num_whole);
+        const long value_bytes = head_dim_ * 2 * sizeof(bf16), sum_bytes = head_dim_ * sizeof(float);
+        const StripShape strip{count, (num_keys + kGroup - 1) / kGroup, kKeys * sizeof(bf16),
+                               value_bytes, sum_bytes};
         for (int dim = 0; dim < head_dim_; dim += 32) {
-            float *const sums = all_sums + dim;
-            _tile_loadd(0, sums, sum_bytes);
-            _tile_loadd(1, sums + 16, sum_bytes);
-            if (!is_half) {
-                _tile_loadd(2, sums + 16 * head_dim_, sum_bytes);
-                _tile_loadd(3, sums + 16 * head_dim_ + 16, sum_bytes);
-            }
-            for (int key = 0; key < num_keys; key += kGroup) {
-                const bf16 *values =
+            const auto operands = [=, this](int step) {
+                const int key = step * kGroup;
+                const bf16 *const values =
                     (key < num_whole ? value_tiles(first_key + key) : s_.last_values) + dim * 2;
-                _tile_loadd(4, s_.weights + key, weight_bytes);
-                _tile_loadd(6, values, value_bytes);
-                _tile_loadd(7, values + 32, value_bytes);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                if (!is_half) {
-                    _tile_loadd(5, s_.weights + 16 * kKeys + key, weight_bytes);
-                    _tile_dpbf16ps(2, 5, 6);
-                    _tile_dpbf16ps(3, 5, 7);
-                }
-            }
-            _tile_stored(0, sums, sum_bytes);
-            _tile_stored(1, sums + 16, sum_bytes);
-            if (!is_half) {
-                _tile_stored(2, sums + 16 * head_dim_, sum_bytes);
-                _tile_stored(3, sums + 16 * head_dim_ + 16, sum_bytes);
-            }
+                const bf16 *const weights = s_.weights + key;
+                return Operands{weights, weights + kTileRows * kKeys, values, values + 32};
+            };
+            multiply_strip<true>(strip, operands, sums + dim);
         }
     }
 
@@ -256,14 +217,13 @@ void write_output(const AttentionCall &call, const AttentionTask &task, int row,
     const int head_dim = call.shape.head_dim, index = task.first + row;
     const int token = call.chunks[task.chunk].first_row + index / call.group;
     const int head = task.kv_head * call.group + index % call.group;
-    const __m512 by = _mm512_set1_ps(1.0f / denominator);
+    const Floats by = fill(1.0f / denominator);
     for (int dim = 0; dim < head_dim; dim += 16)
-        store_bf16(call.output.at(token, head * head_dim + dim),
-                   _mm512_mul_ps(_mm512_loadu_ps(sums + dim), by));
+        store_bf16(call.output.at(token, head * head_dim + dim), load(sums + dim) * by);
 }
 
 void round_to_bf16(const float *values, int count, bf16 *rounded) {
-    for (int i = 0; i < count; i += 16) store_bf16(rounded + i, _mm512_loadu_ps(values + i));
+    for (int i = 0; i < count; i += 16) store_bf16(rounded + i, load(values + i));
 }
 
 void keep_part(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {

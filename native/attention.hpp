@@ -9,8 +9,8 @@
 
 namespace legato {
 
-// Keys and values of one layer lie in blocks [num_kv_heads, block_size, head_dim], which AMX reads
-// without rearranging: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16 keys are the
+// Keys and values of one layer lie in blocks [num_kv_heads, block_size, head_dim], which strips
+// read without rearranging: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16 keys are the
 // columns of a tile, and values as [block_size / 2, head_dim, 2].
 struct CacheShape {
     int num_kv_heads, head_dim, block_size;

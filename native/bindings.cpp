@@ -1,4 +1,4 @@
-// The Python module legato._kernels. Tensors come as addresses: legato.model.native keeps
+// The Python modules legato._kernels_amx and its like. Tensors come as addresses: legato.model.native keeps
 // them alive and checks their shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
@@ -69,9 +69,7 @@ LayerWeights weights_of(const nb::dict &addresses) {
 
 }  // namespace
 
-NB_MODULE(_kernels, m) {
-    m.def("has_amx", &has_amx);
-
+NB_MODULE(LEGATO_MODULE, m) {
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
 
     nb::class_<Step>(m, "Step").def(

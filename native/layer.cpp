@@ -44,18 +44,14 @@ struct Share {
 };
 
 float mean_square(const float *values, int count) {
-    __m512 total = _mm512_setzero_ps();
-    for (int i = 0; i < count; i += 16) {
-        const __m512 x = _mm512_loadu_ps(values + i);
-        total = _mm512_fmadd_ps(x, x, total);
-    }
-    return _mm512_reduce_add_ps(total) / count;
+    Floats total = fill(0.0f);
+    for (int i = 0; i < count; i += 16) total = fma(load(values + i), load(values + i), total);
+    return sum(total) / count;
 }
 
 // 16 sums and the biases of their outputs, where there are any.
-__m512 biased(const float *sums, const std::vector<float> &bias, int output) {
-    const __m512 values = _mm512_load_ps(sums);
-    return bias.empty() ? values : _mm512_add_ps(values, _mm512_loadu_ps(&bias[output]));
+Floats biased(const float *sums, const std::vector<float> &bias, int output) {
+    return bias.empty() ? load(sums) : load(sums) + load(&bias[output]);
 }
 
 // Room for a tile that begins at the last row.
@@ -69,30 +65,25 @@ void normalize(const float *hidden, const Share &share, const LayerShape &shape,
     const int size = shape.hidden_size;
     for (int row = share.first; row < share.end; ++row) {
         const float *from = hidden + static_cast<size_t>(row) * size;
-        const __m512 by = _mm512_set1_ps(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
-        for (int i = 0; i < size; i += 16) {
-            const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(from + i), by);
-            store_bf16(normed.at(row, i), _mm512_mul_ps(scaled, _mm512_loadu_ps(&weight[i])));
-        }
+        const Floats by = fill(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
+        for (int i = 0; i < size; i += 16)
+            store_bf16(normed.at(row, i), load(from + i) * by * load(&weight[i]));
     }
 }
 
 // x * sigmoid(x)
-__m512 silu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    // e^-|x|, so that nothing overflows
-    const __m512 e = exp2_fast(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-kLog2E)));
-    const __m512 denominator = _mm512_add_ps(one, e);
-    const __mmask16 is_negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    return _mm512_div_ps(_mm512_mul_ps(x, _mm512_mask_mov_ps(one, is_negative, e)), denominator);
+Floats silu(Floats x) {
+    const Floats one = fill(1.0f);
+    const Floats e = exp2_fast(abs(x) * fill(-kLog2E));  // e^-|x|, so that nothing overflows
+    return x * where_negative(x, e, one) / (one + e);
 }
 
 // Past the caches where it can be: rows of a vocabulary's logits lie a multiple of a page apart, and
 // would evict each other.
 void store_once(const float *values, int count, float *to) {
     if (count == kPanel && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-        _mm512_stream_ps(to, _mm512_load_ps(values));
-        _mm512_stream_ps(to + 16, _mm512_load_ps(values + 16));
+        stream(to, load(values));
+        stream(to + 16, load(values + 16));
     } else {
         std::copy_n(values, count, to);
     }
@@ -187,27 +178,27 @@ void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &
 }
 
 void Layer::project(Workspace &space, int num_rows, int num_threads) {
-    const auto store = [&](int row, int count, int panel, const float *sums) {
+    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
         const int width = shape.qkv_size(), column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
             float *to = space.qkv.get() + static_cast<size_t>(row + i) * width + column;
             for (int j = 0; j < kPanel; j += 16)
-                _mm512_storeu_ps(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
+                store(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
         }
     };
-    multiply(space.normed, num_rows, qkv_, num_threads, queues_[kQkv], store);
+    multiply(space.normed, num_rows, qkv_, num_threads, queues_[kQkv], keep_sums);
 }
 
 void Layer::gate(Workspace &space, int num_rows, int num_threads) {
-    const auto store = [&](int row, int count, int panel, const float *sums) {
+    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
         const int size = shape.intermediate_size, column = panel * 16;
         for (int i = 0; i < count; ++i, sums += kPanel) {
-            const __m512 gate = biased(sums, gate_up_bias_, column);
-            const __m512 up = biased(sums + 16, gate_up_bias_, size + column);
-            store_bf16(space.gated.at(row + i, column), _mm512_mul_ps(silu(gate), up));
+            const Floats gate = biased(sums, gate_up_bias_, column);
+            const Floats up = biased(sums + 16, gate_up_bias_, size + column);
+            store_bf16(space.gated.at(row + i, column), silu(gate) * up);
         }
     };
-    multiply(space.normed, num_rows, gate_up_, num_threads, queues_[kGateUp], store);
+    multiply(space.normed, num_rows, gate_up_, num_threads, queues_[kGateUp], keep_sums);
 }
 
 void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
@@ -216,10 +207,8 @@ void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &
         const int column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
             float *to = rows.hidden + static_cast<size_t>(row + i) * shape.hidden_size + column;
-            for (int j = 0; j < kPanel; j += 16) {
-                const __m512 sum = biased(sums + i * kPanel + j, bias, column + j);
-                _mm512_storeu_ps(to + j, _mm512_add_ps(_mm512_loadu_ps(to + j), sum));
-            }
+            for (int j = 0; j < kPanel; j += 16)
+                store(to + j, load(to + j) + biased(sums + i * kPanel + j, bias, column + j));
         }
     };
     multiply(from, rows.count, matrix, num_threads, queue, add);
@@ -229,7 +218,7 @@ void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &
 void Layer::spread_heads(Workspace &space, const Step &step, const LayerCache &cache,
                          const Rows &rows, int thread, int num_threads) const {
     const int head_dim = shape.head_dim, group = shape.group();
-    const __m512 unit = _mm512_set1_ps(kLog2E / std::sqrt(static_cast<float>(head_dim)));
+    const Floats unit = fill(kLog2E / std::sqrt(static_cast<float>(head_dim)));
     alignas(64) float turned[kLargestHead];
     const Share share(static_cast<int>(step.slots.size()), thread, num_threads);
     for (int row = share.first; row < share.end; ++row) {
@@ -244,7 +233,7 @@ void Layer::spread_heads(Workspace &space, const Step &step, const LayerCache &c
             bf16 *to =
                 space.queries.get() + (i / group * query_rows(shape, rows) + query) * head_dim;
             for (int dim = 0; dim < head_dim; dim += 16)
-                store_bf16(to + dim, _mm512_mul_ps(_mm512_load_ps(turned + dim), unit));
+                store_bf16(to + dim, load(turned + dim) * unit);
         }
         for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
             turn(head, key_norm_, cos, sin, turned);
@@ -264,10 +253,8 @@ void Layer::turn(float *head, const std::vector<float> &norm, const float *cos, 
         for (int dim = 0; dim < head_dim; ++dim) head[dim] *= by * norm[dim];
     }
     for (int dim = 0; dim < head_dim; dim += 16) {
-        const __m512 other = _mm512_loadu_ps(head + (dim < half ? dim + half : dim - half));
-        const __m512 straight =
-            _mm512_mul_ps(_mm512_loadu_ps(head + dim), _mm512_loadu_ps(cos + dim));
-        _mm512_store_ps(turned + dim, _mm512_fmadd_ps(other, _mm512_loadu_ps(sin + dim), straight));
+        const Floats other = load(head + (dim < half ? dim + half : dim - half));
+        store(turned + dim, fma(other, load(sin + dim), load(head + dim) * load(cos + dim)));
     }
 }
 
@@ -290,14 +277,14 @@ void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *ro
         for (int i = 0; i < matrix.depth; i += kTileDepth)
             std::copy_n(rows + static_cast<size_t>(row) * matrix.depth + i, kTileDepth,
                         tiled.at(row, i));
-    const auto store = [&](int row, int count, int panel, const float *sums) {
+    const auto keep_sums = [&](int row, int count, int panel, const float *sums) {
         const int column = panel * kPanel;
         float *to = out + static_cast<size_t>(row) * matrix.num_outputs + column;
         for (int i = 0; i < count; ++i, sums += kPanel, to += matrix.num_outputs)
             store_once(sums, std::min(kPanel, matrix.num_outputs - column), to);
     };
     WorkQueue queue;
-    pool.run([&](int) { multiply(tiled, num_rows, matrix, pool.size(), queue, store); });
+    pool.run([&](int) { multiply(tiled, num_rows, matrix, pool.size(), queue, keep_sums); });
 }
 
 }  // namespace legato

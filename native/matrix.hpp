@@ -10,43 +10,17 @@ namespace legato {
 
 constexpr size_t kGroupBytes = 512 << 10;  // of panels that stay in the second-level cache
 
-// sums [32, 32] = a pair of rows of tiles, or the upper one alone, times a panel.
-template <bool is_pair>
-inline void multiply_tiles(const bf16 *upper, const bf16 *lower, const bf16 *panel, int num_steps,
-                           float *sums) {
-    constexpr int kRowBytes = kPanel * sizeof(float);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int step = 0; step < num_steps; ++step) {
-        _tile_loadd(6, panel, 64);
-        _tile_loadd(4, upper, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, panel + kTileValues, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (is_pair) {
-            _tile_loadd(5, lower, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        upper += kTileValues;
-        lower += kTileValues;
-        panel += 2 * kTileValues;
-    }
-    _tile_stored(0, sums, kRowBytes);
-    _tile_stored(1, sums + 16, kRowBytes);
-    if constexpr (is_pair) {
-        _tile_stored(2, sums + 16 * kPanel, kRowBytes);
-        _tile_stored(3, sums + 16 * kPanel + 16, kRowBytes);
-    }
-}
-
-// sums [32, 32] of up to 32 rows from `row` on.
+// sums [32, 32] of up to 32 rows from `row` on, times a panel of tiles.
 inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
                           int num_steps, float *sums) {
-    const auto multiply = count > kTileRows ? multiply_tiles<true> : multiply_tiles<false>;
-    multiply(rows.tiles(row), rows.tiles(row + kTileRows), panel, num_steps, sums);
+    constexpr long kTileBytes = kTileDepth * sizeof(bf16), kSumBytes = kPanel * sizeof(float);
+    const bf16 *const upper = rows.tiles(row), *const lower = rows.tiles(row + kTileRows);
+    const auto operands = [=](int step) {
+        const bf16 *const columns = panel + 2 * step * kTileValues;
+        return Operands{upper + step * kTileValues, lower + step * kTileValues, columns,
+                        columns + kTileValues};
+    };
+    multiply_strip<false>({count, num_steps, kTileBytes, kTileBytes, kSumBytes}, operands, sums);
 }
 
 // Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many

@@ -7,7 +7,7 @@ namespace legato {
 
 constexpr int kRowPair = 32;  // rows that are multiplied at a time: two tiles
 
-// Rows [rows, depth] as AMX reads them: tiles of 16 rows by 32 values, each in one piece, one row of
+// Rows [rows, depth] as strips read them: tiles of 16 rows by 32 values, each in one piece, one row of
 // tiles after the other. There are always whole pairs of tiles, of zeros at first.
 class TiledRows {
 public:

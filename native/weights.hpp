@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-#include "amx.hpp"
+#include "tiles.hpp"
 
 namespace legato {
 
@@ -41,7 +41,6 @@ private:
 };
 
 constexpr int kPanel = 32;  // outputs that are computed at a time: two tiles
-constexpr int kTileValues = kTileRows * kTileDepth;
 
 // A matrix [outputs, depth] as it comes: bfloat16 values, or codes of 4 or 8 bits in a byte each, of
 // which 32 share a scale and a minimum, half floats [outputs, depth / 32]. A weight is

@@ -16,7 +16,7 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.decoder import Decoder
-from legato.model.native import Machine, make_native, why_not_native
+from legato.model.native import Machine, make_native, native_instructions, why_not_native
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec
 
@@ -86,9 +86,9 @@ class Runner:
         self.logits.append(self._decoder.compute_logits(hidden[: len(batch.slot_mapping)]))
 
 
-def runners(spec: DecoderSpec, num_blocks: int, num_threads: int) -> list[Runner]:
+def runners(spec: DecoderSpec, num_blocks: int, machine: Machine) -> list[Runner]:
     """Native, Python in bfloat16, Python in float32."""
-    machine, native = Machine(num_threads), random_decoder(spec, torch.bfloat16)
+    native = random_decoder(spec, torch.bfloat16)
     make_native(native, machine)
     backend = NativeAttentionBackend(native, machine, num_blocks=num_blocks, block_size=BLOCK_SIZE)
     backend._cache.fill_(torch.nan)  # what was not written must not be read
@@ -100,7 +100,7 @@ def runners(spec: DecoderSpec, num_blocks: int, num_threads: int) -> list[Runner
     return found
 
 
-def check(spec: DecoderSpec, prompts: list[list[int]], num_threads: int, seed: int) -> None:
+def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: int) -> None:
     """Each prompt is a list of chunk lengths, computed one a step, all prompts side by side."""
     order = torch.randperm(
         sum(-(-sum(prompt) // BLOCK_SIZE) for prompt in prompts),
@@ -117,7 +117,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], num_threads: int, seed: i
             request_id=str(i), prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)
         )
         sequences.append(SequenceState(message))
-    native, rounded, exact = found = runners(spec, num_blocks, num_threads)
+    native, rounded, exact = found = runners(spec, num_blocks, machine)
     for step in range(max(map(len, prompts))):
         running = [i for i, prompt in enumerate(prompts) if step < len(prompt)]
         chunks = [
@@ -140,20 +140,24 @@ def check(spec: DecoderSpec, prompts: list[list[int]], num_threads: int, seed: i
         max_size=5,
     ),
     num_threads=st.integers(1, 3),
+    instructions=st.sampled_from(native_instructions() or ["none"]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=25)
 def test_as_exact_as_the_python_layers(
-    spec: DecoderSpec, prompts: list[list[int]], num_threads: int, seed: int
+    spec: DecoderSpec, prompts: list[list[int]], num_threads: int, instructions: str, seed: int
 ) -> None:
-    check(spec, prompts, num_threads, seed)
+    check(spec, prompts, Machine(num_threads, instructions), seed)
 
 
 @pytest.mark.parametrize("spec", [SPECS["grouped"], SPECS["one key head"], SPECS["windows"]])
+@pytest.mark.parametrize("instructions", native_instructions())
 @pytest.mark.parametrize("last", [1, 3, 40, 300])
-def test_long_contexts_are_shared_among_threads(spec: DecoderSpec, last: int) -> None:
+def test_long_contexts_are_shared_among_threads(
+    spec: DecoderSpec, last: int, instructions: str
+) -> None:
     """Few tasks of many keys are split, and their parts merged."""
-    check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], num_threads=2, seed=0)
+    check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], Machine(2, instructions), seed=0)
 
 
 def test_what_cannot_run_natively_is_named() -> None:

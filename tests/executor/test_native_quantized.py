@@ -5,7 +5,7 @@ import torch
 
 from legato import LLM, SamplingParams
 from legato.core.config import Quantization
-from legato.model.native import Machine, NativeLinear
+from legato.model.native import Machine, NativeLinear, native_instructions
 from legato.model.quantization import BLOCK, QuantizedWeight, quantize
 from tests.executor.test_native import pytestmark as needs_native
 
@@ -26,23 +26,28 @@ def rows_of(num_rows: int, depth: int) -> torch.Tensor:
     return rows.bfloat16()
 
 
+@pytest.mark.parametrize("instructions", native_instructions())
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
 @pytest.mark.parametrize("num_rows", [FEW + 1, 32, 33, 70])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_many_rows(bits: int, shape: tuple[int, int], num_rows: int, num_threads: int) -> None:
-    weight, rows, machine = matrix(*shape, bits), rows_of(num_rows, shape[1]), Machine(num_threads)
+def test_many_rows(
+    instructions: str, bits: int, shape: tuple[int, int], num_rows: int, num_threads: int
+) -> None:
+    machine = Machine(num_threads, instructions)
+    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
     plain = NativeLinear(weight.dequantize().bfloat16(), machine)
     assert torch.equal(NativeLinear(weight, machine)(rows), plain(rows))
 
 
+@pytest.mark.parametrize("instructions", native_instructions())
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
 @pytest.mark.parametrize("num_rows", range(1, FEW + 1))
-def test_few_rows(bits: int, shape: tuple[int, int], num_rows: int) -> None:
+def test_few_rows(instructions: str, bits: int, shape: tuple[int, int], num_rows: int) -> None:
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
     expected = to_8_bits(rows).double() @ weight.dequantize().double().T
-    got = NativeLinear(weight, Machine(2))(rows)
+    got = NativeLinear(weight, Machine(2, instructions))(rows)
     assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 

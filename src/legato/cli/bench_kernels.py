@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Measured = dict[Kernels, tuple[list[MeasuredKernel], float]]
 
-_KERNELS: tuple[Kernels, ...] = ("torch", "native")
+_KERNELS: tuple[Kernels, ...] = ("torch", "avx2", "avx512", "amx")
 
 
 def add_kernels_parser(

@@ -110,8 +110,8 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kernels",
         choices=get_args(Kernels),
-        help="what computes the layers: Legato's own kernels, which want AMX and bfloat16, or "
-        "PyTorch's (default: auto, the former where they can run)",
+        help="what computes the layers: Legato's own kernels for a set of instructions, which want "
+        "bfloat16, or PyTorch's (default: auto, the fastest that can run)",
     )
 
 

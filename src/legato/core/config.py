@@ -10,7 +10,7 @@ from legato.core.slo import BATCH, INTERACTIVE, SloClass
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
-Kernels = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf"]
@@ -32,8 +32,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         num_threads: of the forward pass on CPU; None takes one a core.
         quantization: of weights, in blocks of 32: "int8" and "int4" round what the checkpoint has,
             "gguf" keeps what a GGUF file has in Q8_0, Q4_0 or Q4_1; None takes them in `dtype`.
-        kernels: that compute the layers: Legato's own, or PyTorch's; "auto" takes the former where
-            they can run.
+        kernels: that compute the layers: Legato's own for a set of instructions, or PyTorch's;
+            "auto" takes the fastest that can run.
     """
 
     model: str = DEFAULT_MODEL

@@ -28,7 +28,7 @@ from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
 from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
-from legato.model.native import Machine, why_not_native
+from legato.model.native import Machine, native_instructions, why_not_native
 from legato.model.packed_linear import compile_kernels
 from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
@@ -125,7 +125,7 @@ def load_machinery(config: EngineConfig) -> Machinery:
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(num_blocks, config.cache.block_size)
     executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
-    kernels = "torch" if machine is None else "native"
+    kernels = "torch" if machine is None else machine.instructions
     return Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
 
 
@@ -133,15 +133,19 @@ def _native_machine(
     config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> Machine | None:
     """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
-    if config.model.kernels == "torch":
+    wanted = config.model.kernels
+    if wanted == "torch":
         return None
     reason = why_not_native(spec, dtype, device)
     if not reason and config.cache.block_size % BLOCK_MULTIPLE:
         reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
+    if not reason and wanted not in ("auto", *native_instructions()):
+        reason = f"only {', '.join(native_instructions())} can"
     if not reason:
-        return Machine(torch.get_num_threads())
-    if config.model.kernels == "native":
-        raise ConfigError(f"native kernels cannot run here: {reason}")
+        instructions = native_instructions()[0] if wanted == "auto" else wanted
+        return Machine(torch.get_num_threads(), instructions)
+    if wanted != "auto":
+        raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
     if device.type == "cpu":
         logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)
     return None

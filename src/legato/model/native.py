@@ -1,12 +1,15 @@
-"""Decoder layers that run in one native call, on CPUs with AMX.
+"""Decoder layers that run in one native call, on x86-64 CPUs.
 
 `NativeLayers` stand in for the `DecoderLayer`s: same rows in, same rows out, with the arithmetic in
-the extension module `legato._kernels` (source in native/). The Python layers stay the description
-of the architecture, and the fallback where the extension was not built or AMX is missing.
+an extension module (source in native/), of which there is one for each set of instructions. The
+Python layers stay the description of the architecture, and the fallback where no extension was
+built or none runs on this processor.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,9 +21,9 @@ from legato.model.quantization import QuantizedWeight, concatenate
 from legato.model.spec import DecoderSpec
 
 try:
-    from legato import _kernels
+    from legato import _processor
 except ImportError:  # there was no compiler when this was installed
-    _kernels = None  # type: ignore[assignment]
+    _processor = None  # type: ignore[assignment]
 
 _TILE_DEPTH = 32
 """Values in a row of a tile: what every size must be a multiple of."""
@@ -34,12 +37,29 @@ _PARTS = {
 """Key the name that the extension gives a matrix, value those of its parts in checkpoints."""
 
 
-class Machine:
-    """The threads that native calls run on."""
+def native_instructions() -> list[str]:
+    """The sets of instructions that kernels were built for and that run here, fastest first."""
+    known = [] if _processor is None else _processor.instructions()
+    return [name for name in known if find_spec(_module(name))]
 
-    def __init__(self, num_threads: int) -> None:
+
+def _module(instructions: str) -> str:
+    return f"legato._kernels_{instructions}"
+
+
+class Machine:
+    """The kernels for a set of instructions, and the threads that they run on.
+
+    Args:
+        instructions: one of `native_instructions()`.
+    """
+
+    def __init__(self, num_threads: int, instructions: str) -> None:
+        assert instructions in native_instructions(), instructions
         self.num_threads = num_threads
-        self.pool = _kernels.ThreadPool(num_threads)
+        self.instructions = instructions
+        self.kernels: Any = import_module(_module(instructions))
+        self.pool = self.kernels.ThreadPool(num_threads)
 
 
 class NativeStep:
@@ -62,7 +82,7 @@ class NativeStep:
     ) -> None:
         shape = spec.num_kv_heads, spec.head_dim, block_size
         group = spec.num_heads // spec.num_kv_heads
-        self.native = _kernels.Step(chunks, slots, shape, group, machine.num_threads)
+        self.native = machine.kernels.Step(chunks, slots, shape, group, machine.num_threads)
         self.caches = caches
 
     def attend(self, *_: object, **__: object) -> torch.Tensor:
@@ -70,7 +90,7 @@ class NativeStep:
 
 
 class NativeLayers(nn.Module):
-    """All layers of a decoder in one call, their weights laid out for AMX.
+    """All layers of a decoder in one call, their weights laid out for the kernels.
 
     Args:
         quantized: key a weight's name in checkpoints; taken instead of the decoder's own.
@@ -82,12 +102,10 @@ class NativeLayers(nn.Module):
         super().__init__()
         self._pool = machine.pool
         self._layers = [
-            _native_layer(
-                cast(DecoderLayer, layer), decoder.spec, quantized, f"model.layers.{index}."
-            )
+            _native_layer(machine, decoder.spec, cast(DecoderLayer, layer), quantized, index)
             for index, layer in enumerate(decoder.layers)
         ]
-        self._native = _kernels.Layers(self._layers)
+        self._native = machine.kernels.Layers(self._layers)
 
     def forward(
         self,
@@ -111,9 +129,13 @@ class NativeLayers(nn.Module):
 
 
 def _native_layer(
-    layer: DecoderLayer, spec: DecoderSpec, quantized: Mapping[str, QuantizedWeight], prefix: str
-) -> "_kernels.Layer":
-    """`prefix` is that of the layer's names in checkpoints."""
+    machine: Machine,
+    spec: DecoderSpec,
+    layer: DecoderLayer,
+    quantized: Mapping[str, QuantizedWeight],
+    index: int,
+) -> object:
+    """The extension copies the weights, so that nothing here has to outlive the call."""
     sizes = (
         spec.hidden_size,
         spec.intermediate_size,
@@ -123,14 +145,14 @@ def _native_layer(
     )
     weights: dict[str, torch.Tensor | QuantizedWeight] = {**_weights(layer)}
     for name, parts in _PARTS.items():
-        names = [prefix + part for part in parts]
+        names = [f"model.layers.{index}.{part}" for part in parts]
         # A matrix of which only a part is quantized is not.
         if all(part in quantized for part in names):
             weights[name] = concatenate([quantized[part] for part in names])
     addresses: dict[str, int] = {}
     for name, weight in weights.items():
         addresses |= _addresses(name, weight)
-    return _kernels.Layer(sizes, spec.rms_norm_eps, addresses)
+    return machine.kernels.Layer(sizes, spec.rms_norm_eps, addresses)
 
 
 def _addresses(name: str, weight: torch.Tensor | QuantizedWeight) -> dict[str, int]:
@@ -152,7 +174,9 @@ class NativeLinear(nn.Module):
         super().__init__()
         self._pool = machine.pool
         self._num_outputs, depth = weight.shape
-        self._native = _kernels.Matrix(_addresses("weight", weight), self._num_outputs, depth)
+        self._native = machine.kernels.Matrix(
+            _addresses("weight", weight), self._num_outputs, depth
+        )
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out] float32."""
@@ -166,10 +190,10 @@ def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
     """What keeps the native layers from running this model; empty where nothing does."""
     if device.type != "cpu":
         return f"the device is {device.type}"
-    if _kernels is None:
-        return "the extension was not built, for want of a C++ compiler or of an x86-64 processor"
-    if not _kernels.has_amx():
-        return "the processor has no AMX"
+    if _processor is None:
+        return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
+    if not native_instructions():
+        return "the processor has no AVX2, or the compiler knew of no such instructions"
     if dtype != torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
     sizes = (spec.hidden_size, spec.intermediate_size, spec.head_dim)

@@ -1,0 +1,31 @@
+// Products of up to 32 rows with 32 columns, step by step of 32 values: what attention and matrices
+// consist of.
+#pragma once
+
+#include "vector.hpp"
+
+namespace legato {
+
+constexpr int kTileRows = 16;
+constexpr int kTileDepth = 32;  // bfloat16 values in a tile's row
+constexpr int kTileValues = kTileRows * kTileDepth;
+
+// Where a step's operands begin: rows [0, 16) and [16, 32), of 32 values; and of columns [0, 16) and
+// [16, 32) the 16 pairs of values, of all columns side by side.
+struct Operands {
+    const bf16 *upper, *lower, *left, *right;
+};
+
+// How many rows and steps there are, and how far one row, pair and row of sums is from the next.
+struct StripShape {
+    int num_rows, num_steps;
+    long row_bytes, pair_bytes, sum_bytes;
+};
+
+}  // namespace legato
+
+#ifdef __AMX_BF16__
+#include "tiles_amx.hpp"
+#else
+#include "tiles_avx.hpp"
+#endif

@@ -1,0 +1,77 @@
+// Strips of tiles in Intel AMX: 16 rows of 64 bytes, whose products are summed in float.
+#pragma once
+
+#include "tiles.hpp"
+
+namespace legato {
+
+// Every thread that multiplies strips holds one of these meanwhile.
+class TileScope {
+public:
+    TileScope() {
+        alignas(64) struct {
+            uint8_t palette = 1;
+            uint8_t start_row = 0;
+            uint8_t reserved[14] = {};
+            uint16_t bytes_a_row[16] = {};
+            uint8_t num_rows[16] = {};
+        } config;
+        for (int tile = 0; tile < 8; ++tile) {
+            config.bytes_a_row[tile] = 64;
+            config.num_rows[tile] = kTileRows;
+        }
+        // GCC 12 believes that the next line reads 8 bytes only, and leaves the others unwritten.
+        asm volatile("" : : "r"(&config) : "memory");
+        _tile_loadconfig(&config);
+    }
+    ~TileScope() { _tile_release(); }
+    TileScope(const TileScope &) = delete;
+};
+
+// As multiply_strip(), of one row of tiles or two, with all their rows.
+template <bool adds, bool is_pair, typename OperandsAt>
+inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) {
+    float *const lower_sums = sums + kTileRows * shape.sum_bytes / sizeof(float);
+    if constexpr (adds) {
+        _tile_loadd(0, sums, shape.sum_bytes);
+        _tile_loadd(1, sums + 16, shape.sum_bytes);
+        if constexpr (is_pair) {
+            _tile_loadd(2, lower_sums, shape.sum_bytes);
+            _tile_loadd(3, lower_sums + 16, shape.sum_bytes);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int step = 0; step < shape.num_steps; ++step) {
+        const Operands operands = at(step);
+        _tile_loadd(6, operands.left, shape.pair_bytes);
+        _tile_loadd(4, operands.upper, shape.row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, operands.right, shape.pair_bytes);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (is_pair) {
+            _tile_loadd(5, operands.lower, shape.row_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums, shape.sum_bytes);
+    _tile_stored(1, sums + 16, shape.sum_bytes);
+    if constexpr (is_pair) {
+        _tile_stored(2, lower_sums, shape.sum_bytes);
+        _tile_stored(3, lower_sums + 16, shape.sum_bytes);
+    }
+}
+
+// sums [num_rows, 32] = the rows times the columns, or that added; at(step) has the operands. May
+// read and write rows up to the next multiple of 16.
+template <bool adds, typename OperandsAt>
+inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
+    if (shape.num_rows > kTileRows) multiply_tiles<adds, true>(shape, at, sums);
+    else multiply_tiles<adds, false>(shape, at, sums);
+}
+
+}  // namespace legato

@@ -1,0 +1,29 @@
+// 16 numbers at a time, by the instructions that this module is compiled for.
+#pragma once
+
+#ifdef __AVX512F__
+#include "vector512.hpp"
+#else
+#include "vector256.hpp"
+#endif
+
+namespace legato {
+
+inline float to_float(bf16 value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float result;
+    __builtin_memcpy(&result, &bits, 4);
+    return result;
+}
+
+// 2^x for x <= 0, within 8e-5 of it: what comes of it is rounded to bfloat16.
+inline Floats exp2_fast(Floats x) {
+    const Floats part = fraction(x);
+    Floats result = fill(0.07790716377386403f);
+    result = fma(result, part, fill(0.22623319419985954f));
+    result = fma(result, part, fill(0.6957770964274216f));
+    result = fma(result, part, fill(0.999927826644514f));
+    return scale_by_whole(result, x);
+}
+
+}  // namespace legato

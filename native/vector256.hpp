@@ -1,0 +1,222 @@
+// 16 numbers at a time, as two vectors of AVX2 with FMA and F16C: what vector512.hpp has.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace legato {
+
+using bf16 = uint16_t;
+
+struct Floats {
+    __m256 low, high;
+};
+struct Ints {
+    __m256i low, high;
+};
+struct Pairs {  // of bfloat16 values, widened
+    Floats even, odd;
+};
+
+inline Floats fill(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+inline void store(float *to, Floats x) {
+    _mm256_storeu_ps(to, x.low);
+    _mm256_storeu_ps(to + 8, x.high);
+}
+// Past the caches; `to` is at a cache line's start.
+inline void stream(float *to, Floats x) {
+    _mm256_stream_ps(to, x.low);
+    _mm256_stream_ps(to + 8, x.high);
+}
+
+inline Floats operator+(Floats a, Floats b) {
+    return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Floats operator-(Floats a, Floats b) {
+    return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Floats operator*(Floats a, Floats b) {
+    return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Floats operator/(Floats a, Floats b) {
+    return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+// a * b + c
+inline Floats fma(Floats a, Floats b, Floats c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Floats max(Floats a, Floats b) {
+    return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Floats abs(Floats x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.low), _mm256_andnot_ps(sign, x.high)};
+}
+inline float sum(Floats x) {
+    const __m256 halves = _mm256_add_ps(x.low, x.high);
+    __m128 total = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    total = _mm_add_ps(total, _mm_movehl_ps(total, total));
+    return _mm_cvtss_f32(_mm_add_ss(total, _mm_movehdup_ps(total)));
+}
+inline float largest(Floats x) {
+    const __m256 halves = _mm256_max_ps(x.low, x.high);
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+
+// Lanes [from, end) of x, and `other` in the rest.
+inline Floats keep(Floats x, int from, int end, float other) {
+    const auto half = [=](__m256 values, __m256i lanes) {
+        const __m256i is_kept = _mm256_and_si256(_mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(from - 1)),
+                                                 _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lanes));
+        return _mm256_blendv_ps(_mm256_set1_ps(other), values, _mm256_castsi256_ps(is_kept));
+    };
+    return {half(x.low, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+            half(x.high, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15))};
+}
+
+// `then` where x is below 0, else `other`.
+inline Floats where_negative(Floats x, Floats then, Floats other) {
+    return {_mm256_blendv_ps(other.low, then.low, x.low),
+            _mm256_blendv_ps(other.high, then.high, x.high)};
+}
+
+inline Floats load_halves(const void *from) {
+    const auto *halves = static_cast<const __m128i *>(from);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+inline Floats load_bf16(const bf16 *from) {
+    const auto half = [](const bf16 *values) {
+        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i *>(values));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+    };
+    return {half(from), half(from + 8)};
+}
+
+// Rounded to the nearest bfloat16, to even between two, which is the upper half of each lane.
+inline __m256i rounded_to_bf16(__m256 values) {
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(bits, _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff)));
+}
+
+inline void store_bf16(bf16 *to, Floats x) {
+    const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(rounded_to_bf16(x.low), 16),
+                                               _mm256_srli_epi32(rounded_to_bf16(x.high), 16));
+    // Packing goes by halves of the vectors.
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline void store_bf16(bf16 *to, Floats first, Floats second) {
+    store_bf16(to, first);
+    store_bf16(to + 16, second);
+}
+
+// x = n + fraction with n whole: the fraction, and y * 2^n.
+inline Floats fraction(Floats x) {
+    return x - Floats{_mm256_floor_ps(x.low), _mm256_floor_ps(x.high)};
+}
+inline Floats scale_by_whole(Floats y, Floats x) {
+    const auto half = [](__m256 value, __m256 exponent) {
+        // Below -127 there is nothing but 0.
+        const __m256 whole = _mm256_max_ps(_mm256_floor_ps(exponent), _mm256_set1_ps(-127.0f));
+        const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), shift));
+    };
+    return {half(y.low, x.low), half(y.high, x.high)};
+}
+
+inline Ints fill(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline Ints load_ints(const void *from) {
+    const auto *halves = static_cast<const __m256i *>(from);
+    return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline void store(void *to, Ints x) {
+    auto *halves = static_cast<__m256i *>(to);
+    _mm256_storeu_si256(halves, x.low);
+    _mm256_storeu_si256(halves + 1, x.high);
+}
+inline Ints operator&(Ints a, Ints b) {
+    return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
+}
+inline Ints operator+(Ints a, Ints b) {
+    return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+inline Ints operator>>(Ints x, int count) {
+    const __m128i by = _mm_cvtsi32_si128(count);
+    return {_mm256_srl_epi32(x.low, by), _mm256_srl_epi32(x.high, by)};
+}
+inline int32_t sum(Ints x) {
+    const __m256i halves = _mm256_add_epi32(x.low, x.high);
+    __m128i total = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    total = _mm_add_epi32(total, _mm_shuffle_epi32(total, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1)));
+}
+inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+inline Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
+inline void store_bytes(int8_t *to, Ints x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), bytes);
+}
+
+// The lowest 4 bits of each, whatever is above them.
+inline Floats lowest_4_bits(Ints x) { return to_floats(x & fill(int32_t{0x0f})); }
+
+// total + the 4 products of unsigned codes of `bits` with signed ones, in each lane's bytes.
+template <int bits>
+Ints add_products(Ints total, Ints codes, Ints signed_codes) {
+    const auto half = [](__m256i total, __m256i codes, __m256i factors) {
+        const auto products = [=](__m256i small_codes, int16_t times) {
+            return _mm256_madd_epi16(_mm256_maddubs_epi16(small_codes, factors),
+                                     _mm256_set1_epi16(times));
+        };
+        if constexpr (bits == 4) return _mm256_add_epi32(total, products(codes, 1));
+        // Two products of 8-bit codes exceed 16 bits: twice the code's half, and its lowest bit.
+        const __m256i halved =
+            _mm256_and_si256(_mm256_srli_epi16(codes, 1), _mm256_set1_epi8(0x7f));
+        const __m256i lowest = _mm256_and_si256(codes, _mm256_set1_epi8(1));
+        return _mm256_add_epi32(
+            total, _mm256_add_epi32(products(halved, 2), products(lowest, 1)));
+    };
+    return {half(total.low, codes.low, signed_codes.low),
+            half(total.high, codes.high, signed_codes.high)};
+}
+
+// Rounded to bfloat16, `first` in the lower half of each lane.
+inline Ints interleave_bf16(Floats first, Floats second) {
+    const auto half = [](__m256 lower, __m256 upper) {
+        return _mm256_blend_epi16(_mm256_srli_epi32(rounded_to_bf16(lower), 16),
+                                  rounded_to_bf16(upper), 0xaa);
+    };
+    return {half(first.low, second.low), half(first.high, second.high)};
+}
+
+inline Floats even_of(__m256i low, __m256i high) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+inline Floats odd_of(__m256i low, __m256i high) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
+            _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+}
+inline Pairs load_pairs(const bf16 *from) {
+    const Ints pairs = load_ints(from);
+    return {even_of(pairs.low, pairs.high), odd_of(pairs.low, pairs.high)};
+}
+inline Pairs fill_pairs(const bf16 *pair) {
+    int32_t both;
+    __builtin_memcpy(&both, pair, 4);
+    const __m256i pairs = _mm256_set1_epi32(both);
+    return {even_of(pairs, pairs), odd_of(pairs, pairs)};
+}
+// total + both products of each lane's pairs.
+inline Floats add_products(Floats total, Pairs a, Pairs b) {
+    return fma(a.odd, b.odd, fma(a.even, b.even, total));
+}
+
+}  // namespace legato

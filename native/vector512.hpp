@@ -1,0 +1,124 @@
+// 16 numbers at a time: AVX-512 with its bfloat16 and VNNI extensions. vector256.hpp has the same.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace legato {
+
+using bf16 = uint16_t;
+
+struct Floats {
+    __m512 values;
+};
+struct Ints {
+    __m512i values;
+};
+struct Pairs {  // of bfloat16 values
+    __m512bh values;
+};
+
+inline Floats fill(float value) { return {_mm512_set1_ps(value)}; }
+inline Floats load(const float *from) { return {_mm512_loadu_ps(from)}; }
+inline void store(float *to, Floats x) { _mm512_storeu_ps(to, x.values); }
+// Past the caches; `to` is at a cache line's start.
+inline void stream(float *to, Floats x) { _mm512_stream_ps(to, x.values); }
+
+inline Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.values, b.values)}; }
+inline Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.values, b.values)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.values, b.values)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.values, b.values)}; }
+// a * b + c
+inline Floats fma(Floats a, Floats b, Floats c) {
+    return {_mm512_fmadd_ps(a.values, b.values, c.values)};
+}
+inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.values, b.values)}; }
+inline Floats abs(Floats x) { return {_mm512_abs_ps(x.values)}; }
+inline float sum(Floats x) { return _mm512_reduce_add_ps(x.values); }
+inline float largest(Floats x) { return _mm512_reduce_max_ps(x.values); }
+
+// Lanes [from, end) of x, and `other` in the rest.
+inline Floats keep(Floats x, int from, int end, float other) {
+    const auto mask = static_cast<__mmask16>((1u << end) - (1u << from));
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(other), mask, x.values)};
+}
+
+// `then` where x is below 0, else `other`.
+inline Floats where_negative(Floats x, Floats then, Floats other) {
+    const __mmask16 is_negative = _mm512_movepi32_mask(_mm512_castps_si512(x.values));
+    return {_mm512_mask_mov_ps(other.values, is_negative, then.values)};
+}
+
+inline Floats load_halves(const void *from) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(from)))};
+}
+inline Floats load_bf16(const bf16 *from) {
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16))};
+}
+inline void store_bf16(bf16 *to, Floats x) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(x.values);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), reinterpret_cast<const __m256i &>(rounded));
+}
+inline void store_bf16(bf16 *to, Floats first, Floats second) {
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(second.values, first.values);
+    _mm512_storeu_si512(to, reinterpret_cast<const __m512i &>(rounded));
+}
+
+// x = n + fraction with n whole: the fraction, and y * 2^n.
+inline Floats fraction(Floats x) { return {_mm512_reduce_ps(x.values, 0x09)}; }
+inline Floats scale_by_whole(Floats y, Floats x) { return {_mm512_scalef_ps(y.values, x.values)}; }
+
+inline Ints fill(int32_t value) { return {_mm512_set1_epi32(value)}; }
+inline Ints load_ints(const void *from) { return {_mm512_loadu_si512(from)}; }
+inline void store(void *to, Ints x) { _mm512_storeu_si512(to, x.values); }
+inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.values, b.values)}; }
+inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.values, b.values)}; }
+inline Ints operator>>(Ints x, int count) {
+    return {_mm512_srl_epi32(x.values, _mm_cvtsi32_si128(count))};
+}
+inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.values); }
+inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.values)}; }
+inline Ints to_ints(Floats x) { return {_mm512_cvtps_epi32(x.values)}; }
+inline void store_bytes(int8_t *to, Ints x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtsepi32_epi8(x.values));
+}
+
+// The lowest 4 bits of each, whatever is above them.
+inline Floats lowest_4_bits(Ints x) {
+    const __m512 floats = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return {_mm512_permutexvar_ps(x.values, floats)};
+}
+
+// total + the 4 products of unsigned codes of `bits` with signed ones, in each lane's bytes.
+template <int bits>
+Ints add_products(Ints total, Ints codes, Ints signed_codes) {
+    return {_mm512_dpbusd_epi32(total.values, codes.values, signed_codes.values)};
+}
+
+// Rounded to bfloat16, `first` in the lower half of each lane.
+inline Ints interleave_bf16(Floats first, Floats second) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
+                                           24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
+                                           16, 0);
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(second.values, first.values);
+    return {_mm512_permutexvar_epi16(order, reinterpret_cast<const __m512i &>(rounded))};
+}
+
+inline Pairs load_pairs(const bf16 *from) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    return {reinterpret_cast<const __m512bh &>(pairs)};
+}
+inline Pairs fill_pairs(const bf16 *pair) {
+    int32_t both;
+    __builtin_memcpy(&both, pair, 4);
+    const __m512i pairs = _mm512_set1_epi32(both);
+    return {reinterpret_cast<const __m512bh &>(pairs)};
+}
+// total + both products of each lane's pairs.
+inline Floats add_products(Floats total, Pairs a, Pairs b) {
+    return {_mm512_dpbf16_ps(total.values, a.values, b.values)};
+}
+
+}  // namespace legato

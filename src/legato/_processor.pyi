@@ -1,0 +1,3 @@
+"""The extension module of native/processor.cpp; absent where it was not built."""
+
+def instructions() -> list[str]: ...
