@@ -145,8 +145,8 @@ inline Ints operator+(Ints a, Ints b) {
     return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
 inline Ints operator>>(Ints x, int count) {
-    const __m128i by = _mm_cvtsi32_si128(count);
-    return {_mm256_srl_epi32(x.low, by), _mm256_srl_epi32(x.high, by)};
+    return {reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.low) >> count),
+            reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x.high) >> count)};
 }
 inline int32_t sum(Ints x) {
     const __m256i halves = _mm256_add_epi32(x.low, x.high);

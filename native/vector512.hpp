@@ -76,7 +76,7 @@ inline void store(void *to, Ints x) { _mm512_storeu_si512(to, x.values); }
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.values, b.values)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.values, b.values)}; }
 inline Ints operator>>(Ints x, int count) {
-    return {_mm512_srl_epi32(x.values, _mm_cvtsi32_si128(count))};
+    return {reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(x.values) >> count)};
 }
 inline int32_t sum(Ints x) { return _mm512_reduce_add_epi32(x.values); }
 inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.values)}; }
