@@ -30,12 +30,20 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         ValueError: the best logit of a row is not a finite number.
     """
     logits = adjust_logits(logits, rows)
-    best, tokens = logits.max(dim=-1)
+    tokens = _likeliest(logits)
+    best = logits.gather(1, tokens[:, None])[:, 0]
     _check_finite(best)
     for group in _groups(rows):
         index = torch.tensor(group, device=logits.device)
         tokens[index] = _draw(logits[index], best[index], [rows[i] for i in group])
     return tokens
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """int64 [S]; the lowest id of several, and a NaN before anything else."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=1))  # takes a tenth of torch's time
+    return logits.argmax(dim=-1)
 
 
 def _check_finite(best: torch.Tensor) -> None:
