@@ -160,6 +160,29 @@ def test_long_contexts_are_shared_among_threads(
     check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], Machine(2, instructions), seed=0)
 
 
+@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("chunks", [[600], [1, 599], [256, 256, 88], [37] * 16 + [8]])
+def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> None:
+    """A row is summed in one order, whatever is computed beside it; keys are not split so far."""
+    prompt = tuple((3 * j * j + j) % VOCAB_SIZE for j in range(600))
+    logits = []
+    for lengths in ([599, 1], chunks):
+        machine = Machine(2, instructions)
+        native = random_decoder(SPECS["grouped"], torch.bfloat16)
+        make_native(native, machine)
+        sizes = {"num_blocks": 19, "block_size": BLOCK_SIZE}
+        runner = Runner(native, NativeAttentionBackend(native, machine, **sizes))
+        message = AddRequest(
+            request_id="0", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)
+        )
+        sequence, start = SequenceState(message), 0
+        for length in lengths:
+            runner.step([ScheduledChunk("0", start, length, tuple(range(19)), 1)], [sequence])
+            start += length
+        logits.append(runner.logits[-1][-1])
+    assert torch.equal(*logits)
+
+
 def test_what_cannot_run_natively_is_named() -> None:
     spec = SPECS["grouped"]
     assert "float32" in why_not_native(spec, torch.float32, CPU)
