@@ -81,8 +81,8 @@ class EngineConnection:
                 if not data:
                     raise ConnectionResetError
                 messages = self._frames.feed(data)
-        except OSError as error:
-            raise EngineDeadError("the engine process died while loading the model") from error
+        except OSError as lost:
+            raise EngineDeadError("the engine process died while loading the model") from lost
         match messages[0]:
             case EngineReady(info):
                 return info
