@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import IO
 
 import httpx
 
@@ -49,6 +50,15 @@ def running_server(command: str) -> Iterator[str]:
     Args:
         command: {port} in it is replaced by a free one.
     """
+    with server_process(command) as (_, base_url):
+        yield base_url
+
+
+@contextmanager
+def server_process(
+    command: str, log: IO[str] | int = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The same, with the process; what it logs goes to `log`."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -56,12 +66,12 @@ def running_server(command: str) -> Iterator[str]:
     process = subprocess.Popen(
         shlex.split(command.replace("{port}", str(port))),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         start_new_session=True,
     )
     try:
         _await_health(process, base_url)
-        yield base_url
+        yield process, base_url
     finally:
         process.send_signal(signal.SIGTERM)
         try:

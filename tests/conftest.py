@@ -2,5 +2,5 @@
 
 import os
 
-# Tests share the cores with the servers they start: see _SHORT_SPIN in legato/engine/client.py.
+# Tests share the cores with the servers they start: see _SHORT_SPIN in legato/engine/connection.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

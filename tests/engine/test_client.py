@@ -3,9 +3,10 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+import psutil
 import pytest
 
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -14,7 +15,7 @@ from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.client import EngineClient
-from legato.engine.completion import Completion
+from legato.engine.completion import Completion, CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError
 
 CONFIG = EngineConfig(
@@ -22,6 +23,7 @@ CONFIG = EngineConfig(
     cache=CacheConfig(kv_cache_memory_bytes=2**28),
     scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2),
 )
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 
 
@@ -29,8 +31,9 @@ LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG)
     yield client
+    engines = psutil.Process().children()
     await client.close()
-    assert client._process.poll() is not None
+    assert not any(engine.is_running() for engine in engines)
 
 
 async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:
@@ -44,13 +47,34 @@ async def complete(client: EngineClient, params: SamplingParams) -> list[Complet
     return completions
 
 
+async def begin(client: EngineClient) -> AsyncGenerator[CompletionDelta]:
+    """A stream whose first token has come."""
+    deltas = client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
+    await anext(deltas)
+    return deltas
+
+
+def kill_engine(client: EngineClient) -> None:
+    """And let the client take no notice yet."""
+    assert client._connection is not None
+    os.kill(client._connection.pid, signal.SIGKILL)
+
+
+async def serving(client: EngineClient) -> None:
+    """Wait for the next engine, and no longer."""
+    dead = client._connection
+    while client._connection in (None, dead):
+        assert client.is_alive
+        await asyncio.sleep(0)
+
+
 async def idle(client: EngineClient) -> None:
     while client.stats.num_running or client.stats.num_waiting:
         await asyncio.sleep(0.01)
 
 
 async def test_completions_overload_and_aborts(client: EngineClient) -> None:
-    (alone,) = await complete(client, SamplingParams(temperature=0.0, max_tokens=8))
+    (alone,) = await complete(client, GREEDY)
     assert alone.finish_reason is FinishReason.LENGTH
     both = await complete(client, SamplingParams(temperature=0.0, max_tokens=8, n=2))
     assert [c.text for c in both] == [alone.text, alone.text]
@@ -70,18 +94,33 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
     await idle(client)
 
 
-async def test_a_killed_engine_ends_its_streams(client: EngineClient) -> None:
-    async with aclosing(
-        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
-    ) as deltas:
-        await anext(deltas)
-        os.kill(client._process.pid, signal.SIGKILL)
-        with pytest.raises(EngineDeadError):
+async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:
+    """What has begun ends with an error; what waits is computed by the next engine, once."""
+    (alone,) = await complete(client, GREEDY)
+    begun = [await begin(client), await begin(client)]
+    waiting = asyncio.create_task(complete(client, GREEDY))
+    while client.stats.num_waiting == 0:
+        await asyncio.sleep(0.01)
+    kill_engine(client)
+    for deltas in begun:
+        with pytest.raises(EngineDeadError, match="died") as death:
             async for _ in deltas:
                 pass
-    assert not client.is_alive
-    with pytest.raises(EngineDeadError):
-        await complete(client, LONG)
+        assert death.value.retry_after_s is not None
+    with pytest.raises(EngineDeadError, match="restarted"):
+        await complete(client, GREEDY)
+    (again,) = await waiting
+    assert again.token_ids == alone.token_ids
+    assert client.is_alive
+    assert client.num_restarts == 1
+
+    waiting = asyncio.create_task(complete(client, GREEDY))
+    await asyncio.sleep(0)
+    kill_engine(client)
+    await serving(client)
+    kill_engine(client)
+    with pytest.raises(EngineDeadError, match="died"):
+        await waiting
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Drives the real scheduler against the simulated executor, checking every plan on the way."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.plan import Fault, ScheduledChunk, StepPlan
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -61,6 +63,8 @@ class Harness:
         self.plans: list[StepPlan] = []
         self.cache: dict[tuple[int, int], tuple[str, int]] = {}
         """Key (block, offset), value (request id, position) of the token written there."""
+        self.known: set[str] = set()
+        """Requests that the executor has been told of and not yet of their end."""
 
     def add(self, request_id: str, prompt_len: int, max_tokens: int = 4, **service: Any) -> None:
         """Let a request arrive now; `service` is fields of `ServiceParams`."""
@@ -121,12 +125,27 @@ class Harness:
             assert any(r.token_due_s < UNLIMITED for r in kept), "left out, but nothing is due"
             assert any(r.is_best_effort and r.request_id in ids for r in kept), "nobody's turn"
 
-    def run(self, plan: StepPlan) -> None:
-        for chunk in plan.chunks:
+    def run(
+        self, plan: StepPlan, failing: Collection[str] = (), *, out_of_memory: bool = False
+    ) -> None:
+        """Compute a step; of the requests in `failing`, nothing."""
+        self.hear(plan)
+        computed = [chunk for chunk in plan.chunks if chunk.request_id not in failing]
+        for chunk in computed:
             self.write_cache(chunk)
-        self.executor.submit(plan)
-        result = self.executor.collect()
+        self.executor.submit(plan.part(computed))
+        result = msgspec.structs.replace(
+            self.executor.collect(),
+            faults=dict.fromkeys(failing, Fault("boom", out_of_memory)),
+            ran_out_of_memory=out_of_memory,
+        )
         self.take(self.scheduler.commit(plan, result, self.clock()))
+
+    def hear(self, plan: StepPlan) -> None:
+        """What an executor would do: note who comes and who is gone."""
+        self.known.difference_update(plan.ended_requests)
+        self.known.update(request.request_id for request in plan.new_requests)
+        assert self.known.issuperset(chunk.request_id for chunk in plan.chunks)
 
     def write_cache(self, chunk: ScheduledChunk) -> None:
         """What a model would do: read all tokens before the chunk, and write the chunk's."""

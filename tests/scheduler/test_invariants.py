@@ -119,13 +119,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (self.in_flight is not None) == had_work, "work must always lead to a step"
 
     @precondition(lambda self: self.in_flight is not None)
-    @rule(crashes=st.integers(0, 9).map(lambda n: n == 9))
-    def land(self, crashes: bool) -> None:
+    @rule(
+        fails=st.integers(0, 9).map(lambda n: n == 9),
+        out_of_memory=st.booleans(),
+        data=st.data(),
+    )
+    def land(self, fails: bool, out_of_memory: bool, data: st.DataObject) -> None:
         assert self.in_flight is not None
-        if crashes:
-            self.harness.take(self.harness.scheduler.fail(self.in_flight, "boom"))
-        else:
-            self.harness.run(self.in_flight)
+        ids = [chunk.request_id for chunk in self.in_flight.chunks]
+        failing = data.draw(st.sets(st.sampled_from(ids))) if fails else ()
+        self.harness.run(self.in_flight, failing, out_of_memory=fails and out_of_memory)
         self.in_flight = None
 
     @precondition(lambda self: self.in_flight is None)
@@ -134,7 +137,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.plan()
             if self.in_flight is not None:
-                self.land(crashes=False)
+                self.harness.run(self.in_flight)
+                self.in_flight = None
 
     @invariant()
     def blocks_are_conserved(self) -> None:
@@ -156,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.drain()
         harness = self.harness
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
+        assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
         for request_id in harness.added:
             reasons = harness.finish_reasons[request_id]
             assert len(reasons) == 1, "each request ends exactly once"

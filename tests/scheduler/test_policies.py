@@ -131,15 +131,16 @@ def test_an_abort_in_flight_keeps_its_blocks_until_commit() -> None:
     assert harness.tokens["a"] == []
 
 
-def test_a_failed_step_ends_only_its_own_requests() -> None:
-    harness = Harness(budget=4)
+def test_an_error_ends_its_own_request_only() -> None:
+    harness = Harness()
     harness.add("a", 4)
     harness.add("b", 4)
     plan = harness.plan()
     assert plan is not None
-    harness.take(harness.scheduler.fail(plan, "boom"))
+    harness.run(plan, failing=["a"])
     harness.drain()
     assert harness.finish_reasons == {"a": [FinishReason.ERROR], "b": [FinishReason.LENGTH]}
+    assert harness.tokens["b"] == harness.expected_tokens("b")
 
 
 def test_an_abort_outlives_the_failure_of_its_step() -> None:
@@ -148,8 +149,48 @@ def test_an_abort_outlives_the_failure_of_its_step() -> None:
     plan = harness.plan()
     assert plan is not None
     harness.abort("a")
-    harness.take(harness.scheduler.fail(plan, "boom"))
+    harness.run(plan, failing=["a"])
     assert harness.finish_reasons == {"a": [FinishReason.ABORT]}
+
+
+def test_chunks_are_shorter_for_a_while_after_memory_ran_out() -> None:
+    harness = Harness(budget=64, num_blocks=200, max_model_len=700)
+    harness.add("a", 600, max_tokens=1)
+    sizes = []
+    while harness.scheduler.has_work:
+        plan = harness.plan()
+        assert plan is not None
+        if plan.num_tokens > 32 and harness.clock() < 60:
+            harness.run(plan, failing=["a"], out_of_memory=True)
+            harness.clock.advance_to(harness.clock() + 1)
+        else:
+            sizes.append(plan.num_tokens)
+            harness.run(plan)
+            harness.clock.advance_to(harness.clock() + 10)
+    # It is tried again after 30 s, in vain, and once more 30 s later.
+    assert sizes == [32, 32, 32, 32, 32, 32, 64, 64, 64, 64, 64, 64, 24]
+    assert harness.tokens["a"] == harness.expected_tokens("a")
+
+
+def test_chunks_are_shorter_also_where_the_step_could_be_computed_in_parts() -> None:
+    harness = Harness(budget=64)
+    harness.add("a", 100)
+    plan = harness.plan()
+    assert plan is not None
+    harness.run(plan, out_of_memory=True)
+    plan = harness.step()
+    assert plan is not None
+    assert plan.num_tokens == 32
+
+
+def test_what_cannot_be_shorter_ends_for_want_of_memory() -> None:
+    for settings in ({"budget": 16}, {"enable_chunked_prefill": False, "budget": 200}):
+        harness = Harness(**settings)  # type: ignore[arg-type]
+        harness.add("a", 40)
+        plan = harness.plan()
+        assert plan is not None
+        harness.run(plan, failing=["a"], out_of_memory=True)
+        assert harness.finish_reasons == {"a": [FinishReason.ERROR]}
 
 
 def test_the_executor_hears_of_each_request_once_and_of_its_end() -> None:

@@ -1,55 +1,22 @@
-"""How a server ends: drained, stopped, or with its engine."""
+"""How a server is ended: drained, or stopped."""
 
-import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import psutil
 import pytest
 
-from tests.server.launch import ServerProcess, long_request, running_server
+from tests.server.background import BackgroundStream
+from tests.server.launch import ServerProcess, running_server
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     with running_server(tmp_path) as process:
         yield process
-
-
-class BackgroundStream:
-    """Reads a stream on a thread, from its first token on."""
-
-    def __init__(self, server: ServerProcess, **fields: Any) -> None:
-        self.chunks: list[dict[str, Any]] = []
-        self.is_complete = False
-        self._server = server
-        self._request = long_request(**fields)
-        self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-        assert self._begun.wait(60)
-
-    def join(self) -> None:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    def _read(self) -> None:
-        with (
-            httpx.Client(base_url=self._server.url, timeout=60) as http,
-            http.stream("POST", "/v1/completions", json=self._request) as response,
-        ):
-            for line in response.iter_lines():
-                self._begun.set()
-                if line == "data: [DONE]":
-                    self.is_complete = True
-                elif line:
-                    self.chunks.append(json.loads(line.removeprefix("data: ")))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -85,16 +52,6 @@ def test_second_signal_ends_streams_with_an_error(own_server: ServerProcess) -> 
     assert stream.chunks[-1]["error"]["code"] == "shutting_down"
     assert own_server.process.wait(60) == 1
     assert not engine.is_running()
-
-
-def test_engine_that_dies_takes_the_server_with_it(own_server: ServerProcess) -> None:
-    stream = BackgroundStream(own_server)
-    own_server.engine.kill()
-    stream.join()
-    assert stream.is_complete
-    assert stream.chunks[-1]["error"]["code"] == "engine_dead"
-    assert own_server.process.wait(60) == 1
-    assert "the engine process ended unexpectedly" in own_server.log.read_text()
 
 
 def test_signal_while_loading(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What one step is to compute, and what came of it."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from legato.core.outputs import TokenLogprobs
@@ -45,19 +47,37 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
+    def part(self, chunks: Sequence[ScheduledChunk]) -> "StepPlan":
+        """The same step with some of its chunks only, and the new requests among these."""
+        ids = {chunk.request_id for chunk in chunks}
+        new = tuple(request for request in self.new_requests if request.request_id in ids)
+        return msgspec.structs.replace(self, chunks=tuple(chunks), new_requests=new)
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What a step raised, told rather than kept: a traceback holds on to the memory of its step."""
+
+    error: str
+    is_out_of_memory: bool
+
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens of one step.
 
     Attributes:
-        sampled: key request id, value the sampled token ids, for chunks with `num_samples` > 0.
+        sampled: key request id, value the sampled token ids, for chunks with `num_samples` > 0
+            that were computed.
         logprobs: key request id, value one entry a sampled token, for requests that asked.
         prompt_logprobs: key request id, value one entry a prompt token that this step's chunk
             scored: those at [start + 1, min(end + 1, prompt length)), but none twice, for requests
             that asked.
+        faults: key request id, for chunks that could not be computed even alone.
+        ran_out_of_memory: whether the step was too large as it was planned.
     """
 
     step_id: int
-    sampled: dict[str, list[int]]
+    sampled: dict[str, list[int]] = msgspec.field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    faults: dict[str, Fault] = msgspec.field(default_factory=dict)
+    ran_out_of_memory: bool = False

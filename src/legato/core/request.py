@@ -18,6 +18,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         params: with `seed` and `max_tokens` resolved to numbers; `n` is 1 (the front end fans out).
         eos_token_ids: the model's end-of-sequence tokens, empty where `ignore_eos` is set.
         arrival_time_s: when the front end received it, on the machine's monotonic clock.
+        is_rerun: another engine had accepted it and died, so that it is not to be refused.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     service: ServiceParams = ServiceParams()
     eos_token_ids: tuple[int, ...] = ()
     arrival_time_s: float = 0.0
+    is_rerun: bool = False
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,15 +1,12 @@
-"""The HTTP server's side of the engine: starts its process and talks to it."""
+"""The HTTP server's side of the engine: keeps its process running and talks to it."""
 
 import asyncio
 import itertools
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+
+import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
@@ -19,49 +16,64 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.completion import CompletionDelta
 from legato.engine.completion_stream import CompletionStream
+from legato.engine.connection import EngineConnection
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.ipc import FrameDecoder, pack_frame
-from legato.engine.messages import EngineFailed, EngineInfo, EngineReady, EngineStats, FromEngine
+from legato.engine.messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.prompts import build_requests
+from legato.engine.restarts import Restarts
 from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 20
-_STOP_TIMEOUT_S = 5.0
-_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
-"""How long an OpenMP thread spins for its next piece of work before it sleeps.
 
-At the default, thirty times as long, the threads of a step hold cores that others need, and that
-includes the thread they wait for: beside one busy process a step takes forty times as long
-(docs/experiments.md). Not spinning at all doubles the length of a step.
-"""
+class _Job:
+    """The requests of one prompt.
 
-_Outputs = asyncio.Queue[RequestOutput | None]  # None: the engine is dead
+    Attributes:
+        outputs: of all of them, or in their place the error that ends them.
+        has_begun: whether anything has come of them.
+        is_rerun: whether an engine has died under them before.
+    """
+
+    def __init__(self, requests: list[AddRequest]) -> None:
+        self.requests = requests
+        self.outputs: asyncio.Queue[RequestOutput | EngineDeadError] = asyncio.Queue()
+        self.has_begun = False
+        self.is_rerun = False
 
 
 class EngineClient:
-    """One engine process, its tokenizer, and the streams of the requests it holds."""
+    """An engine process, its tokenizer, and the streams of the requests it holds.
+
+    When the process dies, another is started. Requests of which nothing has come yet are sent to
+    it, once; all others end with an error.
+
+    Attributes:
+        info: of the engine that was started first; those after it have the same configuration.
+        is_alive: whether there is an engine, or will be again.
+        death: why there is none, if so.
+    """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        config: EngineConfig,
+        connection: EngineConnection,
+        info: EngineInfo,
         tokenizer: Tokenizer,
+        loading_s: float,
     ) -> None:
+        self.info = info
         self.tokenizer = tokenizer
         self.stats = EngineStats()
         self.is_alive = True
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._frames = FrameDecoder(FromEngine)
-        self._outputs: dict[str, _Outputs] = {}  # key engine request id
+        self.death = ""
+        self._config = config
+        self._connection: EngineConnection | None = connection  # None while there is no engine
+        self._restarts = Restarts(loading_s)
+        self._jobs: dict[str, _Job] = {}  # key engine request id
         self._ids = itertools.count()
-        self._info: EngineInfo | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._running = asyncio.create_task(self._keep_running(connection))
 
     @classmethod
     async def start(
@@ -73,30 +85,31 @@ class EngineClient:
             ConfigError: the settings or the checkpoint cannot be served.
             EngineDeadError: the process died while loading.
         """
+        started_s = time.monotonic()
         source = await asyncio.to_thread(resolve_source, config.model.model, config.model.revision)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "legato.engine.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=_SHORT_SPIN | os.environ,
-            )
+        connection = await EngineConnection.open(config)
         try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            writer.write(pack_frame(config))
             tokenizer = await asyncio.to_thread(load_tokenizer, source)
-            client = cls(process, reader, writer, tokenizer)
-            await client._await_ready(served_model_name)
+            info = await connection.ready()
         except BaseException:
-            process.kill()
-            process.wait()
+            connection.kill()
             raise
-        return client
+        loading_s = time.monotonic() - started_s
+        return cls(config, connection, info.renamed(served_model_name), tokenizer, loading_s)
 
     @property
-    def info(self) -> EngineInfo:
-        assert self._info is not None, "set by start()"
-        return self._info
+    def num_restarts(self) -> int:
+        return self._restarts.count
+
+    def check_running(self) -> None:
+        """Raises `EngineDeadError` where there is no engine just now."""
+        if not self.is_alive:
+            raise EngineDeadError(f"the engine is gone: {self.death}")
+        if self._connection is None:
+            raise EngineDeadError(
+                "the engine process died and is being restarted",
+                retry_after_s=self._restarts.seconds_left,
+            )
 
     async def generate(
         self,
@@ -113,8 +126,8 @@ class EngineClient:
         Raises:
             InvalidRequestError: the request can never be served as asked.
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
-            RequestFailedError: a step that computed this request failed.
-            EngineDeadError: the engine process is gone.
+            RequestFailedError: this request cannot be computed.
+            EngineDeadError: the engine process died under it, or is not running.
         """
         requests = build_requests(
             prompt_token_ids,
@@ -128,13 +141,13 @@ class EngineClient:
             request.request_id: CompletionStream(i, request, self.tokenizer)
             for i, request in enumerate(requests)
         }
-        outputs: _Outputs = asyncio.Queue()
+        job = _Job(requests)
         try:
-            self._submit(requests, outputs)
+            self._submit(job)
             while streams:
-                output = await outputs.get()
-                if output is None:
-                    raise EngineDeadError("the engine process ended unexpectedly")
+                output = await job.outputs.get()
+                if isinstance(output, EngineDeadError):
+                    raise output
                 _raise_if_failed(output)
                 stream = streams.get(output.request_id)
                 if stream is None:
@@ -150,54 +163,95 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the engine process; what still runs in it is lost."""
-        self._writer.close()
-        try:
-            await asyncio.to_thread(self._process.wait, _STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._receiving is not None:
-            self._receiving.cancel()
+        self._running.cancel()
+        self._give_up("it was stopped")
+        await asyncio.wait([self._running])
 
-    def _submit(self, requests: list[AddRequest], outputs: _Outputs) -> None:
-        if not self.is_alive:
-            raise EngineDeadError("the engine process is not running")
-        for request in requests:
-            self._outputs[request.request_id] = outputs
-            self._writer.write(pack_frame(request))
+    def _submit(self, job: _Job) -> None:
+        self.check_running()
+        assert self._connection is not None
+        for request in job.requests:
+            self._jobs[request.request_id] = job
+            self._connection.send(request)
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
-        known = self._outputs.pop(request_id, None) is not None
-        if known and abort and self.is_alive:
-            self._writer.write(pack_frame(AbortRequest(request_id=request_id)))
+        known = self._jobs.pop(request_id, None) is not None
+        if known and abort and self._connection is not None:
+            self._connection.send(AbortRequest(request_id=request_id))
 
-    async def _await_ready(self, served_model_name: str | None) -> None:
-        messages: list[Any] = []
-        while not messages:
-            data = await self._reader.read(_READ_BYTES)
-            if not data:
-                raise EngineDeadError("the engine process died while loading the model")
-            messages = self._frames.feed(data)
-        match messages[0]:
-            case EngineReady(info):
-                self._info = info.renamed(served_model_name)
-            case EngineFailed(error, is_user_error):
-                raise ConfigError(error) if is_user_error else EngineDeadError(error)
-        self._receiving = asyncio.create_task(self._receive())
-
-    async def _receive(self) -> None:
+    async def _keep_running(self, connection: EngineConnection) -> None:
+        """Pass on what the engine tells, and start another whenever it dies."""
         try:
-            while data := await self._reader.read(_READ_BYTES):
-                for step in self._frames.feed(data):
-                    self.stats = step.stats
-                    for output in step.outputs:
-                        if output.request_id in self._outputs:
-                            self._outputs[output.request_id].put_nowait(output)
-        except OSError:
-            logger.exception("lost the connection to the engine process")
+            while True:
+                self._connection = connection
+                self._send_again(connection)
+                try:
+                    async for step in connection.steps():
+                        self._take(step)
+                finally:
+                    self._connection = None
+                    status = await connection.close()
+                logger.error("the engine process ended unexpectedly: %s", status)
+                self._restarts.note_death()
+                self._end_those_begun()
+                self.stats = EngineStats(num_waiting=len(self._jobs))
+                connection = await self._restart()
+        except (ConfigError, EngineDeadError) as error:
+            self._give_up(str(error))
+        except Exception as error:
+            logger.exception("cannot go on")
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    async def _restart(self) -> EngineConnection:
+        """A new engine; raises as `EngineConnection.ready` where there is no point in going on."""
+        while True:
+            logger.info("starting the engine again")
+            connection = await EngineConnection.open(self._config)
+            try:
+                await connection.ready()
+            except EngineDeadError as error:
+                connection.kill()
+                logger.error("%s", error)
+                self._restarts.note_death()
+            except BaseException:
+                connection.kill()
+                raise
+            else:
+                self._restarts.note_ready()
+                return connection
+
+    def _take(self, step: StepOutputs) -> None:
+        self.stats = step.stats
+        for output in step.outputs:
+            job = self._jobs.get(output.request_id)
+            if job is not None:
+                job.has_begun = True
+                job.outputs.put_nowait(output)
+
+    def _end_those_begun(self) -> None:
+        """And those under which an engine died before: they may be what it dies of."""
+        for job in dict.fromkeys(self._jobs.values()):
+            if job.has_begun or job.is_rerun:
+                for request in job.requests:
+                    self._jobs.pop(request.request_id, None)
+                error = "the engine process died while it held this request"
+                job.outputs.put_nowait(
+                    EngineDeadError(error, retry_after_s=self._restarts.seconds_left)
+                )
+            job.is_rerun = True
+
+    def _send_again(self, connection: EngineConnection) -> None:
+        """What an engine had taken before it died, in the order in which it came."""
+        for job in dict.fromkeys(self._jobs.values()):
+            for request in job.requests:
+                if request.request_id in self._jobs:
+                    connection.send(msgspec.structs.replace(request, is_rerun=True))
+
+    def _give_up(self, reason: str) -> None:
         self.is_alive = False
-        for outputs in self._outputs.values():
-            outputs.put_nowait(None)
+        self.death = reason
+        for job in dict.fromkeys(self._jobs.values()):
+            job.outputs.put_nowait(EngineDeadError(f"the engine is gone: {reason}"))
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from legato.core.outputs import RequestOutput
+from legato.core.plan import Fault, StepPlan
 from legato.core.request import Event
+from legato.engine.errors import EngineFaultError
 from legato.engine.messages import EngineStats
+from legato.engine.recovery import attempt, is_sound, run_in_parts
 from legato.executor.base import Executor
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
@@ -38,6 +41,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
+        self._num_failed_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -45,26 +49,42 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats(**msgspec.structs.asdict(self._scheduler.stats), kv_usage=self._kv.usage)
+        return EngineStats(
+            **msgspec.structs.asdict(self._scheduler.stats),
+            num_failed_steps=self._num_failed_steps,
+            kv_usage=self._kv.usage,
+        )
 
     def apply(self, events: Iterable[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
         return self._scheduler.apply(events, self._clock())
 
     def step(self, events: Iterable[Event] = ()) -> list[RequestOutput]:
-        """Take in `events`, run one step if there is work, and return what it brought."""
+        """Take in `events`, run one step if there is work, and return what it brought.
+
+        Raises:
+            EngineFaultError: nothing can be computed any more. The step's requests have ended, and
+                what is told of them is lost; all others are as before.
+        """
         outputs = self.apply(events)
         plan = self._scheduler.plan(self._clock())
         self._tell_of_broken_promise()
         if plan is None:
             return outputs
-        try:
-            self._executor.submit(plan)
-            result = self._executor.collect()
-        except Exception as error:
-            logger.exception("step %d failed", plan.step_id)
-            return outputs + self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        result = attempt(self._executor, plan)
+        if isinstance(result, Fault):
+            return outputs + self._recover(plan, result)
         return outputs + self._scheduler.commit(plan, result, self._clock())
+
+    def _recover(self, plan: StepPlan, fault: Fault) -> list[RequestOutput]:
+        """End the requests to blame for a step that failed, and no others."""
+        self._num_failed_steps += 1
+        result = run_in_parts(self._executor, plan, fault)
+        is_hopeless = len(result.faults) == len(plan.chunks) and not is_sound(self._executor, plan)
+        outputs = self._scheduler.commit(plan, result, self._clock())
+        if is_hopeless:
+            raise EngineFaultError(f"the engine computes nothing any more: {fault.error}")
+        return outputs
 
     def _tell_of_broken_promise(self) -> None:
         reason, now_s = self._scheduler.broken_promise, self._clock()

@@ -10,8 +10,20 @@ class OverloadedError(Exception):
 
 
 class RequestFailedError(Exception):
-    """The step that computed this request failed; other requests are unharmed."""
+    """The request could not be computed; other requests are unharmed."""
+
+
+class EngineFaultError(Exception):
+    """The engine computes nothing any more, whatever the request."""
 
 
 class EngineDeadError(Exception):
-    """The engine process is gone, or could not start."""
+    """The engine process is gone, or could not start.
+
+    Attributes:
+        retry_after_s: when another one is expected to serve, if one is being started.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

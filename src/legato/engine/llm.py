@@ -156,7 +156,8 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or setting that can never be served.
-            RequestFailedError: a step failed.
+            RequestFailedError: a request cannot be computed.
+            EngineFaultError: nothing can be computed any more.
         """
         prompt_list = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         params = _params_for_each(

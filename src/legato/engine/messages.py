@@ -37,7 +37,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot after a step.
 
     Attributes:
-        num_preemptions: from the start, as is `num_steps_over_budget`.
+        num_preemptions: from the start, as are the numbers of steps.
+        num_failed_steps: that raised at their first attempt.
         step_time_margin: relative error that the step-time model allows for.
         broken_promise: why the latest step could not keep an SLO; empty if it could.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
@@ -47,6 +48,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_preemptions: int = 0
     num_steps_over_budget: int = 0
+    num_failed_steps: int = 0
     step_time_margin: float = 0.0
     broken_promise: str = ""
     kv_usage: float = 0.0
@@ -59,7 +61,11 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot start; `is_user_error` where settings or checkpoint are to blame."""
+    """The engine cannot start, or cannot go on.
+
+    Attributes:
+        is_user_error: whether settings or checkpoint are to blame.
+    """
 
     error: str
     is_user_error: bool

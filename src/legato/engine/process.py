@@ -1,7 +1,7 @@
 """The engine process: `python -m legato.engine.process FD`, started by `EngineClient`.
 
 It is apart from the HTTP server so that a step is never held up by the interpreter lock while
-requests are parsed, tokenized and written out.
+requests are parsed, tokenized and written out; and so that it can die and be started again.
 """
 
 import gc
@@ -13,6 +13,7 @@ import sys
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.request import AbortRequest, AddRequest
+from legato.engine.errors import EngineFaultError
 from legato.engine.ipc import Channel, ChannelClosedError
 from legato.engine.messages import EngineFailed, EngineReady, StepOutputs
 
@@ -54,7 +55,11 @@ def _serve(channel: Channel) -> int:
     channel.send(EngineReady(info))
     while True:
         events = channel.receive(block=not core.has_work)
-        outputs = core.step(events)
+        try:
+            outputs = core.step(events)
+        except EngineFaultError as error:
+            channel.send(EngineFailed(str(error), is_user_error=False))
+            return 1
         channel.send(StepOutputs(outputs, core.stats))
 
 

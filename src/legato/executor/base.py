@@ -8,7 +8,10 @@ from legato.core.plan import StepPlan, StepResult
 class Executor(Protocol):
     """Runs step plans in the order they are submitted.
 
-    Two calls, so that a device can work on one step while the next is prepared.
+    Two calls, so that a device can work on one step while the next is prepared. Either may raise:
+    `MemoryError` where the step wants more memory than there is, anything else for other faults. No
+    request has then moved, so that the same chunks may be submitted again, all or some of them;
+    but who is new and who has ended has been noted.
     """
 
     def submit(self, plan: StepPlan) -> None:
@@ -16,5 +19,5 @@ class Executor(Protocol):
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step submitted and return what it sampled; raises what it raised."""
+        """Wait for the oldest step submitted and return what it sampled."""
         ...

@@ -7,6 +7,7 @@ from legato.core.plan import StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.logprobs import compute_logprobs
+from legato.executor.out_of_memory import raising_memory_error
 from legato.executor.sampler import sample
 from legato.executor.sequence import SequenceState
 from legato.model.decoder import Decoder
@@ -29,8 +30,10 @@ class TorchExecutor:
         self._result: StepResult | None = None
 
     def submit(self, plan: StepPlan) -> None:
-        with torch.inference_mode():
+        with raising_memory_error(), torch.inference_mode():
             self._result = self._run(plan)
+            # Last, when nothing can fail any more: a step that raised must leave no trace.
+            self._advance(self._result)
 
     def collect(self) -> StepResult:
         result, self._result = self._result, None
@@ -56,10 +59,17 @@ class TorchExecutor:
 
     def _update_sequences(self, plan: StepPlan) -> None:
         for request_id in plan.ended_requests:
-            # Unknown if the very step that introduced it failed.
+            # Unknown where the parts of a step that failed tell of it again.
             self._sequences.pop(request_id, None)
         for message in plan.new_requests:
             self._sequences[message.request_id] = SequenceState(message)
+
+    def _advance(self, result: StepResult) -> None:
+        for request_id, scored in result.prompt_logprobs.items():
+            self._sequences[request_id].num_prompt_logprobs += len(scored)
+        for request_id, token_ids in result.sampled.items():
+            for token_id in token_ids:
+                self._sequences[request_id].append(token_id)
 
     def _score_prompts(
         self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
@@ -79,7 +89,6 @@ class TorchExecutor:
             ]
             tokens = sequence.token_ids[first + 1 : last + 1].to(hidden.device)
             scores[chunk.request_id] = self._logprobs(rows, tokens, num_top)
-            sequence.num_prompt_logprobs = last
         return scores
 
     def _logprobs(
@@ -104,10 +113,10 @@ class TorchExecutor:
         logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(ids)]  # [S, V]
         tokens = sample(logits, [sequence.sampling_row() for sequence in sequences])
         logprobs = _sample_logprobs(sequences, logits, tokens)
-        sampled: dict[str, list[int]] = {}
-        for request_id, sequence, token_id in zip(ids, sequences, tokens.tolist(), strict=True):
-            sequence.append(token_id)
-            sampled[request_id] = [token_id]
+        sampled = {
+            request_id: [token_id]
+            for request_id, token_id in zip(ids, tokens.tolist(), strict=True)
+        }
         return sampled, logprobs
 
 

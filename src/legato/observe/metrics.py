@@ -1,6 +1,6 @@
 """Prometheus metrics. Names and meanings are vLLM's, with the prefix ``legato:``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,7 +20,7 @@ _LABELS = ("model_name",)
 
 
 class EngineSnapshot(Protocol):
-    """The engine's counters after a step."""
+    """The engine's counters after a step; those of a new engine begin anew."""
 
     @property
     def num_running(self) -> int: ...
@@ -31,6 +31,8 @@ class EngineSnapshot(Protocol):
     @property
     def num_steps_over_budget(self) -> int: ...
     @property
+    def num_failed_steps(self) -> int: ...
+    @property
     def kv_usage(self) -> float: ...
     @property
     def step_time_margin(self) -> float: ...
@@ -38,17 +40,25 @@ class EngineSnapshot(Protocol):
     def broken_promise(self) -> str: ...
 
 
+class Engine(Protocol):
+    """What is asked once a scrape."""
+
+    @property
+    def stats(self) -> EngineSnapshot: ...
+    @property
+    def num_restarts(self) -> int: ...
+
+
 class Metrics:
     """Everything that ``/metrics`` shows, in a registry of its own.
 
     Args:
         model_name: label of every metric.
-        snapshot: reads the engine's counters; called once a scrape.
     """
 
-    def __init__(self, model_name: str, snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, model_name: str, engine: Engine) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(model_name, snapshot))
+        self._registry.register(_EngineCollector(model_name, engine))
         self._model_name = model_name
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
@@ -147,12 +157,12 @@ class RequestRecorder:
 class _EngineCollector(Collector):
     """Shows the engine's own counters, which live in its process."""
 
-    def __init__(self, model_name: str, snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, model_name: str, engine: Engine) -> None:
         self._model_name = model_name
-        self._snapshot = snapshot
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._snapshot()
+        stats = self._engine.stats
         gauges = (
             ("num_requests_running", "Requests in the running batch.", stats.num_running),
             ("num_requests_waiting", "Requests that wait to run.", stats.num_waiting),
@@ -176,6 +186,12 @@ class _EngineCollector(Collector):
                 "num_steps_over_budget",
                 "Steps whose decodes alone exceeded their budget.",
                 stats.num_steps_over_budget,
+            ),
+            ("num_failed_steps", "Steps that raised and were recovered.", stats.num_failed_steps),
+            (
+                "num_engine_restarts",
+                "Times that the engine process died and was started again.",
+                self._engine.num_restarts,
             ),
         )
         for name, text, value in counters:

@@ -10,11 +10,12 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import ScheduledChunk, StepPlan, StepResult
+from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.scheduler.admission import Admission
-from legato.scheduler.budget import StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
+from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
@@ -71,7 +72,7 @@ class Scheduler:
         self._kv = kv
         self._classes = config.classes
         self._step_time = step_time or StepTimeModel()
-        self._budget = _budget(config, self._step_time)
+        self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
@@ -117,6 +118,7 @@ class Scheduler:
         """Pick the chunks of the next step, or None if nothing can run."""
         assert self._in_flight is None, "a step is in flight"
         self._queues.demote_late(now_s)
+        self._budget.recover(now_s)
         step = StepBuilder(self._queues, self._kv, self._budget, self._turns, self._config, now_s)
         self._fill(step)
         self._num_preemptions += len(step.preempted)
@@ -136,34 +138,39 @@ class Scheduler:
         return self._in_flight
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
-        """Book a step's tokens and release the blocks of what ended."""
+        """Book a step's tokens and release the blocks of what ended, by a fault or otherwise."""
         outputs: list[RequestOutput] = []
-        self._step_time.observe(self._shape, now_s - self._planned_s)
+        self._learn(result, now_s)
         for chunk in self._land(plan):
             request = self._queues.running[chunk.request_id]
-            if request.finish_reason is None:
+            fault = result.faults.get(chunk.request_id)
+            if request.finish_reason is not None:
+                outputs.append(_ended(request.request_id, request.finish_reason))
+            elif fault is None:
                 request.num_computed_tokens = chunk.end
                 outputs += self._take_tokens(request, result, now_s)
+            elif not self._can_be_shorter(chunk, fault):
+                request.finish_reason = FinishReason.ERROR
+                outputs.append(_ended(request.request_id, FinishReason.ERROR, fault.error))
             if request.finish_reason is not None:
                 self._end(request)
-                if request.finish_reason is FinishReason.ABORT:
-                    outputs.append(_ended(request.request_id, FinishReason.ABORT))
         return outputs
 
-    def fail(self, plan: StepPlan, error: str) -> list[RequestOutput]:
-        """Book a step that raised: its requests end, all others are as before."""
-        outputs: list[RequestOutput] = []
-        for chunk in self._land(plan):
-            request = self._queues.running[chunk.request_id]
-            reason = request.finish_reason or FinishReason.ERROR
-            self._end(request)
-            outputs.append(_ended(chunk.request_id, reason, error))
-        return outputs
+    def _learn(self, result: StepResult, now_s: float) -> None:
+        if result.ran_out_of_memory and self._config.enable_chunked_prefill:
+            self._budget.lower(self._shape.num_prefill_tokens, now_s)
+        if not (result.ran_out_of_memory or result.faults):
+            self._step_time.observe(self._shape, now_s - self._planned_s)
+
+    def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:
+        """Whether a chunk that failed is planned again, with less of it in a step."""
+        is_cut = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
+        return fault.is_out_of_memory and is_cut
 
     def _add(self, message: AddRequest, now_s: float) -> list[RequestOutput]:
         assert message.request_id not in self._queues, "request ids are unique"
         request = Request(message, self._classes[message.service.slo_class])
-        refusal = self._admission.check(request, now_s)
+        refusal = None if message.is_rerun else self._admission.check(request, now_s)
         if refusal is not None:
             return [refusal]
         self._queues.add(request)

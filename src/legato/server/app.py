@@ -38,7 +38,7 @@ _ERRORS = (
 
 def create_app(client: EngineClient, config: ServerConfig, lifecycle: Lifecycle) -> ASGIApp:
     """The OpenAI-compatible API of one engine."""
-    metrics = Metrics(client.info.served_model_name, lambda: client.stats)
+    metrics = Metrics(client.info.served_model_name, client)
     api = FastAPI(title="Legato", version=__version__, redirect_slashes=False)
     api.state.context = Context(client, config, metrics, lifecycle)
     for room in (chat, completions, models, tokenization, probes):

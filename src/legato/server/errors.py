@@ -86,14 +86,15 @@ def as_api_error(error: Exception) -> ApiError:
             return as_api_error(_first_problem(error.errors()))
         case OverloadedError():
             detail = ErrorDetail(str(error), "rate_limit_error", code="overloaded")
-            retry_after = str(max(1, math.ceil(error.retry_after_s)))
-            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, {"Retry-After": retry_after})
+            headers = _retry_after(error.retry_after_s)
+            return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, headers)
         case RequestFailedError():
             detail = ErrorDetail(str(error), _SERVER, code="request_failed")
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
         case EngineDeadError():
             detail = ErrorDetail(str(error), _SERVER, code="engine_dead")
-            return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail)
+            headers = _retry_after(error.retry_after_s)
+            return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers)
         case HTTPException():
             detail = ErrorDetail(str(error.detail), _INVALID)
             return ApiError(error.status_code, detail, error.headers)
@@ -120,6 +121,10 @@ def naming_fields(**names: str) -> Iterator[None]:
     except InvalidRequestError as error:
         error.param = names.get(error.param, error.param) if error.param else None
         raise
+
+
+def _retry_after(seconds: float | None) -> dict[str, str]:
+    return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def _first_problem(problems: Sequence[Any]) -> InvalidRequestError:

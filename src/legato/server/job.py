@@ -49,8 +49,8 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
     Raises:
         InvalidRequestError: a prompt can never be served as asked.
         OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
-        RequestFailedError: a step failed. The other prompts are aborted.
-        EngineDeadError: the engine process is gone.
+        RequestFailedError: one of the prompts cannot be computed. The others are aborted.
+        EngineDeadError: the engine process died under it, or is not running.
         ApiError: the same, where the server is shutting down.
     """
     running = _recorders(context, job)
@@ -65,7 +65,8 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         raise
     except Exception as error:
         reason = FinishReason.ERROR
-        if isinstance(error, EngineDeadError) and context.lifecycle.is_draining:
+        is_stopped = context.lifecycle.is_draining and not context.client.is_alive
+        if isinstance(error, EngineDeadError) and is_stopped:
             raise shutting_down() from error
         raise
     finally:

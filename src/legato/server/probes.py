@@ -6,7 +6,6 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from legato import __version__
-from legato.engine.errors import EngineDeadError
 from legato.server.answer import json_response
 from legato.server.context import ContextDep
 from legato.server.errors import shutting_down
@@ -24,14 +23,13 @@ router = APIRouter(tags=["probes"])
 
 @router.get("/health")
 async def health(context: ContextDep) -> Response:
-    """200 while new requests are taken, else 503.
+    """200 while new requests are taken, else 503 and why.
 
     The body says "degraded" and why where the latest step was bound to break an SLO.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
-    if not context.client.is_alive:
-        raise EngineDeadError("the engine process is not running")
+    context.client.check_running()
     reason = context.client.stats.broken_promise
     return json_response(Health("degraded", reason) if reason else Health("ok"))
 

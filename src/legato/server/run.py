@@ -43,7 +43,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
         on_ready: called with what is served and its URL, once requests are taken.
 
     Returns:
-        0 if every request was finished, 1 if the engine died or was stopped under one.
+        0 if every request was finished, 1 if the engine cannot be kept running or was stopped under
+        one.
 
     Raises:
         ConfigError: the settings, the checkpoint or the address cannot be used.
@@ -130,7 +131,7 @@ def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
     if client.is_alive:
         return 0
     if not lifecycle.is_draining:
-        logger.error("the engine process ended unexpectedly; so does the server")
+        logger.error("the server ends: %s", client.death)
     return 1
 
 

@@ -1,0 +1,78 @@
+"""What to do about a step that raises: find the requests to blame, and let the others go on.
+
+Nothing of a failed step is kept. Its keys and values are written again by the next attempt, and as
+a sampled token depends on its request's own seed and position, no attempt shows in what is sampled.
+"""
+
+import logging
+
+from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.executor.base import Executor
+
+logger = logging.getLogger(__name__)
+
+_CANARY = AddRequest(
+    request_id="canary",
+    prompt_token_ids=(0,),
+    params=SamplingParams(temperature=0.0, max_tokens=1, seed=0),
+)
+
+
+def attempt(executor: Executor, plan: StepPlan) -> StepResult | Fault:
+    """Run a step."""
+    try:
+        executor.submit(plan)
+        return executor.collect()
+    except Exception as error:
+        num_requests = len(plan.chunks)
+        told = "step %d failed with %d requests: %r"
+        # Of a request alone the traceback, too: it ends with that.
+        logger.error(told, plan.step_id, num_requests, error, exc_info=num_requests == 1)
+        return Fault(f"{type(error).__name__}: {error}", isinstance(error, MemoryError))
+
+
+def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult:
+    """Run a step that failed in halves, and these again, down to the requests that fail alone.
+
+    Returns:
+        what the others sampled, and `faults` for those.
+    """
+    if len(plan.chunks) == 1:
+        return StepResult(
+            step_id=plan.step_id,
+            faults={plan.chunks[0].request_id: fault},
+            ran_out_of_memory=fault.is_out_of_memory,
+        )
+    middle = len(plan.chunks) // 2
+    left = _run_part(executor, plan.part(plan.chunks[:middle]))
+    right = _run_part(executor, plan.part(plan.chunks[middle:]))
+    return StepResult(
+        step_id=plan.step_id,
+        sampled=left.sampled | right.sampled,
+        logprobs=left.logprobs | right.logprobs,
+        prompt_logprobs=left.prompt_logprobs | right.prompt_logprobs,
+        faults=left.faults | right.faults,
+        ran_out_of_memory=any(
+            (fault.is_out_of_memory, left.ran_out_of_memory, right.ran_out_of_memory)
+        ),
+    )
+
+
+def is_sound(executor: Executor, plan: StepPlan) -> bool:
+    """Whether an executor still computes a request of one token that nothing is wrong with.
+
+    Args:
+        plan: all of whose requests failed. The last block of one of them is written to: it has
+            tokens yet to be computed, so that nobody else reads it.
+    """
+    [*_, block_id] = plan.chunks[0].block_ids
+    chunk = ScheduledChunk(_CANARY.request_id, 0, 1, (block_id,), num_samples=1)
+    canary = StepPlan(step_id=plan.step_id, chunks=(chunk,), new_requests=(_CANARY,))
+    return isinstance(attempt(executor, canary), StepResult)
+
+
+def _run_part(executor: Executor, part: StepPlan) -> StepResult:
+    result = attempt(executor, part)
+    return run_in_parts(executor, part, result) if isinstance(result, Fault) else result

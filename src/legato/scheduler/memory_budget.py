@@ -1,0 +1,45 @@
+"""Shorter chunks where memory runs out in a step."""
+
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
+from legato.scheduler.step_shape import StepShape
+
+_CALM_S = 30.0
+"""After so long without running out, steps may hold twice as many prefill tokens again."""
+
+
+class MemoryBudget:
+    """A step budget under a limit on prefill tokens, which is there only after memory ran out."""
+
+    def __init__(self, budget: StepBudget) -> None:
+        self._budget = budget
+        self._ran_out_at = 0  # the largest number of prefill tokens that was too many
+        self._limit: float = UNLIMITED  # tokens
+        self._changed_s = 0.0
+
+    def lower(self, num_prefill_tokens: int, now_s: float) -> None:
+        """A step with so many prefill tokens ran out of memory."""
+        self._ran_out_at = max(self._ran_out_at, num_prefill_tokens)
+        self._limit = max(MIN_CHUNK, num_prefill_tokens // 2)
+        self._changed_s = now_s
+
+    def recover(self, now_s: float) -> None:
+        """Raise the limit where it is time to, and in the end forget it."""
+        if self._limit == UNLIMITED or now_s - self._changed_s < _CALM_S:
+            return
+        self._limit *= 2
+        self._changed_s = now_s
+        if self._limit >= self._ran_out_at:
+            self._limit, self._ran_out_at = UNLIMITED, 0
+
+    def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
+        chunk = self._budget.max_chunk(shape, start, wanted, limit_s)
+        return int(max(0, min(chunk, self._limit - shape.num_prefill_tokens)))
+
+    def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
+        return self._budget.fits_decode(shape, limit_s)
+
+    def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
+        return self._budget.is_exceeded(shape, limit_s)
+
+    def explain(self, shape: StepShape, limit_s: float) -> str:
+        return self._budget.explain(shape, limit_s)

@@ -1,0 +1,111 @@
+"""Faults of the real model's steps: those to blame end, and nobody's tokens change."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.engine.build import build_engine
+from legato.engine.core import EngineCore
+
+BROKEN = SamplingParams(max_tokens=5, seed=0, logit_bias={10**6: 1.0})
+"""Names a token that is not there, which the front end would have refused: the sampler raises, when
+the step's layers have been computed and its prompts scored."""
+
+SETTINGS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=6),
+    "seeded": SamplingParams(temperature=1.0, max_tokens=6, seed=7),
+    "penalized": SamplingParams(
+        temperature=0.8, max_tokens=6, seed=8, frequency_penalty=1.0, repetition_penalty=1.3
+    ),
+    "scored": SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, prompt_logprobs=1),
+}
+
+
+def request(request_id: str, params: SamplingParams, prompt_len: int = 30) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(1000 + 7 * i for i in range(prompt_len)),
+        params=params,
+    )
+
+
+@pytest.fixture(scope="module")
+def core() -> EngineCore:
+    config = EngineConfig(
+        model=ModelConfig(dtype="float32", max_model_len=512),
+        cache=CacheConfig(kv_cache_memory_bytes=2**27),
+        scheduler=SchedulerConfig(max_num_batched_tokens=100),
+    )
+    return build_engine(config)[0]
+
+
+def run(core: EngineCore, requests: Sequence[AddRequest]) -> dict[str, list[RequestOutput]]:
+    """Key request id."""
+    outputs = core.step(requests)
+    while core.has_work:
+        outputs += core.step()
+    return {r.request_id: [o for o in outputs if o.request_id == r.request_id] for r in requests}
+
+
+def tokens(outputs: list[RequestOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.new_token_ids]
+
+
+def num_scored(outputs: list[RequestOutput]) -> int:
+    return sum(len(output.prompt_logprobs or ()) for output in outputs)
+
+
+def test_a_request_that_breaks_the_sampler_ends_alone(core: EngineCore) -> None:
+    requests = [request(name, params) for name, params in SETTINGS.items()]
+    alone = {r.request_id: run(core, [r])[r.request_id] for r in requests}
+    # Three prompts fit into a step, so that some decode while others are computed and scored.
+    broken = [request(f"broken {i}", BROKEN) for i in range(3)]
+    mixed = [broken[0], *requests[:2], broken[1], *requests[2:], broken[2]]
+    together = run(core, mixed)
+    for name in SETTINGS:
+        assert tokens(together[name]) == tokens(alone[name]), name
+    assert num_scored(together["scored"]) == 29
+    for r in broken:
+        [output] = together[r.request_id]
+        assert output.finish_reason is FinishReason.ERROR
+        assert output.error
+        assert output.error.startswith("IndexError")
+    assert core.stats.num_failed_steps >= 2
+    assert core.stats.kv_usage == 0.0
+
+
+STARVED = """
+import resource
+import psutil
+from legato import LLM, SamplingParams
+
+llm = LLM(dtype="float32", kernels="torch", num_threads=1, max_model_len=2048,
+          kv_cache_memory_bytes=2**28, max_num_batched_tokens=1024)
+
+def tokens(prompt_len):
+    prompts = [{"prompt_token_ids": [1000 + 7 * i + j for i in range(prompt_len)]} for j in (0, 1)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    return [g.outputs[0].token_ids for g in llm.generate(prompts, greedy, use_tqdm=False)]
+
+tokens(16)  # what is allocated once, is now
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+limit = psutil.Process().memory_info().vms + 12 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited[1]))
+starved, num_failed_steps = tokens(400), llm.stats.num_failed_steps
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+assert starved == tokens(400)
+print(num_failed_steps)
+"""
+
+
+def test_prompts_are_computed_in_the_memory_that_there_is() -> None:
+    """The process may not take more than a little memory beyond what it has."""
+    found = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) >= 1, found.stderr

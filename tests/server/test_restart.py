@@ -1,0 +1,60 @@
+"""What clients see of an engine process that dies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.server.background import BackgroundRequest, BackgroundStream
+from tests.server.launch import ServerProcess, running_server, wait_until
+
+GREEDY: dict[str, Any] = {"prompt": "The sky is", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def one_at_a_time(tmp_path: Path) -> Iterator[ServerProcess]:
+    with running_server(tmp_path, "--max-num-seqs", "1", "--dtype", "float32") as server:
+        yield server
+
+
+def kill_engine(server: ServerProcess) -> bool:
+    """Kill the engine process if there is one; returns whether the server is gone, too."""
+    if server.process.poll() is not None:
+        return True
+    for engine in psutil.Process(server.process.pid).children():
+        engine.kill()
+    return False
+
+
+def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProcess) -> None:
+    server = one_at_a_time
+    undisturbed = server.http.post("/v1/completions", json=GREEDY).json()
+    running = BackgroundStream(server)
+    waiting = BackgroundRequest(server, **GREEDY)
+    server.wait_for_metric("num_requests_waiting", 1)
+    kill_engine(server)
+
+    running.join()
+    assert running.is_complete, "the client is told that no more comes"
+    assert running.chunks[-1]["error"]["code"] == "engine_dead"
+    health = server.http.get("/health")
+    assert health.status_code == 503
+    assert "restarted" in health.json()["error"]["message"]
+    refused = server.http.post("/v1/completions", json=GREEDY)
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) >= 1
+
+    answer = waiting.join()
+    assert answer.status_code == 200
+    assert answer.json()["choices"] == undisturbed["choices"]
+    assert server.http.get("/health").status_code == 200
+    server.wait_for_metric("num_requests_running", 0)
+    assert server.metric("num_engine_restarts_total") == 1
+    assert server.metric("kv_cache_usage_perc") == 0
+    assert server.metric("request_success_total", finished_reason="error") == 2
+
+    wait_until(lambda: kill_engine(server), "the server goes on")
+    assert server.process.returncode == 1
+    assert "died 3 times in a row" in server.log.read_text()
