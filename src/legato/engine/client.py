@@ -22,6 +22,7 @@ from legato.engine.completion_stream import CompletionStream
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.ipc import FrameDecoder, pack_frame
 from legato.engine.messages import EngineFailed, EngineInfo, EngineReady, EngineStats, FromEngine
+from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
 from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
@@ -38,8 +39,6 @@ includes the thread they wait for: beside one busy process a step takes forty ti
 (docs/experiments.md). Not spinning at all doubles the length of a step.
 """
 
-_Outputs = asyncio.Queue[RequestOutput | None]  # None: the engine is dead
-
 
 class EngineClient:
     """One engine process, its tokenizer, and the streams of the requests it holds."""
@@ -50,6 +49,8 @@ class EngineClient:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         tokenizer: Tokenizer,
+        *,
+        max_unread_tokens: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.stats = EngineStats()
@@ -58,16 +59,25 @@ class EngineClient:
         self._reader = reader
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
-        self._outputs: dict[str, _Outputs] = {}  # key engine request id
+        self._max_unread_tokens = max_unread_tokens
+        self._outputs: dict[str, OutputQueue] = {}  # key engine request id
         self._ids = itertools.count()
         self._info: EngineInfo | None = None
         self._receiving: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, served_model_name: str | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        served_model_name: str | None = None,
+        max_unread_tokens: int = 2048,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
+
+        Args:
+            max_unread_tokens: of a completion that may wait to be taken from `generate`; one more
+                ends its stream.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -85,7 +95,7 @@ class EngineClient:
             reader, writer = await asyncio.open_connection(sock=ours)
             writer.write(pack_frame(config))
             tokenizer = await asyncio.to_thread(load_tokenizer, source)
-            client = cls(process, reader, writer, tokenizer)
+            client = cls(process, reader, writer, tokenizer, max_unread_tokens=max_unread_tokens)
             await client._await_ready(served_model_name)
         except BaseException:
             process.kill()
@@ -114,6 +124,7 @@ class EngineClient:
             InvalidRequestError: the request can never be served as asked.
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
             RequestFailedError: a step that computed this request failed.
+            SlowReaderError: the deltas were not taken for so long that the requests were aborted.
             EngineDeadError: the engine process is gone.
         """
         requests = build_requests(
@@ -128,13 +139,11 @@ class EngineClient:
             request.request_id: CompletionStream(i, request, self.tokenizer)
             for i, request in enumerate(requests)
         }
-        outputs: _Outputs = asyncio.Queue()
+        outputs = OutputQueue(len(requests) * self._max_unread_tokens)
         try:
             self._submit(requests, outputs)
             while streams:
                 output = await outputs.get()
-                if output is None:
-                    raise EngineDeadError("the engine process ended unexpectedly")
                 _raise_if_failed(output)
                 stream = streams.get(output.request_id)
                 if stream is None:
@@ -159,7 +168,7 @@ class EngineClient:
         if self._receiving is not None:
             self._receiving.cancel()
 
-    def _submit(self, requests: list[AddRequest], outputs: _Outputs) -> None:
+    def _submit(self, requests: list[AddRequest], outputs: OutputQueue) -> None:
         if not self.is_alive:
             raise EngineDeadError("the engine process is not running")
         for request in requests:
@@ -191,13 +200,14 @@ class EngineClient:
                 for step in self._frames.feed(data):
                     self.stats = step.stats
                     for output in step.outputs:
-                        if output.request_id in self._outputs:
-                            self._outputs[output.request_id].put_nowait(output)
+                        outputs = self._outputs.get(output.request_id)
+                        if outputs is not None and not outputs.put(output):
+                            self._forget(output.request_id, abort=True)
         except OSError:
             logger.exception("lost the connection to the engine process")
         self.is_alive = False
-        for outputs in self._outputs.values():
-            outputs.put_nowait(None)
+        for outputs in set(self._outputs.values()):
+            outputs.close(EngineDeadError("the engine process ended unexpectedly"))
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

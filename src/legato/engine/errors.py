@@ -15,3 +15,7 @@ class RequestFailedError(Exception):
 
 class EngineDeadError(Exception):
     """The engine process is gone, or could not start."""
+
+
+class SlowReaderError(Exception):
+    """Whoever reads a stream is so far behind that it was ended; other streams are unharmed."""
