@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from transformers.utils import logging
 
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
@@ -31,6 +32,7 @@ def main() -> int:
         help="of each operation of the OpenAPI document, right and wrong ones (%(default)s)",
     )
     args = parser.parse_args()
+    logging.set_verbosity_error()
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
