@@ -1,10 +1,15 @@
 """Settings of the HTTP server."""
 
 import math
+import re
 
 import msgspec
 
 from legato.core.errors import ConfigError
+
+MIN_BODY_BYTES_S = 1024
+"""The slowest that a body may come once its time is up."""
+_ORIGIN = re.compile(r"\*|https?://[^/]+")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,11 +60,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"an allowed origin is like https://example.com, or *, got {origin!r}"
+                )
+
     def __repr__(self) -> str:
         """Without the keys, which must not come into a log."""
         fields = msgspec.structs.asdict(self) | {"api_keys": f"{len(self.api_keys)} keys"}
         return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
-
-
-MIN_BODY_BYTES_S = 1024
-"""The slowest that a body may come once its time is up."""
