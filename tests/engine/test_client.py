@@ -16,7 +16,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.client import EngineClient
 from legato.engine.completion import Completion, CompletionDelta
-from legato.engine.errors import EngineDeadError, OverloadedError
+from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
@@ -29,7 +29,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 
 @pytest.fixture
 async def client() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(CONFIG)
+    client = await EngineClient.start(CONFIG, max_unread_tokens=40)
     yield client
     engines = psutil.Process().children()
     await client.close()
@@ -92,6 +92,18 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
     (stopped,) = await complete(client, SamplingParams(max_tokens=2000, stop=(" ",), seed=1))
     assert stopped.finish_reason is FinishReason.STOP
     await idle(client)
+
+
+async def test_a_stream_that_nobody_reads_ends_and_others_do_not(client: EngineClient) -> None:
+    async with aclosing(
+        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
+    ) as unread:
+        await anext(unread)
+        (other,) = await complete(client, SamplingParams(max_tokens=100, ignore_eos=True))
+        assert len(other.token_ids) == 100
+        await idle(client)
+        with pytest.raises(SlowReaderError, match="40 of its tokens"):
+            await anext(unread)
 
 
 async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:

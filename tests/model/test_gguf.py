@@ -1,5 +1,6 @@
 """GGUF files: the real SmolLM2, and tiny ones written here."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,14 @@ LLAMA3 = {
 }
 
 
-def write_gguf(path: Path, architecture: str, model: PreTrainedModel, **extra: Any) -> None:
+def write_gguf(
+    path: Path,
+    architecture: str,
+    model: PreTrainedModel,
+    *,
+    add_tokenizer: Callable[[GGUFWriter], None] | None = None,
+    **extra: Any,
+) -> None:
     """Write `model` as llama.cpp's converter would; `extra` are further metadata and tensors."""
     config = model.config
     writer = GGUFWriter(path, architecture)
@@ -50,6 +58,8 @@ def write_gguf(path: Path, architecture: str, model: PreTrainedModel, **extra: A
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if add_tokenizer is not None:
+        add_tokenizer(writer)
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -172,6 +182,13 @@ def test_refusals(save_tiny: SaveTiny, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(UnsupportedModelError, match="cut short"):
         load(path)
+    for key, value, message in (
+        ("block_count", 10**9, "number of layers is 1000000000"),
+        ("attention.head_count", 0, "head_count is 0"),
+    ):
+        write_gguf(path, "qwen2", model, **{key: value})
+        with pytest.raises(UnsupportedModelError, match=message):
+            load(path)
     for content in (b"GGUF\x03", b"no model", b""):
         path.write_bytes(content)
         with pytest.raises(UnsupportedModelError, match=r"not a readable GGUF|is empty"):

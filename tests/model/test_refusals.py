@@ -1,6 +1,7 @@
 """What Legato does not run, it refuses by name."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
             "only a part of each head",
         ),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 10**9}, "number of layers is 1000000000"),
+        ({"vocab_size": 2**62}, "vocab_size is"),
+        ({"head_dim": 15}, "even rotary dimension"),
+        ({"max_position_embeddings": 2**40}, "positions are not supported"),
         ({"hidden_size": "many"}, "cannot read"),
     ],
 )
@@ -98,6 +104,39 @@ def test_redundant_tensors_are_skipped(folder: Path) -> None:
 def test_pickled_weights_only(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="only pickled weights"):
+        load(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "evil"])
+def test_code_of_a_checkpoint_is_not_run(folder: Path, model_type: str) -> None:
+    ran = folder / "ran"
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Config: ...\n")
+    auto_map = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Config", "evil.Config"]}
+    change_config(folder, auto_map=auto_map, model_type=model_type)
+    with nullcontext() if model_type == "llama" else pytest.raises(UnsupportedModelError):
+        load(folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}},
+        {"weight_map": {"model.norm.weight": "/etc/passwd"}},
+        {"weight_map": {"model.norm.weight": 5}},
+        {"weight_map": []},
+        {"metadata": {}},
+    ],
+)
+def test_shards_lie_in_the_folder(folder: Path, contents: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(contents))
+    with pytest.raises(UnsupportedModelError, match="does not name files of its folder"):
+        load(folder)
+
+
+def test_weights_that_are_no_numbers_to_compute_with(folder: Path) -> None:
+    change_tensors(folder, **{"model.norm.weight": torch.ones(64, dtype=torch.int64)})
+    with pytest.raises(UnsupportedModelError, match="type I64"):
         load(folder)
 
 

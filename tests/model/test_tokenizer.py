@@ -210,3 +210,23 @@ def test_no_torch_in_the_server_process() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"merges": [["a", "a"]], "continuing_subword_prefix": "##"},
+        {"merges": [["a", "b"]]},
+        {"merges": 5},
+        {"vocab": {"a": -1}},
+        {"type": "Unheard"},
+    ],
+)
+def test_broken_tokenizers(byte_folder: Path, change: dict[str, Any]) -> None:
+    """The first makes tokenizers panic."""
+    path = byte_folder / "tokenizer.json"
+    contents = json.loads(path.read_text())
+    contents["model"] |= {"vocab": {"a": 0, "aa": 1}} | change
+    path.write_text(json.dumps(contents))
+    with pytest.raises(UnsupportedModelError, match="cannot read"):
+        load_tokenizer(ModelSource(byte_folder))

@@ -35,6 +35,17 @@ def check(response: httpx.Response, status: int, **expected: Any) -> str:
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
+        ({"top_k": 2**70}, "top_k"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"n": 129}, "n"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": "x" * 5000}, "stop"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {" 5": 1}}, "logit_bias"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"prompt": "x" * 1_000_000}, "prompt"),
+        ({"prompt": [-1], "echo": True}, "prompt"),
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -134,6 +145,20 @@ def test_malformed_bodies(http: httpx.Client, content: bytes) -> None:
 def test_body_that_is_not_said_to_be_json(http: httpx.Client) -> None:
     response = http.post("/v1/completions", data={"prompt": "Hi"})
     assert "application/json" in check(response, 400)
+
+
+def test_errors_do_not_send_everything_back(http: httpx.Client) -> None:
+    long = "x" * 100_000
+    for fields in ({"model": long}, {long: 1}, {"service_tier": long}, {"slo_class": long}):
+        response = http.post("/v1/completions", json={"prompt": "Hi", **fields})
+        assert response.status_code in (400, 404)
+        assert len(response.content) < 5000
+
+
+@pytest.mark.parametrize("given", ["two words", "x" * 129, "t\u00fcr", ""])
+def test_strange_request_ids_are_replaced(http: httpx.Client, given: str) -> None:
+    response = http.get("/health", headers={"X-Request-Id": given.encode("latin-1")})
+    assert len(response.headers["X-Request-Id"]) == 32
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:

@@ -3,17 +3,21 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from legato.server.config import ServerConfig
 from tests.server.launch import MODEL, ServerProcess, long_request, running_server
 
+SECRET = "sk-not-to-be-seen-\u00fc"
 FLAGS = (
     "--api-key", "one,two", "--api-key", "three", "--max-body-size", "64K",
     "--max-num-seqs", "1", "--max-waiting", "1", "--served-model-name", "small/model",
-    "--trust-request-chat-template",
+    "--trust-request-chat-template", "--api-key", SECRET, "--log-level", "debug",
+    "--max-completions", "6", "--allowed-origins", "https://app.example",
 )  # fmt: skip
 KEY = {"Authorization": "Bearer two"}
 
@@ -37,12 +41,28 @@ def test_wrong_key(limited: ServerProcess, path: str, headers: dict[str, str]) -
     assert response.json()["error"]["type"] == "authentication_error"
 
 
-@pytest.mark.parametrize("key", ["one", "two", "three"])
+@pytest.mark.parametrize("key", ["one", "two", "three", SECRET])
 def test_each_key_opens(limited: ServerProcess, key: str) -> None:
-    client = limited.openai(api_key=key)
-    models = client.models.list().data
-    assert [model.id for model in models] == ["small/model"]
-    assert client.models.retrieve("small/model").model_extra["root"] == MODEL  # type: ignore[index]
+    headers = {"Authorization": b"Bearer " + key.encode()}
+    models = limited.http.get("/v1/models", headers=headers).json()["data"]
+    assert [model["id"] for model in models] == ["small/model"]
+
+
+def test_openai_client_with_a_key(limited: ServerProcess) -> None:
+    model = limited.openai(api_key="two").models.retrieve("small/model")
+    assert model.model_extra is not None
+    assert model.model_extra["root"] == MODEL
+
+
+def test_keys_come_into_no_log(limited: ServerProcess) -> None:
+    for header in (f"Bearer {SECRET}", f"bearer {SECRET}", SECRET, f"Bearer {SECRET}x"):
+        headers = {"Authorization": header.encode()}
+        limited.http.post("/v1/completions", content=b"{", headers=headers)
+    log = limited.log.read_text()
+    assert "/v1/completions" in log, "requests are logged at this level"
+    assert SECRET not in log
+    assert SECRET.encode("unicode_escape").decode() not in log
+    assert SECRET not in repr(ServerConfig(api_keys=(SECRET,)))
 
 
 def test_probes_need_no_key(limited: ServerProcess) -> None:
@@ -68,6 +88,49 @@ def test_body_limit(limited: ServerProcess) -> None:
         )
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"
+
+
+def test_completions_of_one_request(limited: ServerProcess) -> None:
+    for fields, param in ({"prompt": ["Hi"] * 7}, "prompt"), ({"prompt": ["Hi"] * 4, "n": 2}, "n"):
+        response = limited.http.post("/v1/completions", json=fields, headers=KEY)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+        assert "--max-completions" in response.json()["error"]["message"]
+
+
+def test_only_allowed_origins_may_call_from_a_browser(limited: ServerProcess) -> None:
+    def preflight(origin: str) -> httpx.Headers:
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        return limited.http.options("/v1/chat/completions", headers=asked).headers
+
+    allowed = preflight("https://app.example")
+    assert allowed["Access-Control-Allow-Origin"] == "https://app.example"
+    assert "authorization" in allowed["Access-Control-Allow-Headers"]
+    assert "Access-Control-Allow-Origin" not in preflight("https://other.example")
+    answer = limited.http.get("/health", headers={"Origin": "https://app.example"})
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(messages[0]) }}",
+        "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
+        "{% for i in range(1000000) %}{{ i }}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_templates_are_sandboxed(limited: ServerProcess, template: str) -> None:
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "chat_template": template}
+    response = limited.http.post("/tokenize", json=fields, headers=KEY)
+    assert response.status_code == 400, response.text
+    assert "the chat template failed" in response.json()["error"]["message"]
+    assert not Path("escaped").exists()
 
 
 def test_templates_from_requests_when_trusted(limited: ServerProcess) -> None:

@@ -10,8 +10,12 @@ from legato.core.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP = 64
+MAX_STOP_CHARS = 4096
 MAX_N = 128
-_SEED_LIMIT = 2**63
+MAX_REPETITION_PENALTY = 100.0
+"""Beyond it, and below its inverse, logits leave the range of float32, and with them the step."""
+SEED_LIMIT = 2**63
+TOP_K_LIMIT = 2**31
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         top_p: keep the fewest most likely tokens whose probability reaches this, in (0, 1].
         top_k: keep this many most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens in the
-            prompt or the output (Keskar et al., 2019, arXiv:1909.05858).
+        repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of
+            tokens in the prompt or the output (Keskar et al., 2019, arXiv:1909.05858).
         presence_penalty: subtracted once from the logit of each token in the output, in [-2, 2].
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
@@ -83,10 +87,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.temperature,
         )
         _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
-        _require(self.top_k >= -1, "top_k", "must be -1, 0 (both: off) or at least 1", self.top_k)
+        _require(
+            -1 <= self.top_k < TOP_K_LIMIT,
+            "top_k",
+            "must be -1, 0 (both: off) or at least 1, and below 2**31",
+            self.top_k,
+        )
         _require(0.0 <= self.min_p <= 1.0, "min_p", "must be in [0, 1]", self.min_p)
         _require(
-            self.seed is None or -_SEED_LIMIT <= self.seed < _SEED_LIMIT,
+            self.seed is None or -SEED_LIMIT <= self.seed < SEED_LIMIT,
             "seed",
             "must fit in 64 bits",
             self.seed,
@@ -94,9 +103,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_penalties(self) -> None:
         _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0,
+            1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
             "repetition_penalty",
-            "must be a finite number greater than 0",
+            f"must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]",
             self.repetition_penalty,
         )
         for name in ("presence_penalty", "frequency_penalty"):
@@ -130,6 +139,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             values = getattr(self, name)
             _require(len(values) <= MAX_STOP, name, f"has over {MAX_STOP} entries", len(values))
         _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        num_stop_chars = sum(map(len, self.stop))
+        _require(
+            num_stop_chars <= MAX_STOP_CHARS,
+            "stop",
+            f"has over {MAX_STOP_CHARS} characters",
+            num_stop_chars,
+        )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(

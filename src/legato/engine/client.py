@@ -19,6 +19,7 @@ from legato.engine.completion_stream import CompletionStream
 from legato.engine.connection import EngineConnection
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.messages import EngineInfo, EngineStats, StepOutputs
+from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
 from legato.engine.restarts import Restarts
 from legato.model.source import resolve_source
@@ -31,14 +32,14 @@ class _Job:
     """The requests of one prompt.
 
     Attributes:
-        outputs: of all of them, or in their place the error that ends them.
+        outputs: of all of them.
         has_begun: whether anything has come of them.
         is_rerun: whether an engine has died under them before.
     """
 
-    def __init__(self, requests: list[AddRequest]) -> None:
+    def __init__(self, requests: list[AddRequest], outputs: OutputQueue) -> None:
         self.requests = requests
-        self.outputs: asyncio.Queue[RequestOutput | EngineDeadError] = asyncio.Queue()
+        self.outputs = outputs
         self.has_begun = False
         self.is_rerun = False
 
@@ -61,7 +62,9 @@ class EngineClient:
         connection: EngineConnection,
         info: EngineInfo,
         tokenizer: Tokenizer,
+        *,
         loading_s: float,
+        max_unread_tokens: int,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
@@ -69,6 +72,7 @@ class EngineClient:
         self.is_alive = True
         self.death = ""
         self._config = config
+        self._max_unread_tokens = max_unread_tokens
         self._connection: EngineConnection | None = connection  # None while there is no engine
         self._restarts = Restarts(loading_s)
         self._jobs: dict[str, _Job] = {}  # key engine request id
@@ -77,9 +81,17 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, served_model_name: str | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        served_model_name: str | None = None,
+        max_unread_tokens: int = 2048,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
+
+        Args:
+            max_unread_tokens: of a completion that may wait to be taken from `generate`; one more
+                ends its stream.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -94,8 +106,14 @@ class EngineClient:
         except BaseException:
             connection.kill()
             raise
-        loading_s = time.monotonic() - started_s
-        return cls(config, connection, info.renamed(served_model_name), tokenizer, loading_s)
+        return cls(
+            config,
+            connection,
+            info.renamed(served_model_name),
+            tokenizer,
+            loading_s=time.monotonic() - started_s,
+            max_unread_tokens=max_unread_tokens,
+        )
 
     @property
     def num_restarts(self) -> int:
@@ -127,6 +145,7 @@ class EngineClient:
             InvalidRequestError: the request can never be served as asked.
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
             RequestFailedError: this request cannot be computed.
+            SlowReaderError: the deltas were not taken for so long that the requests were aborted.
             EngineDeadError: the engine process died under it, or is not running.
         """
         requests = build_requests(
@@ -141,13 +160,11 @@ class EngineClient:
             request.request_id: CompletionStream(i, request, self.tokenizer)
             for i, request in enumerate(requests)
         }
-        job = _Job(requests)
+        job = _Job(requests, OutputQueue(len(requests) * self._max_unread_tokens))
         try:
             self._submit(job)
             while streams:
                 output = await job.outputs.get()
-                if isinstance(output, EngineDeadError):
-                    raise output
                 _raise_if_failed(output)
                 stream = streams.get(output.request_id)
                 if stream is None:
@@ -226,7 +243,8 @@ class EngineClient:
             job = self._jobs.get(output.request_id)
             if job is not None:
                 job.has_begun = True
-                job.outputs.put_nowait(output)
+                if not job.outputs.put(output):
+                    self._forget(output.request_id, abort=True)
 
     def _end_those_begun(self) -> None:
         """And those under which an engine died before: they may be what it dies of."""
@@ -235,9 +253,7 @@ class EngineClient:
                 for request in job.requests:
                     self._jobs.pop(request.request_id, None)
                 error = "the engine process died while it held this request"
-                job.outputs.put_nowait(
-                    EngineDeadError(error, retry_after_s=self._restarts.seconds_left)
-                )
+                job.outputs.close(EngineDeadError(error, retry_after_s=self._restarts.seconds_left))
             job.is_rerun = True
 
     def _send_again(self, connection: EngineConnection) -> None:
@@ -251,7 +267,7 @@ class EngineClient:
         self.is_alive = False
         self.death = reason
         for job in dict.fromkeys(self._jobs.values()):
-            job.outputs.put_nowait(EngineDeadError(f"the engine is gone: {reason}"))
+            job.outputs.close(EngineDeadError(f"the engine is gone: {reason}"))
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

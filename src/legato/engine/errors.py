@@ -27,3 +27,7 @@ class EngineDeadError(Exception):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class SlowReaderError(Exception):
+    """Whoever reads a stream is so far behind that it was ended; other streams are unharmed."""

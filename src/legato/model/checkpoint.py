@@ -1,6 +1,6 @@
 """A checkpoint, whatever its format."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ class Checkpoint:
         config: transformers' configuration, made from metadata for a GGUF file.
         spec: the same, as far as Legato's decoder needs it.
         dtype: that "auto" stands for.
-        num_tensors: how many `tensors` yields.
+        shapes: of what `tensors` yields, under the same names and as the files' headers say.
         tensors: starts an iterator of (name in transformers' checkpoints, tensor on CPU); a tensor
             may be of another dtype and may share memory with the file. A GGUF file that was opened
             to keep its quantized weights yields these as such.
@@ -31,5 +31,5 @@ class Checkpoint:
     config: PreTrainedConfig
     spec: DecoderSpec
     dtype: torch.dtype
-    num_tensors: int
+    shapes: Mapping[str, tuple[int, ...]]
     tensors: Callable[[], NamedTensors]

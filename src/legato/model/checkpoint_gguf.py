@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from legato.core.errors import UnsupportedModelError
@@ -15,7 +14,17 @@ from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.gguf_file import GGUFFile
 from legato.model.quantization import QuantizedWeight
 from legato.model.registry import spec_of
+from legato.model.validation import check_sizes, refusing_what_fails
 
+_SIZES = (
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
 _ROPE_FACTORS = "rope_freqs.weight"
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -53,18 +62,21 @@ def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkp
             f"unsupported GGUF architecture {file.architecture!r}; Legato supports "
             + ", ".join(_CONFIGS)
         )
-    try:
+    shapes = {
+        _transformers_name(name): tensor.shape
+        for name, tensor in file.tensors.items()
+        if name != _ROPE_FACTORS
+    }
+    check_sizes(path, file.get("block_count"), **{name: file.get(name) for name in _SIZES})
+    with refusing_what_fails(path):
         config = _CONFIGS[file.architecture](file)
-    except KeyError as error:
-        raise UnsupportedModelError(f"{path} lacks {error}") from error
-    except (StrictDataclassError, TypeError) as error:
-        raise UnsupportedModelError(f"cannot use the metadata of {path}: {error}") from error
+        spec = spec_of(config)
     return Checkpoint(
         name=path.name,
         config=config,
-        spec=spec_of(config),
+        spec=spec,
         dtype=torch.bfloat16,
-        num_tensors=sum(name != _ROPE_FACTORS for name in file.tensors),
+        shapes=shapes,
         tensors=partial(_read_tensors, file, config, keeps_quantized),
     )
 
@@ -185,10 +197,11 @@ def _read_tensors(file: GGUFFile, config: PreTrainedConfig, keeps_quantized: boo
 
 
 def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
-    blocks = file.read_blocks(name)
+    shape = file.tensors[name].shape
+    blocks = file.read_blocks(name) if len(shape) == 2 else None
     if blocks is None:
         return None
-    num_rows = file.tensors[name].shape[0]
+    num_rows = shape[0]
     codes, scales, minima = (torch.from_numpy(part).reshape(num_rows, -1) for part in blocks[:3])
     return QuantizedWeight(codes, scales, minima, blocks.bits)
 

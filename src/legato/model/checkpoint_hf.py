@@ -1,12 +1,11 @@
 """Checkpoints in transformers' format: config.json beside safetensors files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -14,10 +13,26 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.checkpoint import Checkpoint, NamedTensors
 from legato.model.defaults import read_json
 from legato.model.registry import check_supported, spec_of
+from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+class _Header(NamedTuple):
+    """Attributes: `dtype` in safetensors' spelling."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def open_hf_checkpoint(folder: Path) -> Checkpoint:
@@ -27,35 +42,31 @@ def open_hf_checkpoint(folder: Path) -> Checkpoint:
         UnsupportedModelError: files are missing or broken, the weights are pickled, or the model is
             one that Legato cannot run.
     """
-    contents = read_json(folder / "config.json")
+    path = folder / "config.json"
+    contents = read_json(path)
     if not contents:
         raise UnsupportedModelError(f"{folder} has no config.json")
-    check_supported(contents)
-    config = _load_config(folder)
+    with refusing_what_fails(path):
+        check_supported(contents)
+        sizes = {name: contents.get(name) for name in _SIZES}
+        check_sizes(path, contents.get("num_hidden_layers"), **sizes)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        spec = spec_of(config)
     files = _weight_files(folder)
-    dtypes = _tensor_types(files)
+    headers = _headers(files)
     return Checkpoint(
         name=str(folder),
         config=config,
-        spec=spec_of(config),
-        dtype=_auto_dtype(config, dtypes),
-        num_tensors=len(dtypes),
+        spec=spec,
+        dtype=_auto_dtype(config, headers),
+        shapes={name: header.shape for name, header in headers.items()},
         tensors=partial(_read_tensors, files),
     )
 
 
-def _load_config(folder: Path) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
-        raise UnsupportedModelError(f"cannot read {folder / 'config.json'}: {error}") from error
-
-
 def _weight_files(folder: Path) -> list[Path]:
     index = read_json(folder / _INDEX_FILE)
-    names: Sequence[str] = (
-        sorted(set(index.get("weight_map", {}).values())) if index else (_SINGLE_FILE,)
-    )
+    names = _shards(folder, index) if index else [_SINGLE_FILE]
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return [folder / name for name in names]
@@ -67,6 +78,16 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UnsupportedModelError(f"{folder} lacks {', '.join(missing)}")
 
 
+def _shards(folder: Path, index: dict[str, Any]) -> list[str]:
+    """The files that an index names; they lie beside it and nowhere else."""
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(
+        isinstance(name, str) and name == Path(name).name for name in shards.values()
+    ):
+        raise UnsupportedModelError(f"{folder / _INDEX_FILE} does not name files of its folder")
+    return sorted(set(shards.values()))
+
+
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
@@ -76,24 +97,28 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _tensor_types(files: Sequence[Path]) -> dict[str, str]:
-    """Key the tensor's name, value its type in safetensors' spelling."""
-    types: dict[str, str] = {}
+def _headers(files: Sequence[Path]) -> dict[str, _Header]:
+    """Key the tensor's name."""
+    headers: dict[str, _Header] = {}
     for path in files:
         with _open(path) as file:
-            types.update((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118
-    return types
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                tensor = file.get_slice(name)
+                headers[name] = _Header(tensor.get_dtype(), tuple(tensor.get_shape()))
+    unsupported = {header.dtype for header in headers.values()} - _FLOAT_TYPES.keys()
+    if unsupported:
+        raise UnsupportedModelError(
+            f"weights of type {', '.join(sorted(unsupported))} are not supported"
+        )
+    return headers
 
 
-def _auto_dtype(config: PreTrainedConfig, types: dict[str, str]) -> torch.dtype:
+def _auto_dtype(config: PreTrainedConfig, headers: Mapping[str, _Header]) -> torch.dtype:
     """What the configuration says, or else the weights themselves."""
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    names = {types[name] for name in types if name.endswith(".weight")}
-    for name, dtype in _FLOAT_TYPES.items():
-        if name in names:
-            return dtype
-    raise UnsupportedModelError(f"weights of type {', '.join(sorted(names))} are not supported")
+    used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
+    return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 
 
 def _read_tensors(files: Sequence[Path]) -> NamedTensors:

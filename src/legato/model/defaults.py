@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
+from legato.core.sampling_params import SamplingParams
 from legato.model.gguf_file import GGUFFile
 from legato.model.source import ModelSource
 
@@ -34,7 +35,7 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
             nowhere else.
 
     Raises:
-        UnsupportedModelError: a file is not valid JSON.
+        UnsupportedModelError: a file is not valid JSON, or names settings that are none.
     """
     if source.is_gguf:
         metadata = GGUFFile(source.path).metadata
@@ -43,14 +44,20 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
             eos_token_ids=_merge(tokenizer_eos, *map(metadata.get, names)), sampling={}
         )
     config = read_json(source.path / "config.json")
-    generation = read_json(source.path / "generation_config.json")
+    path = source.path / "generation_config.json"
+    generation = read_json(path)
+    sampling = {
+        name: generation[name] for name in _SAMPLING_NAMES if generation.get(name) is not None
+    }
+    try:
+        msgspec.convert(sampling, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModelError(f"{path} has unusable settings: {error}") from error
     return ModelDefaults(
         eos_token_ids=_merge(
             tokenizer_eos, config.get("eos_token_id"), generation.get("eos_token_id")
         ),
-        sampling={
-            name: generation[name] for name in _SAMPLING_NAMES if generation.get(name) is not None
-        },
+        sampling=sampling,
     )
 
 
@@ -71,9 +78,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _merge(*values: int | list[int] | None) -> tuple[int, ...]:
+def _merge(*values: Any) -> tuple[int, ...]:
     token_ids: set[int] = set()
     for value in values:
-        if value is not None:
-            token_ids.update([value] if isinstance(value, int) else value)
+        for token_id in value if isinstance(value, list) else [value]:
+            if type(token_id) is int and token_id >= 0:
+                token_ids.add(token_id)
+            elif token_id is not None:
+                raise UnsupportedModelError(f"{token_id!r} is no end-of-sequence token")
     return tuple(sorted(token_ids))

@@ -21,6 +21,11 @@ from legato.model.gguf_blocks import Blocks, split_blocks
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+# Far more than any model has, and few enough to be held as Python objects.
+_MAX_METADATA = 2**16
+_MAX_TENSORS = 2**17
+_MAX_ITEMS = 2**23  # of all arrays
+_MAX_DIMENSIONS = 4
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -48,6 +53,11 @@ class GGUFTensor(msgspec.Struct, frozen=True):
     type: GGMLQuantizationType
     offset: int
 
+    @property
+    def num_bytes(self) -> int:
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        return math.prod(self.shape) // int(block_size) * int(block_bytes)
+
 
 class GGUFFile:
     """A memory-mapped GGUF file.
@@ -57,7 +67,9 @@ class GGUFFile:
         tensors: key the tensor's name in the file, value its place.
 
     Raises:
-        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or cut short.
+        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or one whose tensors
+            do not lie in it. Whatever the header says, reading it takes no more memory than a
+            multiple of the file's size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,6 +85,9 @@ class GGUFFile:
             self.metadata, self.tensors = header.read()
         except (struct.error, ValueError, KeyError) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
+        for name, tensor in self.tensors.items():
+            if tensor.offset + tensor.num_bytes > len(self._data):
+                raise UnsupportedModelError(f"{path} is cut short: {name} lies past its end")
 
     @property
     def architecture(self) -> str:
@@ -86,7 +101,7 @@ class GGUFFile:
         """Dequantize one tensor to float32 (numbers stored as F16 stay float16).
 
         Raises:
-            UnsupportedModelError: the file ends before the tensor, or its type is unknown.
+            UnsupportedModelError: its type is one that cannot be dequantized.
         """
         tensor, raw = self.tensors[name], self._bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
@@ -101,21 +116,13 @@ class GGUFFile:
         return np.asarray(values).reshape(tensor.shape)
 
     def read_blocks(self, name: str) -> Blocks | None:
-        """One tensor as it is quantized; None if it is not, or in a way that has no such blocks.
-
-        Raises:
-            UnsupportedModelError: the file ends before the tensor.
-        """
+        """One tensor as it is quantized; None if it is not, or in a way that has no such blocks."""
         kind = self.tensors[name].type
         return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
     def _bytes(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]
-        block_size, block_bytes = GGML_QUANT_SIZES[tensor.type]
-        num_bytes = math.prod(tensor.shape) // block_size * block_bytes
-        if tensor.offset + num_bytes > len(self._data):
-            raise UnsupportedModelError(f"{self.path} is cut short: {name} lies past its end")
-        return np.frombuffer(self._data, np.uint8, num_bytes, tensor.offset)
+        return np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
 
 
 class _Header:
@@ -124,6 +131,7 @@ class _Header:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._position = 0
+        self._num_items = 0  # of arrays, so far
 
     def read(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._data[:4] != _MAGIC:
@@ -133,14 +141,19 @@ class _Header:
         if version not in _VERSIONS:
             raise ValueError(f"version {version} instead of {_VERSIONS}")
         num_tensors, num_metadata = self._scalar("Q"), self._scalar("Q")
+        if num_tensors > _MAX_TENSORS or num_metadata > _MAX_METADATA:
+            raise ValueError(f"it claims {num_tensors} tensors and {num_metadata} metadata entries")
         metadata = {self._string(): self._value(self._type()) for _ in range(num_metadata)}
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        start = math.ceil(self._position / alignment) * alignment
-        tensors = {
-            name: msgspec.structs.replace(tensor, offset=start + tensor.offset)
-            for name, tensor in entries
-        }
+        if type(alignment) is not int or alignment < 1 or alignment.bit_count() != 1:
+            raise ValueError(f"its alignment is {alignment!r}, which is no power of two")
+        start = -(-self._position // alignment) * alignment
+        tensors: dict[str, GGUFTensor] = {}
+        for name, tensor in entries:
+            if name in tensors or tensor.offset % alignment:
+                raise ValueError(f"tensor {name!r} is not where it should be, or twice")
+            tensors[name] = msgspec.structs.replace(tensor, offset=start + tensor.offset)
         return metadata, tensors
 
     def _scalar(self, code: str) -> Any:
@@ -163,12 +176,23 @@ class _Header:
         if value_type == GGUFValueType.STRING:
             return self._string()
         if value_type == GGUFValueType.ARRAY:
-            item_type, length = self._type(), self._scalar("Q")
-            return [self._value(item_type) for _ in range(length)]
+            return self._array(self._type(), self._scalar("Q"))
         return self._scalar(_SCALAR_FORMATS[value_type])
 
+    def _array(self, item_type: GGUFValueType, length: int) -> list[Any]:
+        self._num_items += length
+        if self._num_items > _MAX_ITEMS:
+            raise ValueError(f"its arrays have over {_MAX_ITEMS} items")
+        if item_type == GGUFValueType.ARRAY:
+            raise ValueError("it has an array of arrays")
+        return [self._value(item_type) for _ in range(length)]
+
     def _tensor(self) -> tuple[str, GGUFTensor]:
-        name = self._string()
-        dimensions = [self._scalar("Q") for _ in range(self._scalar("I"))]
+        name, num_dimensions = self._string(), self._scalar("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
+        dimensions = [self._scalar("Q") for _ in range(num_dimensions)]
         tensor_type = GGMLQuantizationType(self._scalar("I"))
+        if 0 in dimensions or (dimensions or [1])[0] % GGML_QUANT_SIZES[tensor_type][0]:
+            raise ValueError(f"tensor {name!r} of type {tensor_type.name} has shape {dimensions}")
         return name, GGUFTensor(tuple(reversed(dimensions)), tensor_type, self._scalar("Q"))

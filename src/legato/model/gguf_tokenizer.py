@@ -26,6 +26,10 @@ _TEKKEN_SPLIT = (
 )
 
 
+_MAX_TOKEN_CHARS = 1024
+"""The time to make a tokenizer grows with the square of it."""
+
+
 class _ByteLevelKind(msgspec.Struct, frozen=True, kw_only=True):
     """What `tokenizer.ggml.pre` stands for.
 
@@ -66,8 +70,10 @@ def build_gguf_tokenizer(metadata: _Metadata) -> tuple[Tokenizer, dict[str, Any]
         them, chat template.
 
     Raises:
-        UnsupportedModelError: a kind of tokenizer that Legato does not know.
+        UnsupportedModelError: a kind of tokenizer that Legato does not know, or an absurd token.
+        KeyError: the metadata lack a part of it.
     """
+    _check_tokens(metadata.get("tokenizer.ggml.tokens", []))
     model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         kind = _byte_level_kind(metadata)
@@ -171,6 +177,15 @@ def _wrapper_options(metadata: _Metadata, add_bos: bool) -> dict[str, Any]:
         if token_id is not None:
             options[f"{name}_token"] = tokens[token_id]
     return options
+
+
+def _check_tokens(tokens: Any) -> None:
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UnsupportedModelError("the GGUF tokenizer's tokens are not strings")
+    if max(map(len, tokens), default=0) > _MAX_TOKEN_CHARS:
+        raise UnsupportedModelError(
+            f"the GGUF tokenizer has a token of over {_MAX_TOKEN_CHARS} characters"
+        )
 
 
 def _vocab(metadata: _Metadata) -> dict[str, int]:

@@ -65,6 +65,7 @@ def load_decoder(
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
     """
+    _check_shapes(checkpoint)
     decoder = Decoder(checkpoint.spec, dtype=dtype, device=device)
     slots = decoder.checkpoint_slots()
     quantized = _copy_weights(checkpoint, slots, quantization)
@@ -76,32 +77,37 @@ def load_decoder(
     return decoder
 
 
+def _check_shapes(checkpoint: Checkpoint) -> None:
+    """Compare what the headers say with what the model needs, before memory is taken for either."""
+    on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
+    needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+    for name, shape in checkpoint.shapes.items():
+        if _is_redundant(name, checkpoint):
+            continue
+        if name not in needed:
+            raise UnsupportedModelError(f"{checkpoint.name}: unexpected tensor {name}")
+        if shape != needed[name]:
+            raise UnsupportedModelError(
+                f"{checkpoint.name}: {name} has shape {shape} instead of {needed[name]}"
+            )
+    missing = [name for name in needed if name not in checkpoint.shapes]
+    if missing:
+        raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(missing)}")
+
+
 def _copy_weights(
     checkpoint: Checkpoint, slots: dict[str, torch.Tensor], quantization: Quantization | None
 ) -> dict[str, QuantizedWeight]:
     """Fill `slots`; returns what is quantized, by its name."""
-    missing = set(slots)
     quantized: dict[str, QuantizedWeight] = {}
     for name, read in _with_progress(checkpoint):
         if _is_redundant(name, checkpoint):
             continue
-        if name not in missing:
-            raise UnsupportedModelError(f"{checkpoint.name}: unexpected tensor {name}")
-        missing.remove(name)
-        if slots[name].shape != read.shape:
-            raise UnsupportedModelError(
-                f"{checkpoint.name}: {name} has shape {tuple(read.shape)} instead of "
-                f"{tuple(slots[name].shape)}"
-            )
         tensor = _quantize(name, read, quantization)
         if isinstance(tensor, QuantizedWeight):
             quantized[name] = tensor
             tensor = tensor.dequantize()
         slots[name].copy_(tensor)
-    if missing:
-        raise UnsupportedModelError(
-            f"{checkpoint.name} lacks {_some_of([name for name in slots if name in missing])}"
-        )
     return quantized
 
 
@@ -147,13 +153,13 @@ def _with_progress(checkpoint: Checkpoint) -> NamedTensors:
     tensors: NamedTensors = checkpoint.tensors()
     description = f"Loading {checkpoint.name}"
     if not sys.stderr.isatty():
-        logger.info("%s (%d tensors)", description, checkpoint.num_tensors)
+        logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
         return tensors
     return iter(
         track(
             tensors,
             description,
-            total=checkpoint.num_tensors,
+            total=len(checkpoint.shapes),
             console=Console(stderr=True),
             transient=True,
         )

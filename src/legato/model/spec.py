@@ -6,6 +6,8 @@ from transformers import PreTrainedConfig
 from legato.core.errors import UnsupportedModelError
 from legato.model.rope import RopeFrequencies, rope_frequencies
 
+_MODEL_LEN_LIMIT = 2**31
+
 
 class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer.
@@ -20,7 +22,8 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         qk_norm: queries and keys are RMS-normalized a head before rope (Qwen3).
 
     Raises:
-        UnsupportedModelError: query heads do not divide evenly among key/value heads.
+        UnsupportedModelError: query heads do not divide evenly among key/value heads, or the number
+            of positions is out of range.
     """
 
     vocab_size: int
@@ -41,6 +44,8 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 < self.max_model_len < _MODEL_LEN_LIMIT:
+            raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads"

@@ -11,6 +11,7 @@ from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
 from legato.model.source import ModelSource
+from legato.model.validation import refusing_what_fails
 
 _SPACE = "▁"
 
@@ -23,6 +24,8 @@ class Tokenizer:
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
         special_token_ids: tokens that steer the model and are no part of the text.
+        max_token_chars: characters of the longest token, so that a text of more than this times N
+            is more than N tokens.
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
@@ -36,6 +39,7 @@ class Tokenizer:
         self._added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
         self._is_byte_level = _is_byte_level(self.backend)
+        self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
 
     @property
     def has_chat_template(self) -> bool:
@@ -119,18 +123,19 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         UnsupportedModelError: there is none, or of a kind that Legato does not know.
     """
     if source.is_gguf:
-        try:
-            backend, options = build_gguf_tokenizer(GGUFFile(source.path).metadata)
-        except KeyError as error:
-            raise UnsupportedModelError(f"{source.path} lacks {error}") from error
-        return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **options))
+        metadata = GGUFFile(source.path).metadata
+        with refusing_what_fails(source.path):
+            backend, options = build_gguf_tokenizer(metadata)
+            return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **options))
     if not (source.path / "tokenizer.json").is_file():
         raise UnsupportedModelError(
             f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
             "AutoTokenizer and save_pretrained"
         )
     # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
-    return Tokenizer(PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True))
+    with refusing_what_fails(source.path):
+        pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
+        return Tokenizer(pretrained)
 
 
 def _is_byte_level(backend: TokenizerBackend) -> bool:

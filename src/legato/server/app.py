@@ -1,17 +1,25 @@
 """Puts the HTTP application together."""
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from legato import __version__
 from legato.core.errors import InvalidRequestError
 from legato.engine.client import EngineClient
-from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
+from legato.engine.errors import (
+    EngineDeadError,
+    OverloadedError,
+    RequestFailedError,
+    SlowReaderError,
+)
 from legato.observe.metrics import Metrics
 from legato.server import chat, completions, models, probes, tokenization
+from legato.server.chat_format import ChatAnswer
+from legato.server.completion_format import CompletionAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context
 from legato.server.errors import ApiError, error_response
@@ -23,7 +31,22 @@ from legato.server.middleware import (
     RequestIds,
     RequireApiKey,
 )
+from legato.server.models import ModelCard, ModelList
+from legato.server.openapi import DescribedApi
+from legato.server.probes import Health
+from legato.server.tokenization import DetokenizeAnswer, TokenizeAnswer
 
+_ANSWERS = (
+    ChatAnswer,
+    CompletionAnswer,
+    DetokenizeAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+)
+_CORS_METHODS = ("GET", "POST")
+_CORS_EXPOSED = ("X-Request-Id", "Retry-After")
 _ERRORS = (
     ApiError,
     EngineDeadError,
@@ -32,23 +55,40 @@ _ERRORS = (
     OverloadedError,
     RequestFailedError,
     RequestValidationError,
+    SlowReaderError,
     Exception,
 )
 
 
-def create_app(client: EngineClient, config: ServerConfig, lifecycle: Lifecycle) -> ASGIApp:
+def create_app(
+    client: EngineClient, config: ServerConfig, lifecycle: Lifecycle, metrics: Metrics
+) -> ASGIApp:
     """The OpenAI-compatible API of one engine."""
-    metrics = Metrics(client.info.served_model_name, client)
-    api = FastAPI(title="Legato", version=__version__, redirect_slashes=False)
+    api = DescribedApi(
+        title="Legato",
+        version=__version__,
+        redirect_slashes=False,
+        asks_for_key=bool(config.api_keys),
+        answers=_ANSWERS,
+    )
     api.state.context = Context(client, config, metrics, lifecycle)
     for room in (chat, completions, models, tokenization, probes):
         api.include_router(room.router)
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)
     app: ASGIApp = CancelOnDisconnect(api)
-    app = ReadBody(app, config.max_body_bytes)
-    app = RequireApiKey(app, config.api_keys)
     app = RefuseWhileDraining(app, lifecycle)
+    app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
+    app = RequireApiKey(app, config.api_keys)
+    if config.allowed_origins:
+        # Around the keys, which a browser does not send when it asks whether it may.
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=_CORS_METHODS,
+            allow_headers=("*",),
+            expose_headers=_CORS_EXPOSED,
+        )
     return RequestIds(app, metrics)
 
 

@@ -1,29 +1,39 @@
 """POST /v1/chat/completions."""
 
 import time
+from http import HTTPStatus
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from legato.server.answer import respond
-from legato.server.chat_format import ChatFormat
+from legato.server.chat_format import ChatAnswer, ChatFormat
 from legato.server.chat_request import ChatRequest
 from legato.server.context import ContextDep, RequestIdDep
 from legato.server.errors import naming_fields
 from legato.server.job import Job, run_job
 from legato.server.json_route import JsonRoute
-from legato.server.prompts import chat_token_ids
+from legato.server.openapi import responses
+from legato.server.prompts import chat_token_ids, check_text_fits
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    responses=responses(
+        ChatAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+    ),
+)
 async def create_chat_completion(
     body: ChatRequest, context: ContextDep, request_id: RequestIdDep
 ) -> Response:
     """Answer a conversation."""
     arrival_s = time.perf_counter()
     context.check_model(body.model)
+    context.check_completions(body.n)
     answer_format = ChatFormat(
         context.client.tokenizer,
         answer_id=f"chatcmpl-{request_id}",
@@ -37,6 +47,7 @@ async def create_chat_completion(
             max_tokens=body.output_limit,
             logprobs=body.num_logprobs,
         )
+        check_text_fits(context, sum(len(message.content) for message in body.messages))
         prompt = await chat_token_ids(context, body.messages, body)
         job = Job(
             request_id=request_id,

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.server.fields import MessageText, RequestModel, only
-from legato.server.generation_request import GenerationRequest
+from legato.server.generation_request import GenerationRequest, NumLogprobs
 
 # Arguments of the template renderer that are not for the template.
 _RESERVED = ("self", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
@@ -43,9 +43,10 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     """Tools, images and structured output are refused: Legato has none of them."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
     response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None

@@ -1,6 +1,6 @@
 """OpenAI's answers to requests for plain completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -47,7 +47,8 @@ class CompletionFormat:
     """Words the answers to one request.
 
     Args:
-        prompt_texts: what `echo` puts before the completions of each prompt.
+        prompt_text: gives what `echo` puts before the completions of a prompt; called with its
+            index once it has an output.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class CompletionFormat:
         tokenizer: Tokenizer,
         request: CompletionRequest,
         job: Job,
-        prompt_texts: Sequence[str],
+        prompt_text: Callable[[int], str],
         *,
         answer_id: str,
         created: int,
@@ -64,7 +65,7 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._request = request
         self._job = job
-        self._prompt_texts = prompt_texts
+        self._prompt_text = prompt_text
         self._id = answer_id
         self._created = created
         self._model = model
@@ -132,7 +133,7 @@ class CompletionFormat:
     def _echoed_text(self, choice: int) -> str:
         if not self._request.echo:
             return ""
-        return self._prompt_texts[choice // self._job.params.n]
+        return self._prompt_text(choice // self._job.params.n)
 
     def _answer(self, choices: list[Choice], usage: UsageField) -> CompletionAnswer:
         return CompletionAnswer(

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
-from legato.server.generation_request import GenerationRequest
+from legato.core.sampling_params import MAX_N
+from legato.server.generation_request import GenerationRequest, NumLogprobs
 
 Prompt = str | list[int]
 
@@ -25,14 +26,23 @@ def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
 
 
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPTS = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
+    "minItems": 1,
+}
+_PROMPT = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
+
+
 class CompletionRequest(GenerationRequest):
     """Attributes: `prompt` is a list of prompts, whichever way it was sent."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
+    prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts), WithJsonSchema(_PROMPT)]
     add_special_tokens: bool = True
     echo: bool = False
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: NumLogprobs | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "CompletionRequest":

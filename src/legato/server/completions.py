@@ -3,6 +3,8 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cache
+from http import HTTPStatus
 
 import msgspec
 from fastapi import APIRouter
@@ -11,29 +13,39 @@ from fastapi.responses import Response
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.server.answer import respond
-from legato.server.completion_format import CompletionFormat
+from legato.server.completion_format import CompletionAnswer, CompletionFormat
 from legato.server.completion_request import CompletionRequest, Prompt
 from legato.server.context import Context, ContextDep, RequestIdDep
 from legato.server.job import Job, PromptDelta, run_job
 from legato.server.json_route import JsonRoute
-from legato.server.prompts import prompt_token_ids
+from legato.server.openapi import responses
+from legato.server.prompts import check_text_fits, prompt_token_ids
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/completions")
+@router.post(
+    "/v1/completions",
+    responses=responses(
+        CompletionAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+    ),
+)
 async def create_completion(
     body: CompletionRequest, context: ContextDep, request_id: RequestIdDep
 ) -> Response:
     """Complete one prompt or several."""
     arrival_s = time.perf_counter()
     context.check_model(body.model)
+    context.check_completions(body.n, len(body.prompt))
+    for prompt in body.prompt:
+        check_text_fits(context, len(prompt))
     job = Job(
         request_id=request_id,
-        prompts=[
-            await prompt_token_ids(context, prompt, add_special_tokens=body.add_special_tokens)
-            for prompt in body.prompt
-        ],
+        prompts=await prompt_token_ids(
+            context, body.prompt, add_special_tokens=body.add_special_tokens
+        ),
         params=_sampling_params(context, body),
         service=body.service_params(),
         arrival_s=arrival_s,
@@ -42,7 +54,8 @@ async def create_completion(
         context.client.tokenizer,
         body,
         job,
-        [_text(context, prompt, body) for prompt in body.prompt] if body.echo else [],
+        # Not before the prompt is known to have no token that does not exist.
+        cache(lambda index: _text(context, body.prompt[index], body)),
         answer_id=f"cmpl-{request_id}",
         created=int(time.time()),
         model=context.model_name,

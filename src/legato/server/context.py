@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from legato.core.errors import InvalidRequestError
 from legato.engine.client import EngineClient
 from legato.observe.metrics import Metrics
 from legato.server.config import ServerConfig
@@ -29,6 +30,16 @@ class Context:
         """Raises `ApiError` where `asked` is another model; a request may leave it out."""
         if asked is not None and asked != self.model_name:
             raise unknown_model(asked, self.model_name)
+
+    def check_completions(self, n: int, num_prompts: int = 1) -> None:
+        """Raises `InvalidRequestError` where one request asks for more than the server allows."""
+        num_wanted, allowed = n * num_prompts, self.config.max_completions
+        if num_wanted > allowed:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts with n={n} are {num_wanted} completions; a request may ask "
+                f"for {allowed} (--max-completions)",
+                param="prompt" if num_prompts > allowed else "n",
+            )
 
 
 def _context(request: Request) -> Context:

@@ -12,11 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from legato.core.errors import InvalidRequestError
-from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
+from legato.engine.errors import (
+    EngineDeadError,
+    OverloadedError,
+    RequestFailedError,
+    SlowReaderError,
+)
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _RESTART_S = "5"  # after which another server may stand here
+_CLOSE = {"Connection": "close"}  # the rest of the body is not read
+_MAX_CHARS = 1000
+"""Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -45,7 +53,12 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        return msgspec.json.encode(ErrorBody(self.detail))
+        detail = msgspec.structs.replace(
+            self.detail,
+            message=_shortened(self.detail.message),
+            param=self.detail.param and _shortened(self.detail.param),
+        )
+        return msgspec.json.encode(ErrorBody(detail))
 
 
 def invalid_key() -> ApiError:
@@ -60,7 +73,34 @@ def invalid_key() -> ApiError:
 def body_too_large(max_body_bytes: int) -> ApiError:
     message = f"the body is larger than {max_body_bytes} bytes"
     detail = ErrorDetail(message, _INVALID, code="request_too_large")
-    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, _CLOSE)
+
+
+def too_many_bodies() -> ApiError:
+    message = "too many large bodies are being received"
+    detail = ErrorDetail(message, "rate_limit_error", code="overloaded")
+    return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, {"Retry-After": _RESTART_S, **_CLOSE})
+
+
+def malformed_http() -> ApiError:
+    return ApiError(HTTPStatus.BAD_REQUEST, ErrorDetail("this is not valid HTTP", _INVALID))
+
+
+def headers_too_large(max_header_bytes: int) -> ApiError:
+    message = f"the headers are larger than {max_header_bytes} bytes"
+    detail = ErrorDetail(message, _INVALID, code="headers_too_large")
+    return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
+
+
+def too_slow(message: str) -> ApiError:
+    detail = ErrorDetail(message, _INVALID, code="request_timeout")
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, detail)
+
+
+def too_many_connections(max_connections: int) -> ApiError:
+    message = f"the server already has {max_connections} connections"
+    detail = ErrorDetail(message, _SERVER, code="overloaded")
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
 
 
 def shutting_down() -> ApiError:
@@ -88,6 +128,9 @@ def as_api_error(error: Exception) -> ApiError:
             detail = ErrorDetail(str(error), "rate_limit_error", code="overloaded")
             headers = _retry_after(error.retry_after_s)
             return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, headers)
+        case SlowReaderError():
+            detail = ErrorDetail(str(error), _INVALID, code="slow_reader")
+            return ApiError(HTTPStatus.REQUEST_TIMEOUT, detail)
         case RequestFailedError():
             detail = ErrorDetail(str(error), _SERVER, code="request_failed")
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
@@ -146,3 +189,7 @@ def _first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     if problem["type"] == "missing":
         return InvalidRequestError(f"{param} is missing", param=param)
     return InvalidRequestError(f"{param}: {cause or problem['msg']}", param=param)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

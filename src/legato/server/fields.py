@@ -1,9 +1,23 @@
-"""Building blocks of the request models."""
+"""Building blocks of the request models, and what /openapi.json says of them."""
 
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from legato.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP
+
+_NULL = {"type": "null"}
 
 
 class RequestModel(BaseModel):
@@ -18,17 +32,42 @@ class RequestModel(BaseModel):
             return data
         return {name: value for name, value in data.items() if value is not None}
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        described = handler.resolve_ref_schema(handler(schema))
+        fields = described.get("properties", {})
+        for name in fields.keys() - described.get("required", ()):
+            if _NULL not in fields[name].get("anyOf", ()):
+                fields[name] = {"anyOf": [fields[name], _NULL]}
+        return described
 
-def only(*allowed: object) -> AfterValidator:
-    """A field whose other values Legato does not support; these change nothing here."""
-    supported = " or ".join(json.dumps(value) for value in allowed)
 
-    def check(value: object) -> object:
-        if value not in allowed:
+class _Only:
+    def __init__(self, allowed: tuple[object, ...]) -> None:
+        self._allowed = allowed
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"enum": list(self._allowed)}
+
+    def _check(self, value: object) -> object:
+        if value not in self._allowed:
+            supported = " or ".join(map(json.dumps, self._allowed))
             raise ValueError(f"only {supported} is supported")
         return value
 
-    return AfterValidator(check)
+
+def only(*allowed: object) -> _Only:
+    """A field whose other values Legato does not support; these change nothing here."""
+    return _Only(allowed)
 
 
 def _as_tuple(value: Any) -> Any:
@@ -39,10 +78,9 @@ def _integer_keys(value: Any) -> Any:
     """JSON has no integer keys, so token ids come as strings."""
     if not isinstance(value, dict):
         return value
-    try:
-        return {int(key): bias for key, bias in value.items()}
-    except ValueError as error:
-        raise ValueError("the keys must be token ids") from error
+    if not all(key.isascii() and key.isdecimal() and len(key) < 20 for key in value):
+        raise ValueError("the keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
 
 
 def _joined_text(value: Any) -> Any:
@@ -63,7 +101,33 @@ def _part_text(part: Any) -> str:
     return text
 
 
-Strings = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
-LogitBias = Annotated[dict[int, float], BeforeValidator(_integer_keys)]
-MessageText = Annotated[str, BeforeValidator(_joined_text)]
+def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
+    several = {"type": "array", "items": item, "maxItems": MAX_STOP}
+    return WithJsonSchema({"anyOf": [item, several]})
+
+
+_TOKEN_ID = {"type": "integer", "minimum": 0}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
+
+Strings = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_tuple),
+    _one_or_several({"type": "string", "minLength": 1}),
+]
+TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), _one_or_several(_TOKEN_ID)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_integer_keys), WithJsonSchema(_BIASES)]
+MessageText = Annotated[
+    str,
+    BeforeValidator(_joined_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
+]

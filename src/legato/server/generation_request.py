@@ -6,9 +6,23 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_REPETITION_PENALTY,
+    SEED_LIMIT,
+    TOP_K_LIMIT,
+    SamplingParams,
+)
 from legato.core.slo import INTERACTIVE, MAX_PRIORITY, ServiceParams
 from legato.server.fields import LogitBias, RequestModel, Strings, TokenIds, only
+
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+# OpenAI's limits.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
 
 
 class StreamOptions(RequestModel):
@@ -29,23 +43,25 @@ class GenerationRequest(RequestModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=TOP_K_LIMIT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
+    ) = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
 
     slo_class: str = INTERACTIVE
@@ -55,7 +71,7 @@ class GenerationRequest(RequestModel):
     # OpenAI's notes on a request and values that ask for nothing; they change no output.
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[str, only("auto", "default")] | None = None
 

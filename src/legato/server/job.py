@@ -50,6 +50,7 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         InvalidRequestError: a prompt can never be served as asked.
         OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
         RequestFailedError: one of the prompts cannot be computed. The others are aborted.
+        SlowReaderError: the deltas were not taken for so long that all were aborted.
         EngineDeadError: the engine process died under it, or is not running.
         ApiError: the same, where the server is shutting down.
     """
@@ -117,16 +118,17 @@ async def _merged(
     streams: list[AsyncGenerator[PromptDelta, None]],
 ) -> AsyncGenerator[PromptDelta, None]:
     """Everything that the streams yield, in the order it comes; the first error ends them all."""
-    arrived: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue()
+    # Bounded, so that where nobody reads, the streams' own limits are what they run into.
+    arrived: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(len(streams))
 
     async def pump(stream: AsyncGenerator[PromptDelta, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    arrived.put_nowait(item)
-            arrived.put_nowait(None)
+                    await arrived.put(item)
+            await arrived.put(None)
         except Exception as error:
-            arrived.put_nowait(error)
+            await arrived.put(error)
 
     pumps = [asyncio.create_task(pump(stream)) for stream in streams]
     num_open = len(pumps)

@@ -4,25 +4,44 @@ Each class wraps an application and is one itself; `create_app` says in which or
 """
 
 import asyncio
+import hashlib
 import hmac
+import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.observe.metrics import Metrics
-from legato.server.errors import body_too_large, error_response, invalid_key, shutting_down
+from legato.server.errors import (
+    ApiError,
+    body_too_large,
+    error_response,
+    invalid_key,
+    shutting_down,
+    too_many_bodies,
+)
 from legato.server.lifecycle import Lifecycle
 
 _REQUEST_ID = "X-Request-Id"
-_OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+# It comes back on every chunk of a stream.
+_GOOD_ID = re.compile(r"[!-~]{1,128}")
+OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
 _FIRST_ERROR_STATUS = 400
+# A body that is too large is read to its end all the same, up to this many times the limit: a
+# client that is still sending would not see the answer.
+_READ_ON = 8
+# All bodies that are being received may take this many times the limit of one; where they do, those
+# larger than this are refused.
+_MAX_BODIES = 16
+_SMALL_BODY_BYTES = 64 * 2**10
 
 
 class RequestIds:
     """Gives each request an id, the client's or a new one, returns it, and counts error answers.
 
-    Handlers find the id in `scope["state"]["request_id"]`.
+    A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find the id in
+    `scope["state"]["request_id"]`.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -30,7 +49,8 @@ class RequestIds:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = Headers(scope=scope).get(_REQUEST_ID) or uuid.uuid4().hex
+        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -51,7 +71,7 @@ class RefuseWhileDraining:
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._lifecycle.is_draining and scope["path"] not in _OPEN_PATHS:
+        if self._lifecycle.is_draining and scope["path"] not in OPEN_PATHS:
             await error_response(shutting_down())(scope, receive, send)
             return
         with self._lifecycle.in_flight():
@@ -63,20 +83,25 @@ class RequireApiKey:
 
     def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
         self._app = app
-        self._api_keys = [key.encode() for key in api_keys]
+        self._digests = [_digest(key.encode(errors="surrogateescape")) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._api_keys and scope["path"] not in _OPEN_PATHS and not self._has_key(scope):
+        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
             await error_response(invalid_key())(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
-        given = token.strip().encode()
+        given = _digest(token.strip().encode("latin-1"))  # the bytes as they were sent
         # All are compared, so that the time taken tells nothing of which came near.
-        matches = [hmac.compare_digest(given, key) for key in self._api_keys]
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length whatever the key's, which the time of a comparison would tell."""
+    return hashlib.sha256(key).digest()
 
 
 class ReadBody:
@@ -85,30 +110,50 @@ class ReadBody:
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._num_held_bytes = 0  # of all bodies that are not complete yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = bytearray()
-        num_bytes = 0
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            num_bytes += len(message["body"])
-            more = message["more_body"]
-            # The rest of one that is too large is read all the same: a client that is still sending
-            # would not see the answer.
-            if num_bytes <= self._max_body_bytes:
-                body += message["body"]
-        if num_bytes > self._max_body_bytes:
-            await error_response(body_too_large(self._max_body_bytes))(scope, receive, send)
+        try:
+            body = await self._read(receive)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
             return
-        unread: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        if body is None:
+            return
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body_first() -> Message:
             return unread.pop() if unread else await receive()
 
         await self._app(scope, receive_body_first, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body, None where the client goes away before its end.
+
+        Raises:
+            ApiError: it is too large, or others fill the room for bodies.
+        """
+        body = bytearray()
+        num_bytes = 0
+        try:
+            while num_bytes <= _READ_ON * self._max_body_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                num_bytes += len(message["body"])
+                if num_bytes <= self._max_body_bytes:
+                    body += message["body"]
+                    self._num_held_bytes += len(message["body"])
+                is_full = self._num_held_bytes > _MAX_BODIES * self._max_body_bytes
+                if is_full and len(body) > _SMALL_BODY_BYTES:
+                    raise too_many_bodies()
+                if not message["more_body"]:
+                    break
+        finally:
+            self._num_held_bytes -= len(body)
+        if num_bytes > self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
+        return bytes(body)
 
 
 class CancelOnDisconnect:

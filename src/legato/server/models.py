@@ -1,6 +1,7 @@
 """GET /v1/models."""
 
 import time
+from http import HTTPStatus
 
 import msgspec
 from fastapi import APIRouter
@@ -8,6 +9,7 @@ from fastapi.responses import Response
 
 from legato.server.answer import json_response
 from legato.server.context import Context, ContextDep
+from legato.server.openapi import responses
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -31,13 +33,15 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
     """The one model of this server."""
     return json_response(ModelList([_card(context)]))
 
 
-@router.get("/v1/models/{model:path}")
+@router.get(
+    "/v1/models/{model:path}", responses=responses(ModelCard, errors=(HTTPStatus.NOT_FOUND,))
+)
 async def retrieve_model(model: str, context: ContextDep) -> Response:
     """The same, asked for by name."""
     context.check_model(model)

@@ -2,13 +2,14 @@
 
 import msgspec
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from legato import __version__
 from legato.server.answer import json_response
 from legato.server.context import ContextDep
 from legato.server.errors import shutting_down
+from legato.server.openapi import responses
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,7 +22,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 router = APIRouter(tags=["probes"])
 
 
-@router.get("/health")
+@router.get("/health", responses=responses(Health))
 async def health(context: ContextDep) -> Response:
     """200 while new requests are taken, else 503 and why.
 
@@ -34,13 +35,13 @@ async def health(context: ContextDep) -> Response:
     return json_response(Health("degraded", reason) if reason else Health("ok"))
 
 
-@router.get("/version")
+@router.get("/version", responses=responses())
 async def version() -> dict[str, str]:
     """Legato's version."""
     return {"version": __version__}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse, responses=responses())
 async def metrics(context: ContextDep) -> Response:
     """Prometheus metrics."""
     return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -4,9 +4,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -18,15 +22,20 @@ from legato.engine.client import EngineClient
 from legato.engine.errors import EngineDeadError
 from legato.engine.messages import EngineInfo
 from legato.model.source import resolve_source
+from legato.observe.metrics import Metrics
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
+from legato.server.connection import LimitedHttpProtocol
 from legato.server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Longer than clients keep idle connections, so that it is they who close them.
-_KEEP_ALIVE_S = 60
+# Of a connection's answer, in the kernel: enough for any line, and little enough that a client that
+# does not read is noticed.
+_SEND_BUFFER_BYTES = 128 * 2**10
+# Files and sockets beside the connections.
+_OTHER_FILES = 256
 # For the last bytes to leave, once there is nothing left to compute.
 _CLOSE_TIMEOUT_S = 2
 
@@ -50,6 +59,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
         ConfigError: the settings, the checkpoint or the address cannot be used.
     """
     with _bind(config.host, config.port) as listener:
+        _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
         resolve_source(engine_config.model.model, engine_config.model.revision)
         try:
@@ -108,13 +118,18 @@ async def _serve(
     loading = asyncio.current_task()
     assert loading is not None
     _on_signals(loading.cancel)
-    client = await EngineClient.start(engine_config, served_model_name=config.served_model_name)
+    client = await EngineClient.start(
+        engine_config,
+        served_model_name=config.served_model_name,
+        max_unread_tokens=config.max_unread_tokens,
+    )
+    metrics = Metrics(client.info.served_model_name, client)
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.collect()
     gc.freeze()
     lifecycle = Lifecycle()
     server = _Server(
-        _uvicorn_config(create_app(client, config, lifecycle)),
+        _uvicorn_config(create_app(client, config, lifecycle, metrics), config, metrics),
         client,
         lifecycle,
         on_started=lambda: on_ready(client.info, _url(listener)),
@@ -143,10 +158,22 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+def _allow_connections(max_connections: int) -> None:
+    """Raise the limit of open files, as far as this process may, to hold that many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        logger.warning("%d connections need more than the %d open files allowed", wanted, hard)
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _url(listener: socket.socket) -> str:
@@ -160,13 +187,16 @@ def _on_signals(handle: Callable[[], object]) -> None:
         loop.add_signal_handler(number, handle)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: Metrics) -> uvicorn.Config:
+    # uvicorn asks for a class, which it only calls.
+    protocol = partial(LimitedHttpProtocol, config, metrics.count_error)
     return uvicorn.Config(
         app,
+        http=cast("type[asyncio.Protocol]", protocol),
         log_config=None,
         access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
         lifespan="off",
         ws="none",
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(config.keep_alive_s),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )

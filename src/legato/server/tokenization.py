@@ -1,9 +1,12 @@
 """POST /tokenize and /detokenize, as in vLLM."""
 
+from http import HTTPStatus
+from typing import Annotated
+
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.server.answer import json_response
@@ -11,7 +14,8 @@ from legato.server.chat_request import ChatMessage, TemplateOptions
 from legato.server.context import Context, ContextDep
 from legato.server.fields import RequestModel
 from legato.server.json_route import JsonRoute
-from legato.server.prompts import chat_token_ids, prompt_token_ids
+from legato.server.openapi import responses
+from legato.server.prompts import chat_token_ids, off_loop, prompt_token_ids
 
 router = APIRouter(route_class=JsonRoute, tags=["tokenization"])
 
@@ -49,14 +53,14 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Annotated[int, Field(ge=0)]]
 
 
 class DetokenizeAnswer(msgspec.Struct, frozen=True):
     prompt: str
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=responses(TokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)))
 async def tokenize(body: TokenizeRequest, context: ContextDep) -> Response:
     """The token ids of a prompt or a conversation."""
     context.check_model(body.model)
@@ -71,14 +75,15 @@ async def tokenize(body: TokenizeRequest, context: ContextDep) -> Response:
     )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)))
 async def detokenize(body: DetokenizeRequest, context: ContextDep) -> Response:
     """The text of token ids, special tokens included."""
     context.check_model(body.model)
     vocab_size = context.client.info.vocab_size
     if not all(0 <= token_id < vocab_size for token_id in body.tokens):
         raise InvalidRequestError(f"token ids must be in [0, {vocab_size})", param="tokens")
-    text = context.client.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    decode = context.client.tokenizer.decode
+    text = await off_loop(len(body.tokens), lambda: decode(body.tokens, skip_special_tokens=False))
     return json_response(DetokenizeAnswer(text))
 
 
@@ -86,9 +91,11 @@ async def _token_ids(context: Context, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         return await chat_token_ids(context, body.messages, body)
     assert body.prompt is not None, "checked by TokenizeRequest"
-    return await prompt_token_ids(
-        context, body.prompt, add_special_tokens=body.add_special_tokens is not False
+    add_special_tokens = body.add_special_tokens is not False
+    (token_ids,) = await prompt_token_ids(
+        context, [body.prompt], add_special_tokens=add_special_tokens
     )
+    return token_ids
 
 
 def _token_strs(context: Context, token_ids: list[int]) -> list[str]:

@@ -1,0 +1,52 @@
+"""What is not taken on trust about a checkpoint, which may come from anywhere. Torch-free."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from legato.core.errors import UnsupportedModelError
+
+_MAX_SIZE = 2**20
+_MAX_LAYERS = 1024
+
+
+def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
+    """Refuse absurd sizes before transformers, or Legato, makes lists as long as they say.
+
+    Whether they are those of the tensors is compared later, on paper.
+
+    Args:
+        path: of the description.
+        sizes: key a name for messages, value a size of some tensor or a number of heads; None where
+            the description has none.
+
+    Raises:
+        UnsupportedModelError: one is no positive integer, or larger than any model's.
+    """
+    limits = {"the number of layers": (num_layers, _MAX_LAYERS)}
+    limits |= {name: (size, _MAX_SIZE) for name, size in sizes.items()}
+    for name, (size, limit) in limits.items():
+        if size is not None and not (type(size) is int and 0 < size <= limit):
+            raise UnsupportedModelError(f"cannot read {path}: {name} is {size!r}")
+
+
+@contextmanager
+def refusing_what_fails(path: Path) -> Iterator[None]:
+    """Make a refusal of whatever a broken description makes transformers and tokenizers raise.
+
+    They check little of what they read, so that a wrong type or a zero comes out as any exception.
+
+    Raises:
+        UnsupportedModelError: in place of any other.
+    """
+    try:
+        yield
+    except (UnsupportedModelError, MemoryError):
+        raise
+    except KeyError as error:
+        raise UnsupportedModelError(f"{path} lacks {error}") from error
+    except BaseException as error:
+        # A panic of tokenizers' Rust is no Exception, and its class cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UnsupportedModelError(f"cannot read {path}: {error}") from error
+        raise

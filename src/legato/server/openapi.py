@@ -1,0 +1,99 @@
+"""What /openapi.json says of answers, which FastAPI cannot know: handlers encode them."""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from legato.server.errors import ErrorBody
+from legato.server.middleware import OPEN_PATHS
+
+_REFERENCE = "#/components/schemas/{name}"
+_BEARER = "bearer"
+
+# What any request may be answered with, whatever it asks for.
+_COMMON_ERRORS = {
+    HTTPStatus.BAD_REQUEST: "Malformed, invalid, or not supported here.",
+    HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
+    HTTPStatus.REQUEST_TIMEOUT: "The request did not arrive in time.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
+    HTTPStatus.TOO_MANY_REQUESTS: "Overloaded; Retry-After says when to come back.",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The headers are too large.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Shutting down, or the engine is gone.",
+}
+_ERRORS = {
+    **_COMMON_ERRORS,
+    HTTPStatus.NOT_FOUND: "There is no such model here.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class DescribedApi(FastAPI):
+    """An application that describes its answers.
+
+    Args:
+        asks_for_key: whether all but `OPEN_PATHS` is behind an API key.
+        answers: msgspec types that `responses` referred to.
+    """
+
+    def __init__(self, *, asks_for_key: bool, answers: Iterable[type], **options: Any) -> None:
+        super().__init__(**options)
+        self._asks_for_key = asks_for_key
+        self._answers = [ErrorBody, *answers]
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = self._describe()
+        return self.openapi_schema
+
+    def _describe(self) -> dict[str, Any]:
+        document = get_openapi(title=self.title, version=self.version, routes=self.routes)
+        schemas = document["components"]["schemas"]
+        _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
+        schemas.update(answers)
+        # FastAPI's 422, which is a 400 here.
+        for name in ("HTTPValidationError", "ValidationError"):
+            del schemas[name]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                if self._asks_for_key and path not in OPEN_PATHS:
+                    operation["security"] = [{_BEARER: []}]
+        if self._asks_for_key:
+            scheme = {"type": "http", "scheme": "bearer"}
+            document["components"]["securitySchemes"] = {_BEARER: scheme}
+        return document
+
+
+def responses(
+    answer: type | None = None, *, errors: Iterable[HTTPStatus] = (), streams: bool = False
+) -> Responses:
+    """What a route may answer, for its `responses`.
+
+    Args:
+        answer: the msgspec type of its JSON.
+        errors: beside those that any request may meet.
+        streams: whether it may also answer with server-sent events.
+    """
+    content: dict[str, Any] = {}
+    if answer is not None:
+        content["application/json"] = {"schema": _reference(answer)}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    described: Responses = {200: {"description": "The answer.", "content": content}}
+    for status in sorted({*_COMMON_ERRORS, *errors}):
+        described[int(status)] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _reference(ErrorBody)}},
+        }
+    return described
+
+
+def _reference(answer: type) -> dict[str, str]:
+    """No two types that routes answer with share a name, so that msgspec uses it as it is."""
+    return {"$ref": _REFERENCE.format(name=answer.__name__)}

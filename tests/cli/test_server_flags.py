@@ -1,0 +1,70 @@
+"""The server's flags and the settings they make."""
+
+import argparse
+
+import pytest
+
+from legato.cli.server_flags import add_server_flags, server_config
+from legato.core.errors import ConfigError
+from legato.server.config import ServerConfig
+
+
+def config_of(*flags: str) -> ServerConfig:
+    parser = argparse.ArgumentParser()
+    add_server_flags(parser)
+    return server_config(parser.parse_args(flags))
+
+
+def test_no_flags_are_the_defaults() -> None:
+    assert config_of() == ServerConfig()
+
+
+def test_every_flag_reaches_its_field() -> None:
+    config = config_of(
+        "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
+        "--served-model-name", "m", "--allowed-origins", "https://a.example,http://b:8000",
+        "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
+        "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
+        "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3",
+        "--timeout-write", "4s",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        host="::1",
+        port=0,
+        api_keys=("a", "b", "c"),
+        served_model_name="m",
+        allowed_origins=("https://a.example", "http://b:8000"),
+        trust_request_chat_template=True,
+        max_body_bytes=2**20,
+        max_header_bytes=4096,
+        max_completions=8,
+        max_unread_tokens=100,
+        max_connections=20,
+        keep_alive_s=120.0,
+        header_timeout_s=1.5,
+        body_timeout_s=3.0,
+        write_timeout_s=4.0,
+    )
+    defaults = ServerConfig()
+    assert all(
+        getattr(config, name) != getattr(defaults, name) for name in config.__struct_fields__
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--port", "65536"],
+        ["--api-key", ","],
+        ["--allowed-origins", "example.com"],
+        ["--allowed-origins", "https://example.com/"],
+        ["--allowed-origins", '["*"]'],
+        ["--max-connections", "0"],
+        ["--max-unread-tokens", "0"],
+        ["--max-completions", "0"],
+        ["--timeout-write", "0"],
+    ],
+)
+def test_values_out_of_range(flags: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        config_of(*flags)

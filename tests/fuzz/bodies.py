@@ -1,0 +1,133 @@
+"""Request bodies: nearly right, wrong in one place, or no JSON at all."""
+
+import json
+import random
+from typing import Any
+
+_EXTREMES: list[Any] = [
+    0, 1, -1, 2, 7, 64, 128, 129, 2**31, 2**53, 2**63, 2**64, -(2**63) - 1, 10**400,
+    0.0, -0.0, 0.5, 1e-320, 1e-300, 1e300, -1e300, float("nan"), float("inf"),
+    True, False, None, "", " ", "a", "\x00", "\ud800", "🎻" * 3, "‮", "x" * 3000, "1", "none",
+    [], [[]], [[], []], {}, {"a": {}}, [0], [1, 2, 3], ["a", "b"], ["a", 1], [None],
+    {"1": 1}, {"-1": 5}, {"49151": 100}, {"49152": 1}, {"1e3": 1}, {"type": "text"},
+]  # fmt: skip
+_SAMPLING: dict[str, list[Any]] = {
+    "n": [1, 2, 8],
+    "temperature": [0, 1e-300, 0.7, 2, 1e308],
+    "top_p": [1e-300, 0.5, 1],
+    "top_k": [-1, 0, 1, 50, 2**31 - 1],
+    "min_p": [0, 1e-300, 0.5, 1],
+    "repetition_penalty": [0.01, 0.5, 1, 1.1, 100],
+    "presence_penalty": [-2, 0, 2],
+    "frequency_penalty": [-2, 0, 2],
+    "logit_bias": [{}, {"0": -100}, {"2": 100}, {str(i): -100 for i in range(1024)}],
+    "seed": [0, -1, 2**63 - 1, -(2**63)],
+    "max_tokens": [1, 3, 8, 100],
+    "min_tokens": [0, 1, 3, 8],
+    "stop": ["a", ["a", "\n"], ["x" * 60] * 64],
+    "stop_token_ids": [2, [0, 1, 2], list(range(64))],
+    "ignore_eos": [True],
+    "include_stop_str_in_output": [True],
+    "skip_special_tokens": [False],
+    "prompt_logprobs": [0, 20],
+    "stream": [True],
+    "stream_options": [{"include_usage": True}, {"continuous_usage_stats": True}],
+    "priority": [-100, 100],
+    "slo_class": ["batch", "gold"],
+    "allow_best_effort": [True],
+    "metadata": [{}, {"a": "b"}],
+    "model": ["smollm2-135m-instruct", "other"],
+    "user": ["me"],
+}
+_TEXTS = ["Hi", "", "<|im_end|>", "Once upon a time", "a" * 2000, "🎻\x00\n", "very " * 400]
+_COMPLETION: dict[str, list[Any]] = {
+    **_SAMPLING,
+    "prompt": [*_TEXTS, [1, 2, 3], [[1], [2]], ["a", "b"], [49151], [49152], [-1], [5] * 200],
+    "echo": [True],
+    "logprobs": [0, 1, 20],
+    "best_of": [1, 2],
+    "add_special_tokens": [False],
+}
+_ROLES = ["system", "developer", "user", "assistant", "tool", "robot"]
+_OPTIONS: dict[str, list[Any]] = {
+    "add_generation_prompt": [False],
+    "continue_final_message": [True],
+    "chat_template": ["{{ 1 }}"],
+    "chat_template_kwargs": [{}, {"tools": [1]}, {"tokenize": True}, {"documents": 5}, {"x": [{}]}],
+}
+_CHAT: dict[str, list[Any]] = {
+    **_SAMPLING,
+    **_OPTIONS,
+    "logprobs": [True, False],
+    "top_logprobs": [0, 20],
+    "max_completion_tokens": [1, 8],
+    "response_format": [{"type": "text"}, {"type": "json_object"}],
+    "tools": [[], [{"type": "function"}]],
+    "tool_choice": ["none", "auto"],
+}
+_ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
+    # key the path, value a body that is right, and values to change it with
+    "/v1/completions": ({"prompt": "Hi", "max_tokens": 2}, _COMPLETION),
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+        _CHAT,
+    ),
+    "/tokenize": (
+        {"prompt": "Hi"},
+        {**_OPTIONS, "prompt": _TEXTS, "return_token_strs": [True], "add_special_tokens": [False]},
+    ),
+    "/detokenize": ({"tokens": [1, 2]}, {"tokens": [[], [0], [49151], [49152], [-1], [5] * 9000]}),
+}
+
+
+def random_request(rng: random.Random) -> tuple[str, bytes]:
+    """A path and a body for it."""
+    path = rng.choice(list(_ENDPOINTS))
+    right, values = _ENDPOINTS[path]
+    body = dict(right)
+    for _ in range(rng.randrange(5)):
+        _change(rng, body, values)
+    if "messages" in body and rng.random() < 0.5:
+        body["messages"] = [_message(rng) for _ in range(rng.randrange(4))]
+    data = json.dumps(body).encode()
+    return path, data if rng.random() < 0.8 else mutated(rng, data)
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """`data` with a few bytes changed, cut out, or said twice."""
+    changed = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        start = rng.randrange(len(changed) + 1)
+        end = min(len(changed), start + rng.choice([0, 1, 1, 4, 40]))
+        changed[start:end] = rng.choice(
+            [b"", rng.randbytes(1), rng.randbytes(8), changed[start:end] * 3, b"[" * 2000]
+        )
+    return bytes(changed)
+
+
+def _change(rng: random.Random, body: dict[str, Any], values: dict[str, list[Any]]) -> None:
+    name = rng.choice(list(values))
+    kind = rng.random()
+    if kind < 0.6:
+        body[name] = rng.choice(values[name])
+    elif kind < 0.9:
+        body[name] = _nested(rng, rng.choice(_EXTREMES))
+    elif kind < 0.95:
+        body.pop(name, None)
+    else:
+        body[rng.choice(["x", "", "\ud800", "__class__", "x" * 2000])] = rng.choice(_EXTREMES)
+
+
+def _nested(rng: random.Random, value: Any) -> Any:
+    for _ in range(rng.choice([0] * 8 + [1, 2, 300])):
+        value = rng.choice([[value], {"a": value}])
+    return value
+
+
+def _message(rng: random.Random) -> Any:
+    text = rng.choice(_TEXTS)
+    content = rng.choice([text, [{"type": "text", "text": text}], rng.choice(_EXTREMES)])
+    message = {"role": rng.choice(_ROLES), "content": content}
+    if rng.random() < 0.2:
+        message[rng.choice(["name", "tool_call_id", "refusal", "x"])] = rng.choice(_EXTREMES)
+    return message if rng.random() < 0.95 else rng.choice(_EXTREMES)

@@ -1,0 +1,26 @@
+"""The OpenAPI document is true: schemathesis holds a server to every word of it."""
+
+from tests.fuzz.openapi import check_answers
+from tests.server.launch import ServerProcess
+
+_NUM_EXAMPLES = 10
+
+
+def test_answers_are_as_described(target: ServerProcess) -> None:
+    told = check_answers(target, _NUM_EXAMPLES)
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert told[f"POST {path} 200"], told
+        assert told[f"POST {path} 400"], told
+
+
+def test_every_error_is_described(target: ServerProcess) -> None:
+    document = target.http.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            assert {"400", "401", "408", "413", "429", "431", "503"} <= set(responses), path
+            assert "422" not in responses
+            for status, response in responses.items():
+                if status >= "400":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorBody"}
