@@ -11,6 +11,8 @@ NAMES = {
     "legato:kv_cache_usage_perc",
     "legato:num_preemptions",
     "legato:num_steps_over_budget",
+    "legato:prefix_cache_queries",
+    "legato:prefix_cache_hits",
     "legato:slo_unattainable",
     "legato:step_time_margin",
     "legato:prompt_tokens",

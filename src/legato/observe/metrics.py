@@ -31,6 +31,10 @@ class EngineSnapshot(Protocol):
     @property
     def num_steps_over_budget(self) -> int: ...
     @property
+    def num_prefix_cache_queries(self) -> int: ...
+    @property
+    def num_prefix_cache_hits(self) -> int: ...
+    @property
     def kv_usage(self) -> float: ...
     @property
     def step_time_margin(self) -> float: ...
@@ -176,6 +180,16 @@ class _EngineCollector(Collector):
                 "num_steps_over_budget",
                 "Steps whose decodes alone exceeded their budget.",
                 stats.num_steps_over_budget,
+            ),
+            (
+                "prefix_cache_queries",
+                "Prompt tokens looked up in the cache.",
+                stats.num_prefix_cache_queries,
+            ),
+            (
+                "prefix_cache_hits",
+                "Prompt tokens that did not have to be computed.",
+                stats.num_prefix_cache_hits,
             ),
         )
         for name, text, value in counters:
