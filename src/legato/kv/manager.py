@@ -156,12 +156,12 @@ class KVCacheManager:
         """Add blocks of its own to a table."""
         if count > self.num_free_blocks:
             return False
-        self._pool.free(self._tree.evict(max(0, count - self._pool.num_free)))
-        block_ids = self._pool.allocate(
-            count, after=table.block_ids[-1] if table.block_ids else None
-        )
-        assert block_ids is not None
-        table.block_ids = (*table.block_ids, *block_ids)
+        last = table.block_ids[-1] if table.block_ids else None
+        fresh = self._pool.allocate(min(count, self._pool.num_free), after=last)
+        assert fresh is not None
+        # What was one request's lies side by side, though it is evicted from its end on.
+        evicted = sorted(self._tree.evict(count - len(fresh)))
+        table.block_ids = (*table.block_ids, *fresh, *evicted)
         return True
 
     def _share_own(self, request: Request, table: _Table) -> None:
