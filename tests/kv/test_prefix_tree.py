@@ -12,8 +12,7 @@ TOKENS_A, TOKENS_B, TOKENS_C = (1, 2), (3, 4), (5, 6)
 def grown(tree: PrefixTree, *keys: Key) -> list[Node]:
     """A way of computed blocks, used once; block ids count up from 0 in each."""
     path: list[Node] = []
-    for block_id, key in enumerate(keys):
-        tree.extend(path, key, block_id, num_missing=0)
+    tree.extend(path, keys, range(len(keys)), num_missing=0)
     return path
 
 
@@ -56,8 +55,7 @@ def test_evicts_the_deepest_of_what_was_used_longest_ago() -> None:
 def test_what_is_not_computed_goes_with_its_last_user() -> None:
     tree = PrefixTree()
     path = grown(tree, TOKENS_A)
-    tree.extend(path, TOKENS_B, 8, num_missing=2)
-    tree.extend(path, TOKENS_C, 9, num_missing=2)
+    tree.extend(path, [TOKENS_B, TOKENS_C], [8, 9], num_missing=2)
     tree.use(path)
     assert tree.release(path) == []
     assert tree.release(path) == [9, 8]

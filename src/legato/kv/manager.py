@@ -146,9 +146,13 @@ class KVCacheManager:
         if not self._grow(table, self._num_blocks(request) - len(path)):
             self._tree.release(path)
             return False
-        for index in range(len(path), self._num_shareable(request)):
-            key, block_id = self._key(request, index), table.block_ids[index]
-            self._tree.extend(path, key, block_id, num_missing=self.block_size)
+        first, end = len(path), self._num_shareable(request)
+        self._tree.extend(
+            path,
+            self._keys(request, first, end),
+            table.block_ids[first:end],
+            num_missing=self.block_size,
+        )
         self._tables[request.request_id] = table
         return True
 
@@ -171,10 +175,11 @@ class KVCacheManager:
         to be computed cannot, so that this block and those after it stay the request's own.
         """
         index = len(table.shared)
-        key, block_id = self._key(request, index), table.block_ids[index]
+        (key,) = self._keys(request, index, index + 1)
+        block_id = table.block_ids[index]
         twin = self._tree.child(table.shared, key)
         if twin is None:
-            self._tree.extend(table.shared, key, block_id, num_missing=0)
+            self._tree.extend(table.shared, [key], [block_id], num_missing=0)
         elif twin.is_computed:
             self._tree.use([twin])
             table.shared.append(twin)
@@ -193,10 +198,15 @@ class KVCacheManager:
         return num_tokens
 
     def _match(self, request: Request) -> list[Node]:
-        return self._tree.match(self._keys(request))
+        return self._tree.match(self._keys(request, 0, self._num_shareable(request)))
 
-    def _keys(self, request: Request) -> Iterator[Key]:
-        return (self._key(request, index) for index in range(self._num_shareable(request)))
+    def _keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
+        """Of the request's blocks [first, end)."""
+        token_ids, size = request.token_ids, self.block_size
+        salt = request.message.service.cache_salt
+        for start in range(first * size, end * size, size):
+            tokens = tuple(token_ids[start : start + size])
+            yield tokens if start or salt is None else (salt, *tokens)
 
     def _num_shareable(self, request: Request) -> int:
         """Blocks at the start of a request that it may take computed from others."""
@@ -204,12 +214,6 @@ class KVCacheManager:
         if not self._is_sharing or (wants_scores and not request.num_output_tokens):
             return 0  # what is not computed cannot be scored
         return (request.num_tokens - 1) // self.block_size
-
-    def _key(self, request: Request, index: int) -> Key:
-        start = index * self.block_size
-        tokens = tuple(request.token_ids[start : start + self.block_size])
-        salt = request.message.service.cache_salt
-        return tokens if index or salt is None else (salt, *tokens)
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_tokens // self.block_size)

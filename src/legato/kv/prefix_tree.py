@@ -54,8 +54,10 @@ class PrefixTree:
     def match(self, keys: Iterable[Key]) -> list[Node]:
         """The way down as far as it exists, without using it."""
         path: list[Node] = []
+        node: Node | None = self._root
         for key in keys:
-            node = self.child(path, key)
+            assert node is not None
+            node = node.children.get(key)
             if node is None:
                 break
             path.append(node)
@@ -65,14 +67,18 @@ class PrefixTree:
         """The node under the end of a way from the root, which may have no step yet."""
         return (path[-1] if path else self._root).children.get(key)
 
-    def extend(self, path: list[Node], key: Key, block_id: int, *, num_missing: int) -> None:
-        """Put a block under the end of a way and at its end, used by whoever goes this way."""
+    def extend(
+        self, path: list[Node], keys: Iterable[Key], block_ids: Iterable[int], *, num_missing: int
+    ) -> None:
+        """Put blocks, one under the other, at the end of a way, used by whoever goes this way."""
         parent = path[-1] if path else self._root
-        assert key not in parent.children, "two blocks with the same tokens"
-        node = Node(parent, key, block_id, num_missing)
-        node.num_users = 1
-        parent.children[key] = node
-        path.append(node)
+        for key, block_id in zip(keys, block_ids, strict=True):
+            assert key not in parent.children, "two blocks with the same tokens"
+            node = Node(parent, key, block_id, num_missing)
+            node.num_users = 1
+            parent.children[key] = node
+            path.append(node)
+            parent = node
 
     def use(self, nodes: Iterable[Node]) -> None:
         """Keep nodes, and all above them, from being evicted until they are released."""
