@@ -36,6 +36,7 @@ from legato.scheduler.step_time import StepTimeModel
 _COSTS = PROFILES["llama-3-8b-h100"].costs
 _MAX_MODEL_LEN = 8192
 _BLOCK_SIZE = 16
+_NUM_PREFIXES, _SHARED = 10, 512
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -57,6 +58,7 @@ SCENES = (
     Scene("fixed budget", 256, 10_000, 1000.0, {"max_num_batched_tokens": 2048}),
     Scene("ITL and TTFT SLO", 256, 10_000, 1000.0, _PROMISES),
     Scene("the same, srf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "srf"}),
+    Scene("the same, lpm", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "lpm"}),
     Scene("the same, all late", 256, 10_000, 1000.0, {**_PROMISES, "ttft_slo_s": 0.1}),
     Scene("the same, shedding load", 256, 10_000, 1000.0, _SHEDDING),
 )
@@ -105,7 +107,8 @@ class Stage:
             - stats.num_waiting
         )
         for _ in range(missing):
-            self._timed("apply", lambda: self._scheduler.apply([self._arrival()], self._clock()))
+            arrival = self._arrival()
+            self._timed("apply", lambda a=arrival: self._scheduler.apply([a], self._clock()))
         plan = self._timed("plan", lambda: self._scheduler.plan(self._clock()))
         self._executor.submit(plan)
         result = self._executor.collect()
@@ -118,9 +121,15 @@ class Stage:
         return result
 
     def _arrival(self) -> AddRequest:
+        """A prompt that begins as a tenth of the others do, and goes on as none of them."""
+        number = next(self._ids)
+        length = round(self._random.lognormvariate(5.5, 1.2) % 4000 + 1)
+        num_shared = min(length, _SHARED)
+        shared = (self._random.randrange(_NUM_PREFIXES),) * num_shared
+        first = _NUM_PREFIXES + number * _MAX_MODEL_LEN
         return AddRequest(
-            request_id=str(next(self._ids)),
-            prompt_token_ids=(1,) * round(self._random.lognormvariate(5.5, 1.2) % 4000 + 1),
+            request_id=str(number),
+            prompt_token_ids=(*shared, *range(first, first + length - num_shared)),
             params=SamplingParams(max_tokens=self._random.randrange(50, 400), seed=0),
             service=ServiceParams(slo_class=self._random.choice(["interactive"] * 4 + ["batch"])),
             arrival_time_s=self._clock(),

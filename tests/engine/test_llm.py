@@ -1,5 +1,7 @@
 """The Python API on the real model."""
 
+from typing import Any
+
 import pytest
 
 from legato import LLM, SamplingParams
@@ -93,6 +95,60 @@ def test_prompt_logprobs_come_once_despite_preemption() -> None:
         assert scored is not None
         assert [entry.token_id for entry in scored] == generation.prompt_token_ids[1:]
         assert len(generation.outputs[0].token_ids) == params.max_tokens
+
+
+def test_what_is_to_be_scored_is_not_taken_from_the_cache(llm: LLM) -> None:
+    """The same prompt a second time, while and after it is computed for others."""
+    prompt: Any = {"prompt_token_ids": list(range(2000, 2200))}
+    plain, scoring = GREEDY, SamplingParams(temperature=0.0, max_tokens=12, prompt_logprobs=0)
+    generations = llm.generate([prompt] * 3, [plain, scoring, plain], use_tqdm=False)
+    generations += llm.generate([prompt] * 2, [scoring, plain], use_tqdm=False)
+    for generation in generations:
+        assert generation.outputs[0].token_ids == generations[0].outputs[0].token_ids
+    for scored in (generations[1], generations[3]):
+        entries = scored.outputs[0].prompt_logprobs
+        assert entries is not None
+        assert [entry.token_id for entry in entries] == scored.prompt_token_ids[1:]
+    assert [g.outputs[0].num_cached_tokens for g in generations] == [0, 0, 192, 0, 192]
+
+
+def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
+    prompt: Any = {"prompt_token_ids": list(range(6000, 6100))}
+    salted: Any = {**prompt, "cache_salt": "a"}
+    asked = [prompt, salted, salted, prompt]
+    generations = llm.generate(asked, GREEDY, use_tqdm=False)
+    assert [g.outputs[0].num_cached_tokens for g in generations] == [0, 0, 96, 96]
+
+
+def test_penalties_count_what_was_cached(llm: LLM) -> None:
+    """A repetition penalty looks at the whole prompt, computed or not."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.5, seed=3)
+    prompt: Any = {"prompt_token_ids": [*range(3000, 3100), *range(3000, 3040)]}
+    cold, warm = (llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for _ in range(2))
+    assert warm.num_cached_tokens == 128
+    assert warm.token_ids == cold.token_ids
+
+
+def test_a_warm_hit_reads_what_was_written_in_the_models_own_dtype() -> None:
+    """Where there are native kernels, these; rounding aside, the first token is as likely."""
+    llm = LLM(kv_cache_memory_bytes=2**28, max_model_len=2048)
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
+    noise: Any = {"prompt_token_ids": list(range(5000, 5700))}
+    prompt: Any = {"prompt_token_ids": list(range(4000, 4500))}
+    llm.generate([noise, prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    scored = []
+    for tail in ([], [7, 8, 9]):
+        longer: Any = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tail]}
+        (warm,) = llm.generate(longer, params, use_tqdm=False)
+        assert warm.outputs[0].num_cached_tokens == 480
+        scored.append(warm.outputs[0])
+    cold = LLM(kv_cache_memory_bytes=2**28, max_model_len=2048, enable_prefix_caching=False)
+    for tail, warm_output in zip(([], [7, 8, 9]), scored, strict=True):
+        longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tail]}
+        (generation,) = cold.generate(longer, params, use_tqdm=False)
+        assert generation.outputs[0].num_cached_tokens == 0
+        (got,), (expected,) = warm_output.logprobs or [], generation.outputs[0].logprobs or []
+        assert got.logprob == pytest.approx(expected.logprob, abs=0.1)
 
 
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:

@@ -64,7 +64,7 @@ def _assert_same(references: list[Reference], outputs: list[list[int]]) -> int:
     """Returns how many outputs left the reference at a near tie, which is allowed."""
     ties = 0
     for reference, tokens in zip(references, outputs, strict=True):
-        assert len(tokens) == NUM_TOKENS
+        assert len(tokens) == len(reference.tokens)
         for position, (got, expected) in enumerate(zip(tokens, reference.tokens, strict=True)):
             if got != expected:
                 where = f"token {position} after a prompt of {len(reference.prompt)}"
@@ -85,7 +85,10 @@ def _llm(budget: int, **settings: object) -> LLM:
 
 
 def _complete(llm: LLM, references: list[Reference]) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=len(reference.tokens), ignore_eos=True)
+        for reference in references
+    ]
     prompts = [{"prompt_token_ids": reference.prompt} for reference in references]
     results = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
     return [result.outputs[0].token_ids for result in results]
@@ -98,7 +101,7 @@ def budget(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def llm(budget: int) -> Iterator[LLM]:
-    return _llm(budget)
+    return _llm(budget, enable_prefix_caching=False)  # the same prompts again are to be computed
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,24 @@ def test_in_a_mixed_batch(llm: LLM, prompts: list[Reference]) -> None:
     _assert_same(prompts, _complete(llm, prompts))
 
 
-def test_after_preemption(references: list[Reference]) -> None:
+def test_with_a_warm_cache(references: list[Reference]) -> None:
+    """Prompts behind their own twins, once more, and with the first half of their answers."""
+    llm = _llm(64, block_size=4)
+    some = [r for r in references if len(r.prompt) <= 1000]
+    cold = [r for r in some for _ in range(2)]
+    _assert_same(cold, _complete(llm, cold))
+    num_followed = llm.stats.num_prefix_cache_hits
+    assert num_followed == sum((len(r.prompt) - 1) // 4 * 4 for r in some)
+    _assert_same(some, _complete(llm, some))
+    assert llm.stats.num_prefix_cache_hits == 2 * num_followed
+    half = NUM_TOKENS // 2
+    later = [Reference(r.prompt + r.tokens[:half], r.tokens[half:], r.gaps[half:]) for r in some]
+    _assert_same(later, _complete(llm, later))
+    assert llm.stats.num_prefix_cache_hits > 3 * num_followed
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+def test_after_preemption(references: list[Reference], enable_prefix_caching: bool) -> None:
     """The cache holds the prompts of some requests, but not their outputs."""
     some = [r for r in references if 60 <= len(r.prompt) <= 256]
     num_blocks = sum(-(-len(r.prompt) // 4) for r in some) + 8
@@ -125,6 +145,7 @@ def test_after_preemption(references: list[Reference]) -> None:
         block_size=4,
         kv_cache_memory_bytes=num_blocks * 4 * bytes_per_token,
         max_model_len=512,
+        enable_prefix_caching=enable_prefix_caching,
     )
     _assert_same(some, _complete(llm, some))
     assert llm.stats.num_preemptions > 0

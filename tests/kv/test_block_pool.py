@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from legato.kv.block_pool import BlockPool, runs_of
-from legato.kv.manager import KVCacheManager
 
 NUM_BLOCKS = 40
 
@@ -64,15 +63,6 @@ TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
-def test_a_growing_request_stays_in_one_run() -> None:
-    manager = KVCacheManager(num_blocks=1024, block_size=16)
-    for num_tokens in range(1, 500):
-        for request_id in "abcdefgh":
-            assert manager.reserve(request_id, num_tokens)
-    for request_id in "abcdefgh":
-        assert len(list(runs_of(manager.block_ids(request_id)))) == 1
-
-
 def test_everything_freed_is_one_run_again() -> None:
     pool = BlockPool(64)
     held = [pool.allocate(3) for _ in range(20)]
@@ -81,21 +71,6 @@ def test_everything_freed_is_one_run_again() -> None:
         pool.free(block_ids)
     whole = pool.allocate(64)
     assert whole == list(range(64))
-
-
-def test_reserve_is_all_or_nothing() -> None:
-    manager = KVCacheManager(num_blocks=4, block_size=4)
-    assert manager.reserve("a", 9)
-    assert manager.num_free_blocks == 1
-    assert not manager.reserve("b", 5)
-    assert not manager.fits("b", 4, spare_blocks=1)
-    assert manager.num_free_blocks == 1
-    assert manager.reserve("a", 12), "the third block has room"
-    assert manager.num_free_blocks == 1
-    assert manager.usage == 0.75
-    manager.release("a")
-    manager.release("a")
-    assert manager.num_free_blocks == 4
 
 
 @given(st.lists(st.integers(0, 30), unique=True))

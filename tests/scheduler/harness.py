@@ -1,24 +1,24 @@
 """Drives the real scheduler against the simulated executor, checking every plan on the way."""
 
-from collections import Counter
-from collections.abc import Callable, Collection
+import zlib
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import Fault, ScheduledChunk, StepPlan
+from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
 VOCAB_SIZE = 1000
+_LONGEST_PROMPT = 100_000
 
 
 class Harness:
@@ -28,6 +28,9 @@ class Harness:
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
         settings: further fields of `SchedulerConfig`.
+
+    Attributes:
+        num_computed: key request id, value how many tokens its chunks held.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Harness:
         block_size: int = 4,
         max_model_len: int = 128,
         max_waiting: int = 10_000,
+        enable_prefix_caching: bool = True,
         step_time: StepTimeModel | None = None,
         step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
         **settings: Any,
@@ -50,7 +54,9 @@ class Harness:
             **settings,
         ).resolve(max_model_len)
         self.max_model_len = max_model_len
-        self.kv = KVCacheManager(num_blocks, block_size)
+        self.kv = KVCacheManager(
+            num_blocks, block_size, enable_prefix_caching=enable_prefix_caching
+        )
         self.scheduler = Scheduler(
             self.config, max_model_len=max_model_len, kv=self.kv, step_time=step_time
         )
@@ -60,18 +66,37 @@ class Harness:
         self.tokens: dict[str, list[int]] = {}
         self.token_times_s: dict[str, list[float]] = {}
         self.finish_reasons: dict[str, list[FinishReason]] = {}
+        self.num_cached: dict[str, int] = {}
+        self.num_computed: dict[str, int] = {}
         self.plans: list[StepPlan] = []
-        self.cache: dict[tuple[int, int], tuple[str, int]] = {}
-        """Key (block, offset), value (request id, position) of the token written there."""
+        self.cache: dict[tuple[int, int], int] = {}
+        """Key (block, offset), value a checksum of the token there and of all before it."""
         self.known: set[str] = set()
         """Requests that the executor has been told of and not yet of their end."""
 
-    def add(self, request_id: str, prompt_len: int, max_tokens: int = 4, **service: Any) -> None:
-        """Let a request arrive now; `service` is fields of `ServiceParams`."""
+    def add(
+        self,
+        request_id: str,
+        prompt_len: int = 0,
+        max_tokens: int = 4,
+        *,
+        prompt: Sequence[int] | None = None,
+        prompt_logprobs: int | None = None,
+        **service: Any,
+    ) -> None:
+        """Let a request arrive now.
+
+        Args:
+            prompt: None takes `prompt_len` tokens that no other prompt has.
+            service: fields of `ServiceParams`.
+        """
+        first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
         request = AddRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(range(prompt_len)),
-            params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+            prompt_token_ids=tuple(range(first, first + prompt_len) if prompt is None else prompt),
+            params=SamplingParams(
+                max_tokens=max_tokens, seed=0, temperature=0.0, prompt_logprobs=prompt_logprobs
+            ),
             service=ServiceParams(**service),
             arrival_time_s=self.clock(),
         )
@@ -79,6 +104,7 @@ class Harness:
         self.tokens[request_id] = []
         self.token_times_s[request_id] = []
         self.finish_reasons[request_id] = []
+        self.num_cached[request_id] = self.num_computed[request_id] = 0
         self.take(self.scheduler.apply([request], self.clock()))
 
     def abort(self, request_id: str) -> None:
@@ -108,12 +134,22 @@ class Harness:
         assert len(set(ids)) == len(ids)
         if self.config.policy == "stall-free":
             self.check_streams(plan, decoding)
-        owners: Counter[int] = Counter()
+        writers: dict[int, str] = {}  # key block
         for chunk in plan.chunks:
             assert chunk.num_tokens > 0
             assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
-            owners.update(chunk.block_ids)
-        assert all(count == 1 for count in owners.values()), "a block has two owners"
+            for block_id in self.written_blocks(chunk):
+                assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
+                    "a block has two writers"
+                )
+        for chunk in plan.chunks:
+            for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
+                writer = writers.get(block_id, chunk.request_id)
+                assert writer == chunk.request_id, "reads what another writes in this step"
+
+    def written_blocks(self, chunk: ScheduledChunk) -> tuple[int, ...]:
+        size = self.kv.block_size
+        return chunk.block_ids[chunk.start // size : -(-chunk.end // size)]
 
     def check_streams(self, plan: StepPlan, decoding: list[Request]) -> None:
         """All streams advance, save that where a token is due best-effort ones may take turns."""
@@ -128,14 +164,24 @@ class Harness:
     def run(
         self, plan: StepPlan, failing: Collection[str] = (), *, out_of_memory: bool = False
     ) -> None:
-        """Compute a step; of the requests in `failing`, nothing."""
+        """Compute a step; of the requests in `failing` nothing, though it spoils their blocks."""
         self.hear(plan)
         computed = [chunk for chunk in plan.chunks if chunk.request_id not in failing]
         for chunk in computed:
+            self.read_cache(chunk)
+        for chunk in plan.chunks:
+            self.spoil_cache(chunk)
+        for chunk in computed:
             self.write_cache(chunk)
         self.executor.submit(plan.part(computed))
-        result = msgspec.structs.replace(
-            self.executor.collect(),
+        self.executor.collect()
+        result = StepResult(
+            step_id=plan.step_id,
+            sampled={
+                chunk.request_id: [greedy_token(self.token_ids(chunk.request_id))]
+                for chunk in computed
+                if chunk.num_samples
+            },
             faults=dict.fromkeys(failing, Fault("boom", out_of_memory)),
             ran_out_of_memory=out_of_memory,
         )
@@ -147,14 +193,38 @@ class Harness:
         self.known.update(request.request_id for request in plan.new_requests)
         assert self.known.issuperset(chunk.request_id for chunk in plan.chunks)
 
+    def spoil_cache(self, chunk: ScheduledChunk) -> None:
+        """What an attempt that fails may leave behind."""
+        self.cache.update((slot, -1) for slot, _ in self._slots(chunk, chunk.start))
+
+    def read_cache(self, chunk: ScheduledChunk) -> None:
+        """What a model would read: all tokens before the chunk, each after those before it."""
+        for slot, fingerprint in self._slots(chunk, 0):
+            if slot == self._slot(chunk, chunk.start):
+                return
+            assert self.cache.get(slot) == fingerprint, "reads what is not there"
+
     def write_cache(self, chunk: ScheduledChunk) -> None:
-        """What a model would do: read all tokens before the chunk, and write the chunk's."""
+        self.num_computed[chunk.request_id] += chunk.num_tokens
+        self.cache.update(self._slots(chunk, chunk.start))
+
+    def _slots(self, chunk: ScheduledChunk, start: int) -> Iterator[tuple[tuple[int, int], int]]:
+        """Slots of the tokens from `start` to the chunk's end, and what should stand there."""
+        request = self.added[chunk.request_id]
+        token_ids = self.token_ids(chunk.request_id)
+        fingerprint = zlib.crc32(str(request.service.cache_salt).encode())
         for position in range(chunk.end):
-            index, offset = divmod(position, self.kv.block_size)
-            slot = chunk.block_ids[index], offset
-            if position >= chunk.start:
-                self.cache[slot] = chunk.request_id, position
-            assert self.cache.get(slot) == (chunk.request_id, position), "reads what is not there"
+            fingerprint = zlib.crc32(token_ids[position].to_bytes(8, "little"), fingerprint)
+            if position >= start:
+                yield self._slot(chunk, position), fingerprint
+
+    def _slot(self, chunk: ScheduledChunk, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.kv.block_size)
+        return chunk.block_ids[index], offset
+
+    def token_ids(self, request_id: str) -> list[int]:
+        """Prompt and output so far."""
+        return [*self.added[request_id].prompt_token_ids, *self.tokens[request_id]]
 
     def step(self) -> StepPlan | None:
         plan = self.plan()
@@ -174,13 +244,33 @@ class Harness:
             assert not self.finish_reasons[output.request_id], "an output after the end"
             self.tokens[output.request_id] += output.new_token_ids
             self.token_times_s[output.request_id] += [self.clock()] * len(output.new_token_ids)
+            self.num_cached[output.request_id] = max(
+                output.num_cached_tokens, self.num_cached[output.request_id]
+            )
             if output.finish_reason is not None:
                 self.finish_reasons[output.request_id].append(output.finish_reason)
+
+    def check_skipped(self, request_id: str) -> None:
+        """What was not computed was said to be cached; what is to be scored was computed."""
+        request, num_cached = self.added[request_id], self.num_cached[request_id]
+        num_prompt, num_output = len(request.prompt_token_ids), len(self.tokens[request_id])
+        if num_output:
+            assert num_cached < num_prompt
+            assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
+        if request.params.prompt_logprobs is not None or not self.kv._is_sharing:
+            assert not num_cached
 
     def expected_tokens(self, request_id: str) -> list[int]:
         """What the request gets when it runs undisturbed."""
         request = self.added[request_id]
-        start = len(request.prompt_token_ids)
+        token_ids = list(request.prompt_token_ids)
         assert request.params.max_tokens is not None
-        count = min(request.params.max_tokens, self.max_model_len - start)
-        return [simulated_token(request_id, start + i, VOCAB_SIZE) for i in range(count)]
+        count = min(request.params.max_tokens, self.max_model_len - len(token_ids))
+        for _ in range(count):
+            token_ids.append(greedy_token(token_ids))
+        return token_ids[len(token_ids) - count :]
+
+
+def greedy_token(token_ids: list[int]) -> int:
+    """What a made-up model says after these tokens."""
+    return zlib.crc32(array("q", token_ids).tobytes()) % VOCAB_SIZE

@@ -14,6 +14,7 @@ from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
+from tests.kv.conservation import check_blocks
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, noise_of, true_costs, truth
 
@@ -56,11 +57,24 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def prompts() -> st.SearchStrategy[tuple[int, ...]]:
+    """Short ones and long ones that begin alike, up to anywhere."""
+    lengths = st.integers(1, 6) | st.integers(1, MAX_MODEL_LEN - 1)
+    return st.builds(
+        lambda length, fork, tail: tuple(0 if i < fork else tail for i in range(length)),
+        lengths,
+        st.sampled_from([0, 4, 10, 16, MAX_MODEL_LEN]),
+        st.integers(1, 3),
+    )
+
+
 def arrivals() -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of `Harness.add`."""
     return st.fixed_dictionaries(
         {
-            "prompt_len": st.integers(1, 6) | st.integers(1, MAX_MODEL_LEN - 1),
+            "prompt": prompts(),
+            "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+            "cache_salt": st.sampled_from([None, None, None, "a"]),
             "max_tokens": st.sampled_from([12, 20, 1, 2, 5]),
             "slo_class": st.sampled_from(["interactive", "batch", "other"]),
             "priority": st.integers(-3, 3),
@@ -73,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         scheduler=scheduler_settings(),
         num_blocks=st.integers(8, 40),
+        enable_prefix_caching=st.sampled_from([True, True, True, False]),
         costs=true_costs(),
         is_calibrated=st.booleans(),
         seed=st.integers(0, 2**16),
@@ -81,12 +96,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self,
         scheduler: dict[str, Any],
         num_blocks: int,
+        enable_prefix_caching: bool,
         costs: StepCosts,
         is_calibrated: bool,
         seed: int,
     ) -> None:
         self.harness = Harness(
             num_blocks=num_blocks,
+            enable_prefix_caching=enable_prefix_caching,
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=12,
@@ -101,6 +118,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, arrivals: list[dict[str, Any]]) -> None:
         for arrival in arrivals:
             self.harness.add(next(self.ids), **arrival)
+
+    @rule(data=st.data(), arrival=arrivals())
+    def continue_conversation(self, data: st.DataObject, arrival: dict[str, Any]) -> None:
+        """A prompt that begins with another one and what has come of it."""
+        if self.harness.added:
+            past = self.harness.token_ids(data.draw(st.sampled_from(sorted(self.harness.added))))
+            prompt = (*past, *arrival["prompt"])[: MAX_MODEL_LEN - 1]
+            self.harness.add(next(self.ids), **{**arrival, "prompt": prompt})
 
     @rule(seconds=st.floats(0.01, 30.0))
     def wait(self, seconds: float) -> None:
@@ -145,12 +170,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "harness"):
             return
         kv = self.harness.kv
-        held = [block for table in kv._tables.values() for block in table]
-        assert len(held) == len(set(held)), "a block has two owners"
-        assert len(held) + kv.num_free_blocks == kv.num_blocks
+        check_blocks(kv)
         if self.in_flight is not None:
+            held = {block for table in kv._tables.values() for block in table.block_ids}
             flying = {block for chunk in self.in_flight.chunks for block in chunk.block_ids}
-            assert flying <= set(held), "a block was freed under a step in flight"
+            assert flying <= held, "a block was freed under a step in flight"
 
     def teardown(self) -> None:
         if not hasattr(self, "harness"):
@@ -163,6 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
         for request_id in harness.added:
             reasons = harness.finish_reasons[request_id]
+            harness.check_skipped(request_id)
             assert len(reasons) == 1, "each request ends exactly once"
             expected = harness.expected_tokens(request_id)
             if reasons == [FinishReason.LENGTH]:

@@ -12,6 +12,7 @@ from legato.scheduler.order import (
     edf,
     fcfs,
     is_past_deadline,
+    lpm,
     rank,
     srf,
 )
@@ -37,6 +38,16 @@ def test_what_has_been_computed_does_not_remain() -> None:
     begun, new = waiting_request(prompt_len=200), waiting_request(prompt_len=100)
     begun.num_computed_tokens = 150
     assert rank(begun, srf) < rank(new, srf)
+
+
+@pytest.mark.parametrize("order", [srf, lpm])
+def test_what_is_cached_goes_first_until_the_other_has_waited(order: Order) -> None:
+    """100 tokens that need not be computed are worth half a second."""
+    cold = waiting_request(arrival_s=0.0, prompt_len=200)
+    for arrival_s, is_first in ((0.4, True), (0.6, False)):
+        cached = waiting_request(arrival_s=arrival_s, prompt_len=200)
+        cached.num_hit_tokens = 100
+        assert (rank(cached, order) < rank(cold, order)) is is_first
 
 
 def test_the_earliest_deadline_goes_first() -> None:

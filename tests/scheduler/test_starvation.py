@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.budget import MIN_CHUNK
-from legato.scheduler.order import ORDERS, rank
+from legato.scheduler.order import _S_PER_TOKEN, ORDERS, rank
 from legato.scheduler.step_builder import _MAX_YIELDS, _PATIENCE_S
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
@@ -124,6 +124,30 @@ def test_a_rank_is_a_delay_and_no_more(
     ) + num_service_steps(prompt_len, 1, harness.config)
     within_s = delay_s(request, harness) + STEP_S * (1 + service)
     harness.await_first_token("R", within_s)
+
+
+@given(
+    newcomer_len=st.integers(1, 400),
+    num_waiting=st.integers(1, 5),
+    prompt_len=st.integers(1, 600),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(16, 64),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_cached_prompt_is_a_head_start_and_no_more(
+    newcomer_len: int, num_waiting: int, prompt_len: int, max_num_seqs: int, budget: int
+) -> None:
+    """The bound: newcomers go before the request as long as their hits are worth."""
+    newcomer = {"prompt": (1,) * newcomer_len, "max_tokens": 2}
+    harness = BusyHarness(
+        newcomer, num_waiting, prefill_order="lpm", max_num_seqs=max_num_seqs, budget=budget
+    )
+    harness.warm_up(20)
+    harness.add("R", prompt_len, 1)
+    num_before = num_waiting + 1 + max_num_seqs
+    service = num_before * num_service_steps(newcomer_len, 2, harness.config)
+    service += num_service_steps(prompt_len, 1, harness.config)
+    harness.await_first_token("R", _S_PER_TOKEN * newcomer_len + STEP_S * (1 + service))
 
 
 def delay_s(request: Request, harness: BusyHarness) -> float:

@@ -13,6 +13,8 @@ NAMES = {
     "legato:num_steps_over_budget",
     "legato:num_failed_steps",
     "legato:num_engine_restarts",
+    "legato:prefix_cache_queries",
+    "legato:prefix_cache_hits",
     "legato:slo_unattainable",
     "legato:step_time_margin",
     "legato:prompt_tokens",

@@ -49,7 +49,10 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
         """An engine that is as good as calibrated, at rest."""
         profile, block_size = self.profile, CacheConfig().block_size
         config = self.scheduler.resolve(profile.max_model_len)
-        kv = KVCacheManager(-(-profile.kv_cache_tokens // block_size), block_size)
+        # A workload tells lengths, not tokens: what its prompts share is not known.
+        kv = KVCacheManager(
+            -(-profile.kv_cache_tokens // block_size), block_size, enable_prefix_caching=False
+        )
         calibration = calibrate(
             profile.costs,
             max_model_len=profile.max_model_len,

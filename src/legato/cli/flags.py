@@ -217,6 +217,12 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FRACTION",
         help="or a fraction of the free memory (default: 0.9 of a GPU's, 0.25 of the host's)",
     )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="keep the blocks of prompts and outputs, and share them among requests that begin "
+        "alike (default: yes)",
+    )
 
 
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
@@ -248,8 +254,8 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefill-order",
         choices=get_args(PrefillOrder),
-        help="whose prompt goes first: first come, shortest remaining, or earliest TTFT deadline "
-        "(default: edf with a TTFT SLO, else fcfs)",
+        help="whose prompt goes first: first come, shortest remaining, earliest TTFT deadline, or "
+        "longest prefix match in the cache (default: edf with a TTFT SLO, else fcfs)",
     )
     group.add_argument(
         "--enable-chunked-prefill",

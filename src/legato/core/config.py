@@ -13,7 +13,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
-PrefillOrder = Literal["fcfs", "srf", "edf"]
+PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
 
 _IDLE_SHARE = 0.25
 """Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
@@ -54,11 +54,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kv_cache_memory_bytes: size of the cache; None takes `memory_utilization` of what is free.
         memory_utilization: fraction of the free memory, in (0, 1]; None takes 0.9 of a GPU's and
             0.25 of the host's, which other programs want too.
+        enable_prefix_caching: keep blocks of prompts and outputs, and share them among requests
+            that begin alike.
     """
 
     block_size: int = 32
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float | None = None
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

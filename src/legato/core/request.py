@@ -50,6 +50,10 @@ class Request:
         is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
         num_tokens: prompt and output, kept because it is asked for so often.
         rank: its place among those that wait for prefill; lower goes first.
+        num_hit_tokens: of its tokens, those that were in the cache when the scheduler last looked,
+            computed or about to be by another request; until it runs, blocks may come and go.
+        num_cached_tokens: prompt tokens that it did not have to compute, for which others had;
+            what it finds again after a preemption does not count.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
         stalled_since_s: since when no chunk worth having has fitted into a step.
         first_token_s, last_token_s: when its tokens came; None before the first.
@@ -64,7 +68,9 @@ class Request:
         "is_late",
         "last_token_s",
         "message",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_hit_tokens",
         "num_preemptions",
         "num_tokens",
         "rank",
@@ -90,6 +96,8 @@ class Request:
         self.token_due_s = math.inf
         self.token_ids: list[int] = list(message.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -108,9 +116,28 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_missing_tokens(self) -> int:
+        """Those of the remaining tokens that, as far as is known, nobody else computes."""
+        return self.num_tokens - max(self.num_computed_tokens, self.num_hit_tokens)
+
+    @property
     def ttft_deadline_s(self) -> float | None:
         """When its first token is due, on the clock of `arrival_time_s`."""
         return None if self.slo.ttft_s is None else self.message.arrival_time_s + self.slo.ttft_s
+
+    def catch_up(self, num_computed_tokens: int) -> None:
+        """Go on from where the blocks that it shares are computed, if that is further."""
+        skipped = num_computed_tokens - self.num_computed_tokens
+        if skipped <= 0:
+            return
+        self.num_computed_tokens = num_computed_tokens
+        if not self.num_preemptions:
+            self.num_cached_tokens += skipped
+
+    def preempt(self) -> None:
+        """Have nothing computed any more."""
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
 
     def give_up_promise(self) -> None:
         """Be best-effort from here on."""

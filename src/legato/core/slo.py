@@ -10,6 +10,8 @@ INTERACTIVE = "interactive"
 BATCH = "batch"
 
 MAX_PRIORITY = 100
+MAX_CACHE_SALT = 256
+"""Characters; a key of 32 random bytes has 43 or 64."""
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,8 +59,10 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         priority: lower goes earlier, as in vLLM; in [-MAX_PRIORITY, MAX_PRIORITY].
         allow_best_effort: where its TTFT SLO cannot be met, serve it without any promise instead
             of refusing it.
+        cache_salt: cached blocks are shared only among requests with the same; None is one too.
     """
 
     slo_class: str = INTERACTIVE
     priority: int = 0
     allow_best_effort: bool = False
+    cache_salt: str | None = None

@@ -123,7 +123,11 @@ def load_machinery(config: EngineConfig) -> Machinery:
         device=device,
     )
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
-    kv = KVCacheManager(num_blocks, config.cache.block_size)
+    kv = KVCacheManager(
+        num_blocks,
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
     executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
     kernels = "torch" if machine is None else machine.instructions
     return Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
@@ -260,6 +264,7 @@ def _describe(machinery: Machinery, defaults: ModelDefaults) -> EngineInfo:
             "max model length": f"{machinery.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
             f"{cache_bytes / 2**30:.2f} GiB",
+            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
             "step budget": _step_budget(config.scheduler),

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,19 +34,23 @@ from legato.engine.prompts import build_requests
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already."""
+    """A prompt that is tokenized already; `cache_salt` as in `ServiceParams`."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text; the same as the text itself."""
+    """A prompt as text; without a `cache_salt` the same as the text itself."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | TextPrompt | TokensPrompt
 Message = dict[str, Any]  # keys "role" and "content"
+
+_Work = tuple[Sequence[int], SamplingParams, ServiceParams]
 
 
 class Generation:
@@ -87,6 +91,7 @@ class LLM:
         block_size: int = 32,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
+        enable_prefix_caching: bool = True,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int = 64,
         enable_chunked_prefill: bool = True,
@@ -110,6 +115,7 @@ class LLM:
                 block_size=block_size,
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 memory_utilization=gpu_memory_utilization,
+                enable_prefix_caching=enable_prefix_caching,
             ),
             scheduler=SchedulerConfig(
                 policy=policy,
@@ -167,7 +173,11 @@ class LLM:
             Generation(*self._tokenize(prompt), num_outputs=p.n)
             for prompt, p in zip(prompt_list, params, strict=True)
         ]
-        self._complete(generations, params, use_tqdm=use_tqdm)
+        work = [
+            (generation.prompt_token_ids, p, _service(prompt))
+            for generation, p, prompt in zip(generations, params, prompt_list, strict=True)
+        ]
+        self._complete(generations, work, use_tqdm=use_tqdm)
         return generations
 
     def chat(
@@ -201,7 +211,7 @@ class LLM:
     ) -> Iterator[CompletionDelta]:
         """Answer one conversation, as the text comes; closing the iterator stops the request."""
         token_ids = self._tokenizer.apply_chat_template(list(messages))
-        for _, delta in self._run([(token_ids, sampling_params)]):
+        for _, delta in self._run([(token_ids, sampling_params, ServiceParams())]):
             yield delta
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -213,11 +223,10 @@ class LLM:
         raise InvalidRequestError(f"a prompt is a text or token ids, got {prompt!r}")
 
     def _complete(
-        self, generations: list[Generation], params: Sequence[SamplingParams], *, use_tqdm: bool
+        self, generations: list[Generation], work: Sequence[_Work], *, use_tqdm: bool
     ) -> None:
-        work = [(g.prompt_token_ids, p) for g, p in zip(generations, params, strict=True)]
         with _progress(enabled=use_tqdm) as progress:
-            bar = progress.add_task("Generating", total=sum(p.n for p in params), tok_s="")
+            bar = progress.add_task("Generating", total=sum(p.n for _, p, _ in work), tok_s="")
             started_s, num_tokens = time.perf_counter(), 0
             for index, delta in self._run(work):
                 generations[index].outputs[delta.index].add(delta)
@@ -228,14 +237,12 @@ class LLM:
                     tok_s=f"{num_tokens / (time.perf_counter() - started_s):.0f} tok/s",
                 )
 
-    def _run(
-        self, work: Sequence[tuple[Sequence[int], SamplingParams]]
-    ) -> Iterator[tuple[int, CompletionDelta]]:
+    def _run(self, work: Sequence[_Work]) -> Iterator[tuple[int, CompletionDelta]]:
         """Step the engine until all is done; yields (index in `work`, delta)."""
         events: list[Event] = []
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
-        for index, (token_ids, params) in enumerate(work):
-            for i, request in enumerate(self._requests(token_ids, params)):
+        for index, asked in enumerate(work):
+            for i, request in enumerate(self._requests(*asked)):
                 stream = CompletionStream(i, request, self._tokenizer)
                 streams[request.request_id] = index, stream
                 events.append(request)
@@ -257,11 +264,13 @@ class LLM:
             events += [AbortRequest(request_id=request_id) for request_id in streams]
             self._core.apply(events)
 
-    def _requests(self, token_ids: Sequence[int], params: SamplingParams) -> list[AddRequest]:
+    def _requests(
+        self, token_ids: Sequence[int], params: SamplingParams, service: ServiceParams
+    ) -> list[AddRequest]:
         return build_requests(
             token_ids,
             params,
-            service=ServiceParams(),
+            service=service,
             request_id=str(next(self._ids)),
             info=self.info,
             arrival_time_s=time.monotonic(),
@@ -276,6 +285,11 @@ def _params_for_each(
     if len(params) != num_prompts:
         raise InvalidRequestError(f"{num_prompts} prompts, but {len(params)} sampling params")
     return list(params)
+
+
+def _service(prompt: Prompt) -> ServiceParams:
+    salt = None if isinstance(prompt, str) else prompt.get("cache_salt")
+    return ServiceParams(cache_salt=salt)
 
 
 def _checked(stream: CompletionStream, output: RequestOutput) -> CompletionDelta:

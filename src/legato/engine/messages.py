@@ -41,6 +41,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         num_failed_steps: that raised at their first attempt.
         step_time_margin: relative error that the step-time model allows for.
         broken_promise: why the latest step could not keep an SLO; empty if it could.
+        num_prefix_cache_queries: prompt tokens, of requests that had their first token.
+        num_prefix_cache_hits: of these, those whose keys and values were cached.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
     """
 
@@ -51,6 +53,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_steps: int = 0
     step_time_margin: float = 0.0
     broken_promise: str = ""
+    num_prefix_cache_queries: int = 0
+    num_prefix_cache_hits: int = 0
     kv_usage: float = 0.0
 
 

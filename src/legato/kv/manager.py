@@ -1,15 +1,64 @@
-"""Which blocks hold each request's keys and values."""
+"""Which blocks hold each request's keys and values, and which of them requests share."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
+from legato.kv.prefix_tree import Key, Node, PrefixTree
+
+
+class PrefixMatch(NamedTuple):
+    """What of a request is in the cache.
+
+    Attributes:
+        num_tokens: in blocks that it would share, computed or to be computed by another request.
+        num_computed_tokens: of these, those at the start that are computed.
+        next_block: that the first of the others goes to; None where there are none.
+    """
+
+    num_tokens: int
+    num_computed_tokens: int
+    next_block: int | None
+
+
+class _Table:
+    """Blocks of one request: [0, len(shared)) are nodes of the tree, the rest are its own.
+
+    Attributes:
+        block_ids: all of them, in token order.
+        num_full: blocks from the start on that are known to be computed.
+    """
+
+    __slots__ = ("block_ids", "num_full", "shared")
+
+    def __init__(self, shared: list[Node]) -> None:
+        self.shared = shared
+        self.block_ids = tuple(node.block_id for node in shared)
+        self.num_full = 0
 
 
 class KVCacheManager:
-    """Block tables over one pool. All counts of tokens are totals from the start of the request."""
+    """Block tables over one pool, and a tree of the blocks that may be shared.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    A block is free, in the tree, or one request's own. All blocks of a prompt are in the tree from
+    its admission on, before they are computed, so that a request with the same prompt has the same
+    blocks and finds computed what the first one has computed so far. The block of the last token
+    is the request's own: that token is computed in any case, since what follows is sampled from
+    it, and nothing is ever written to a block that is computed. Once it is full, it joins the tree.
+
+    Args:
+        enable_prefix_caching: False shares nothing and keeps nothing.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+    ) -> None:
         self.block_size = block_size
+        self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._tables: dict[str, tuple[int, ...]] = {}  # key request id, value its blocks in order
+        self._tree = PrefixTree()
+        self._tables: dict[str, _Table] = {}  # key request id
 
     @property
     def num_blocks(self) -> int:
@@ -17,40 +66,161 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        """Blocks that no request uses; the cached ones among them are evicted when needed."""
+        return self._pool.num_free + self._tree.num_unused
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks in use, in [0, 1]."""
-        return 1.0 - self._pool.num_free / self._pool.num_blocks
+        """Fraction of the blocks that requests use, in [0, 1]."""
+        return 1.0 - self.num_free_blocks / self._pool.num_blocks
 
-    def fits(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool:
-        """Whether `reserve` would succeed and leave `spare_blocks` free."""
-        missing = -(-num_tokens // self.block_size) - len(self._tables.get(request_id, ()))
-        return missing <= 0 or missing + spare_blocks <= self._pool.num_free
+    def match(self, request: Request) -> PrefixMatch:
+        """Look up a request that has no blocks."""
+        path = self._match(request)
+        num_full = _num_full(path, 0)
+        return PrefixMatch(
+            num_tokens=len(path) * self.block_size,
+            num_computed_tokens=self._num_computed(path, num_full),
+            next_block=path[num_full].block_id if num_full < len(path) else None,
+        )
 
-    def reserve(self, request_id: str, num_tokens: int) -> bool:
-        """Make room for the request's first `num_tokens` tokens.
+    def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
+        """Whether a request without blocks would find them, and `spare_blocks` would be left."""
+        missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
+        # What others use already takes nothing away; looked up only where it matters.
+        return missing <= 0 or missing <= sum(n.num_users > 0 for n in self._match(request))
+
+    def reserve(self, request: Request) -> bool:
+        """Make room for all of a request's tokens, in blocks with the same tokens where there are.
 
         Returns:
             False, and nothing changed, where there are not enough free blocks.
         """
+        table = self._tables.get(request.request_id)
+        if table is None:
+            return self._begin(request)
         # Asked for each decode of each step, nearly always in vain.
-        table = self._tables.get(request_id, ())
-        missing = -(-num_tokens // self.block_size) - len(table)
-        if missing <= 0:
-            return True
-        if missing > self._pool.num_free:
+        missing = self._num_blocks(request) - len(table.block_ids)
+        return missing <= 0 or self._grow(table, missing)
+
+    def block_ids(self, request: Request) -> tuple[int, ...]:
+        """The request's block table: token i lies in block `i // block_size` of it."""
+        return self._tables[request.request_id].block_ids
+
+    def next_block(self, request: Request) -> int:
+        """The block that its first token goes to that is not computed."""
+        return self.block_ids(request)[request.num_computed_tokens // self.block_size]
+
+    def num_computed_tokens(self, request: Request) -> int:
+        """Tokens at its start that are computed in blocks that it shares, by whichever request."""
+        table = self._tables[request.request_id]
+        table.num_full = _num_full(table.shared, table.num_full)
+        return self._num_computed(table.shared, table.num_full)
+
+    def commit(self, request: Request) -> None:
+        """Share what has come to be computed, which is up to `num_computed_tokens`."""
+        if not self._is_sharing:
+            return
+        table = self._tables[request.request_id]
+        num_full, num_more = divmod(request.num_computed_tokens, self.block_size)
+        while table.num_full < num_full:
+            if table.num_full < len(table.shared):
+                table.shared[table.num_full].num_missing = 0
+            elif table.num_full == len(table.shared):
+                self._share_own(request, table)
+            table.num_full += 1
+        if num_more and num_full < len(table.shared):
+            table.shared[num_full].num_missing = self.block_size - num_more
+
+    def release(self, request: Request) -> None:
+        """Let go of all blocks of a request; one that has none is ignored."""
+        table = self._tables.pop(request.request_id, None)
+        if table is not None:
+            own = table.block_ids[len(table.shared) :]
+            self._pool.free([*own, *self._tree.release(table.shared)])
+
+    def _begin(self, request: Request) -> bool:
+        path = self._match(request)
+        self._tree.use(path)
+        table = _Table(path)
+        if not self._grow(table, self._num_blocks(request) - len(path)):
+            self._tree.release(path)
             return False
-        block_ids = self._pool.allocate(missing, after=table[-1] if table else None)
-        assert block_ids is not None
-        self._tables[request_id] = (*table, *block_ids)
+        first, end = len(path), self._num_shareable(request)
+        self._tree.extend(
+            path,
+            self._keys(request, first, end),
+            table.block_ids[first:end],
+            num_missing=self.block_size,
+        )
+        self._tables[request.request_id] = table
         return True
 
-    def block_ids(self, request_id: str) -> tuple[int, ...]:
-        """The request's block table: token i lies in block `i // block_size` of it."""
-        return self._tables[request_id]
+    def _grow(self, table: _Table, count: int) -> bool:
+        """Add blocks of its own to a table."""
+        if count > self.num_free_blocks:
+            return False
+        last = table.block_ids[-1] if table.block_ids else None
+        fresh = self._pool.allocate(min(count, self._pool.num_free), after=last)
+        assert fresh is not None
+        # What was one request's lies side by side, though it is evicted from its end on.
+        evicted = sorted(self._tree.evict(count - len(fresh)))
+        table.block_ids = (*table.block_ids, *fresh, *evicted)
+        return True
 
-    def release(self, request_id: str) -> None:
-        """Give back all blocks of a request; one that holds none is ignored."""
-        self._pool.free(self._tables.pop(request_id, ()))
+    def _share_own(self, request: Request, table: _Table) -> None:
+        """Put the first block of its own, which is full, into the tree.
+
+        Where another request was faster, its block takes the place of this one. One that is still
+        to be computed cannot, so that this block and those after it stay the request's own.
+        """
+        index = len(table.shared)
+        (key,) = self._keys(request, index, index + 1)
+        block_id = table.block_ids[index]
+        twin = self._tree.child(table.shared, key)
+        if twin is None:
+            self._tree.extend(table.shared, [key], [block_id], num_missing=0)
+        elif twin.is_computed:
+            self._tree.use([twin])
+            table.shared.append(twin)
+            table.block_ids = (
+                *table.block_ids[:index],
+                twin.block_id,
+                *table.block_ids[index + 1 :],
+            )
+            self._pool.free([block_id])
+
+    def _num_computed(self, path: list[Node], num_full: int) -> int:
+        """Tokens at the start of a way that are computed, of which `num_full` blocks are."""
+        num_tokens = num_full * self.block_size
+        if num_full < len(path):
+            num_tokens += self.block_size - path[num_full].num_missing
+        return num_tokens
+
+    def _match(self, request: Request) -> list[Node]:
+        return self._tree.match(self._keys(request, 0, self._num_shareable(request)))
+
+    def _keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
+        """Of the request's blocks [first, end)."""
+        token_ids, size = request.token_ids, self.block_size
+        salt = request.message.service.cache_salt
+        for start in range(first * size, end * size, size):
+            tokens = tuple(token_ids[start : start + size])
+            yield tokens if start or salt is None else (salt, *tokens)
+
+    def _num_shareable(self, request: Request) -> int:
+        """Blocks at the start of a request that it may take computed from others."""
+        wants_scores = request.params.prompt_logprobs is not None
+        if not self._is_sharing or (wants_scores and not request.num_output_tokens):
+            return 0  # what is not computed cannot be scored
+        return (request.num_tokens - 1) // self.block_size
+
+    def _num_blocks(self, request: Request) -> int:
+        return -(-request.num_tokens // self.block_size)
+
+
+def _num_full(path: list[Node], known: int) -> int:
+    """Nodes at the start of a way that are computed, of which `known` are known to be."""
+    while known < len(path) and path[known].is_computed:
+        known += 1
+    return known

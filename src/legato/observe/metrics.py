@@ -33,6 +33,10 @@ class EngineSnapshot(Protocol):
     @property
     def num_failed_steps(self) -> int: ...
     @property
+    def num_prefix_cache_queries(self) -> int: ...
+    @property
+    def num_prefix_cache_hits(self) -> int: ...
+    @property
     def kv_usage(self) -> float: ...
     @property
     def step_time_margin(self) -> float: ...
@@ -192,6 +196,16 @@ class _EngineCollector(Collector):
                 "num_engine_restarts",
                 "Times that the engine process died and was started again.",
                 self._engine.num_restarts,
+            ),
+            (
+                "prefix_cache_queries",
+                "Prompt tokens looked up in the cache.",
+                stats.num_prefix_cache_queries,
+            ),
+            (
+                "prefix_cache_hits",
+                "Prompt tokens that did not have to be computed.",
+                stats.num_prefix_cache_hits,
             ),
         )
         for name, text, value in counters:

@@ -124,7 +124,8 @@ class Forecast:
         self, request: Request, streams: ForeseenStreams, until_s: float, *, is_ahead: bool
     ) -> bool:
         """Compute what is left of its prompt; False where that comes to no end in time."""
-        start, end = request.num_computed_tokens, request.num_tokens
+        start = request.num_tokens - request.num_missing_tokens
+        end = request.num_tokens
         while start < end and streams.elapsed_s < until_s:
             limit_s, num_steps = streams.limit_s, streams.num_steps
             chunk = self._chunk((start + end) // 2, streams, limit_s)

@@ -1,9 +1,9 @@
 """Who gets the prefill tokens: the rank of a request among those that wait for prefill.
 
-A rank is a time in seconds, lower first. Each order adds to a request's arrival a delay that is
-bounded, so nobody starves: once a request has waited as long as its own rank lies behind its
-arrival, nobody who arrives from then on goes before it, whatever the load, unless by priority,
-which moves the rank by a bounded time too.
+A rank is a time in seconds, lower first. Each order adds to a request's arrival a delay, or takes
+a head start from it, that is bounded, so nobody starves: once a request has waited as long as its
+own rank lies behind that of one which arrives now, nobody who arrives from then on goes before it,
+whatever the load, unless by priority, which moves the rank by a bounded time too.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PRIORITY_STEP_S = 10.0
 """One step of priority goes before what arrived this much earlier."""
 
 _S_PER_TOKEN = 0.005
-"""Shortest-remaining-first: how much waiting makes up for one token more to compute."""
+"""How much waiting makes up for one token more to compute."""
 
 _NO_DEADLINE_S = 60.0
 _LATE = 4.0
@@ -32,7 +32,16 @@ def fcfs(request: Request, is_late: bool) -> float:  # noqa: ARG001
 
 def srf(request: Request, is_late: bool) -> float:  # noqa: ARG001
     """Shortest remaining first, with ageing."""
-    return request.message.arrival_time_s + _S_PER_TOKEN * request.num_remaining_tokens
+    return request.message.arrival_time_s + _S_PER_TOKEN * request.num_missing_tokens
+
+
+def lpm(request: Request, is_late: bool) -> float:  # noqa: ARG001
+    """Longest prefix match: what a cached token saves counts as having waited that long.
+
+    Requests with a common prefix so come one after the other, while it is in the cache (Zheng et
+    al., SGLang, NeurIPS 2024, which sorts by the length alone).
+    """
+    return request.message.arrival_time_s - _S_PER_TOKEN * request.num_hit_tokens
 
 
 def edf(request: Request, is_late: bool) -> float:
@@ -47,7 +56,10 @@ def edf(request: Request, is_late: bool) -> float:
     return request.message.arrival_time_s + ttft_s * (1.0 + _LATE * is_late)
 
 
-ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf}
+ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf, "lpm": lpm}
+
+HIT_AWARE: frozenset[PrefillOrder] = frozenset(("srf", "lpm"))
+"""Orders in which a rank depends on what is in the cache."""
 
 
 def is_past_deadline(request: Request, now_s: float) -> bool:

@@ -20,7 +20,7 @@ class Queues:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
-        self._waiting: dict[str, Request] = {}  # key request id
+        self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         # Key: is best-effort; equal ranks in the order they came.
         self._by_rank = {is_: SortedKeyList(key=attrgetter("rank")) for is_ in (False, True)}
 
@@ -56,6 +56,19 @@ class Queues:
         position: int = self._by_rank[False].bisect_key_right(rank(request, self.order))
         return position
 
+    def rotate_waiting(self) -> Request | None:
+        """One of those that wait; they come up in turn."""
+        if not self._waiting:
+            return None
+        request_id = next(iter(self._waiting))
+        self._waiting.move_to_end(request_id)
+        return self._waiting[request_id]
+
+    def rerank(self, request: Request) -> None:
+        """Give a waiting request the place that its rank has come to be."""
+        self._leave(request)
+        self.add(request)
+
     def demote_late(self, now_s: float) -> None:
         """Let the requests whose deadline has passed go behind those that can make it."""
         for begun in self.running.values():
@@ -64,9 +77,8 @@ class Queues:
         while (request := self.next_waiting(best_effort=False)) and is_past_deadline(
             request, now_s
         ):
-            self._leave(request)
             request.is_late = True
-            self.add(request)
+            self.rerank(request)
 
     def admit(self, request: Request) -> None:
         self._leave(request)

@@ -16,7 +16,7 @@ from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.memory_budget import MemoryBudget
-from legato.scheduler.order import ORDERS
+from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_builder import KVManager, StepBuilder
@@ -24,15 +24,20 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.turns import PrefillTurns
 
+_LOOKED_UP = 2
+"""Waiting requests a step whose hits are brought up to date, in orders that look at them."""
+
 
 class SchedulerStats(msgspec.Struct, frozen=True):
-    """A snapshot; the counts of preemptions and steps are from the start.
+    """A snapshot; the counts of preemptions, steps and tokens are from the start.
 
     Attributes:
         num_steps_over_budget: steps that held more than their budget, for their decodes alone.
         step_time_margin: relative error that the step-time model allows for.
         broken_promise: why the latest step could not keep an SLO whatever it held; empty if it
             could.
+        num_prefix_cache_queries: prompt tokens of requests that had their first token.
+        num_prefix_cache_hits: of these, those that did not have to be computed.
     """
 
     num_running: int
@@ -41,6 +46,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_steps_over_budget: int
     step_time_margin: float
     broken_promise: str
+    num_prefix_cache_queries: int
+    num_prefix_cache_hits: int
 
 
 class Scheduler:
@@ -87,6 +94,8 @@ class Scheduler:
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_steps_over_budget = 0
+        self._num_prefix_cache_queries = 0
+        self._num_prefix_cache_hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -101,6 +110,8 @@ class Scheduler:
             num_steps_over_budget=self._num_steps_over_budget,
             step_time_margin=self._step_time.margin,
             broken_promise=self.broken_promise,
+            num_prefix_cache_queries=self._num_prefix_cache_queries,
+            num_prefix_cache_hits=self._num_prefix_cache_hits,
         )
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
@@ -119,6 +130,7 @@ class Scheduler:
         assert self._in_flight is None, "a step is in flight"
         self._queues.demote_late(now_s)
         self._budget.recover(now_s)
+        self._look_up_waiting()
         step = StepBuilder(self._queues, self._kv, self._budget, self._turns, self._config, now_s)
         self._fill(step)
         self._num_preemptions += len(step.preempted)
@@ -144,10 +156,12 @@ class Scheduler:
         for chunk in self._land(plan):
             request = self._queues.running[chunk.request_id]
             fault = result.faults.get(chunk.request_id)
+            if fault is None:
+                request.num_computed_tokens = chunk.end
+                self._kv.commit(request)
             if request.finish_reason is not None:
                 outputs.append(_ended(request.request_id, request.finish_reason))
             elif fault is None:
-                request.num_computed_tokens = chunk.end
                 outputs += self._take_tokens(request, result, now_s)
             elif not self._can_be_shorter(chunk, fault):
                 request.finish_reason = FinishReason.ERROR
@@ -170,11 +184,26 @@ class Scheduler:
     def _add(self, message: AddRequest, now_s: float) -> list[RequestOutput]:
         assert message.request_id not in self._queues, "request ids are unique"
         request = Request(message, self._classes[message.service.slo_class])
+        request.num_hit_tokens = self._kv.match(request).num_tokens
         refusal = None if message.is_rerun else self._admission.check(request, now_s)
         if refusal is not None:
             return [refusal]
         self._queues.add(request)
         return []
+
+    def _look_up_waiting(self) -> None:
+        """See what the cache has come to hold of a few waiting requests, a bounded number a step.
+
+        The hits of all others may be out of date; they are found anew when a request begins.
+        """
+        for _ in range(_LOOKED_UP if self._config.prefill_order in HIT_AWARE else 0):
+            request = self._queues.rotate_waiting()
+            if request is None:
+                return
+            num_hit_tokens = self._kv.match(request).num_tokens
+            if num_hit_tokens != request.num_hit_tokens:
+                request.num_hit_tokens = num_hit_tokens
+                self._queues.rerank(request)
 
     def _note_budget(self, step: StepBuilder) -> None:
         self.broken_promise = ""
@@ -208,6 +237,9 @@ class Scheduler:
     ) -> list[RequestOutput]:
         request_id = request.request_id
         token_ids: list[int] = []
+        if request.first_token_s is None and request_id in result.sampled:
+            self._num_prefix_cache_queries += request.num_tokens
+            self._num_prefix_cache_hits += request.num_cached_tokens
         for token_id in result.sampled.get(request_id, ()):
             request.append(token_id, now_s, self._max_model_len)
             token_ids.append(token_id)
@@ -225,12 +257,13 @@ class Scheduler:
                 prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
+                num_cached_tokens=request.num_cached_tokens,
             )
         ]
 
     def _end(self, request: Request) -> None:
         self._queues.remove(request)
-        self._kv.release(request.request_id)
+        self._kv.release(request)
         if request.request_id in self._known_to_executor:
             self._known_to_executor.discard(request.request_id)
             self._ended.append(request.request_id)

@@ -5,6 +5,7 @@ from typing import Protocol
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
+from legato.kv.manager import PrefixMatch
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
 from legato.scheduler.order import rank
 from legato.scheduler.queues import Queues
@@ -22,13 +23,21 @@ _MAX_YIELDS = 3
 class KVManager(Protocol):
     """What the scheduler asks of the KV cache."""
 
-    def fits(self, request_id: str, num_tokens: int, *, spare_blocks: int = 0) -> bool: ...
+    def match(self, request: Request) -> PrefixMatch: ...
 
-    def reserve(self, request_id: str, num_tokens: int) -> bool: ...
+    def fits(self, request: Request, *, spare_blocks: int = 0) -> bool: ...
 
-    def block_ids(self, request_id: str) -> tuple[int, ...]: ...
+    def reserve(self, request: Request) -> bool: ...
 
-    def release(self, request_id: str) -> None: ...
+    def block_ids(self, request: Request) -> tuple[int, ...]: ...
+
+    def next_block(self, request: Request) -> int: ...
+
+    def num_computed_tokens(self, request: Request) -> int: ...
+
+    def commit(self, request: Request) -> None: ...
+
+    def release(self, request: Request) -> None: ...
 
 
 class StepBuilder:
@@ -54,6 +63,9 @@ class StepBuilder:
         self._config = config
         self._now_s = now_s
         self._in_step: set[str] = set()  # request ids
+        # The first block of each prefill chunk. Requests that share what comes next have come
+        # equally far, so that none of a chunk's other blocks can be another request's next one.
+        self._being_computed: set[int] = set()
         self._streams: list[Request] = []  # each wants its next token
         self._begun: list[Request] = []  # the others that run
         self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
@@ -65,6 +77,8 @@ class StepBuilder:
         self.chunks: list[ScheduledChunk] = []
         self.preempted: list[Request] = []
         for request in queues.running.values():
+            if request.num_remaining_tokens > 1:
+                request.catch_up(kv.num_computed_tokens(request))
             (self._streams if request.num_remaining_tokens == 1 else self._begun).append(request)
             self._note_pace(request)
 
@@ -123,16 +137,14 @@ class StepBuilder:
     def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
         """Prompts by rank, begun ones and waiting ones alike; `most` bounds the chunks."""
         begun = self._begun_by_rank(best_effort)
-        num_added = 0
-        while most is None or num_added < most:
+        num_before = len(self.chunks)
+        while most is None or len(self.chunks) - num_before < most:
             waiting = self._next_waiting(best_effort)
             if begun and (waiting is None or begun[0][0] <= waiting.rank):
-                num_added += self._continue(begun.pop(0)[1])
+                self._continue(begun.pop(0)[1])
             elif waiting is None:
                 return
-            elif self._begin(waiting):
-                num_added += 1
-            else:
+            elif not self._begin(waiting):
                 # Nobody overtakes one that cannot be admitted yet, or it might never be.
                 self._may_admit = False
 
@@ -152,8 +164,12 @@ class StepBuilder:
         begun.sort(key=lambda ranked: ranked[0])
         return begun
 
-    def _continue(self, request: Request) -> bool:
-        num_tokens = self._chunk_size(request)
+    def _continue(self, request: Request) -> None:
+        if self._kv.next_block(request) in self._being_computed:
+            # It will find that computed in the next step, and others need not wait meanwhile.
+            request.stalled_since_s = None
+            return
+        num_tokens = self._chunk_size(request, request.num_computed_tokens)
         if num_tokens >= min(MIN_CHUNK, request.num_remaining_tokens):
             request.stalled_since_s = None
         elif request.stalled_since_s is None:
@@ -162,30 +178,36 @@ class StepBuilder:
             self._may_admit = False
         if num_tokens:
             self._add_prefill(request, num_tokens)
-        return num_tokens > 0
 
     def _begin(self, request: Request) -> bool:
-        num_tokens = self._chunk_size(request)
+        """Admit a request, with a chunk or behind another one's; False where it waits on."""
+        if self._is_full() or not self._has_place(request) or not self._can_pace(request):
+            return False
+        match = self._kv.match(request)
+        request.num_hit_tokens = match.num_tokens
+        follows = match.next_block in self._being_computed
+        num_tokens = 0 if follows else self._chunk_size(request, match.num_computed_tokens)
         # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
         # its own next chunk, and its blocks lie side by side.
-        if (
-            not num_tokens
-            or not self._has_place(request)
-            or not self._can_pace(request)
-            or not self._kv.reserve(request.request_id, request.num_tokens)
-        ):
+        if not (follows or num_tokens) or not self._kv.reserve(request):
             return False
         self._queues.admit(request)
         self._note_pace(request)
-        self._add_prefill(request, num_tokens)
+        request.catch_up(match.num_computed_tokens)
+        if num_tokens:
+            self._add_prefill(request, num_tokens)
         return True
+
+    def _is_full(self) -> bool:
+        """Whether not one prefill token fits; cheaper to tell than what a prompt has cached."""
+        return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
     def _has_place(self, request: Request) -> bool:
         """Whether one more may run, and its prompt finds blocks."""
         running = self._queues.running
         # The spare blocks let each running stream begin its next one.
         return len(running) < self._config.max_num_seqs and self._kv.fits(
-            request.request_id, request.num_tokens, spare_blocks=len(running)
+            request, spare_blocks=len(running)
         )
 
     def _can_pace(self, request: Request) -> bool:
@@ -202,9 +224,10 @@ class StepBuilder:
             self._promised.add_decode(request.num_tokens)
             self._pace_s = min(self._pace_s, request.step_s)
 
-    def _chunk_size(self, request: Request) -> int:
-        wanted = request.num_remaining_tokens
-        room = self._budget.max_chunk(self.shape, request.num_computed_tokens, wanted, self.limit_s)
+    def _chunk_size(self, request: Request, start: int) -> int:
+        """Tokens of the request that fit into the step, of those from `start` on."""
+        wanted = request.num_tokens - start
+        room = self._budget.max_chunk(self.shape, start, wanted, self.limit_s)
         if not room and not self.chunks:
             # Nobody's token waits for this step: what it holds may take longer, but not be nothing.
             room = min(wanted, MIN_CHUNK)
@@ -213,7 +236,7 @@ class StepBuilder:
     def _add_decode(self, request: Request) -> bool:
         if request.request_id not in self._queues.running:
             return False  # preempted for one before it
-        if not self._kv.reserve(request.request_id, request.num_tokens):
+        if not self._kv.reserve(request):
             self._make_room(request)
             if request.request_id not in self._queues.running:
                 return False
@@ -227,9 +250,7 @@ class StepBuilder:
         The latest admitted goes first, those without a promise before all others.
         """
         victim = None
-        while victim is not request and not self._kv.reserve(
-            request.request_id, request.num_tokens
-        ):
+        while victim is not request and not self._kv.reserve(request):
             victim = self._victim()
             self._preempt(victim)
 
@@ -243,9 +264,9 @@ class StepBuilder:
         return victim
 
     def _preempt(self, request: Request) -> None:
-        self._kv.release(request.request_id)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        self._kv.release(request)
+        request.preempt()
+        request.num_hit_tokens = self._kv.match(request).num_tokens
         self._queues.preempt(request)
         if not request.is_best_effort:
             self._promised.remove_decode(request.num_tokens)
@@ -253,6 +274,7 @@ class StepBuilder:
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         self._turns.served(best_effort=request.is_best_effort)
+        self._being_computed.add(self._kv.next_block(request))
         self.shape.add_prefill(
             request.num_computed_tokens,
             num_tokens,
@@ -268,7 +290,7 @@ class StepBuilder:
                 request.request_id,
                 start,
                 num_tokens,
-                self._kv.block_ids(request.request_id),
+                self._kv.block_ids(request),
                 int(start + num_tokens == request.num_tokens),
             )
         )

@@ -14,7 +14,7 @@ from legato.core.sampling_params import (
     TOP_K_LIMIT,
     SamplingParams,
 )
-from legato.core.slo import INTERACTIVE, MAX_PRIORITY, ServiceParams
+from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.server.fields import LogitBias, RequestModel, Strings, TokenIds, only
 
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -67,6 +67,7 @@ class GenerationRequest(RequestModel):
     slo_class: str = INTERACTIVE
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
 
     # OpenAI's notes on a request and values that ask for nothing; they change no output.
     user: str | None = None
@@ -107,4 +108,5 @@ class GenerationRequest(RequestModel):
             slo_class=self.slo_class,
             priority=self.priority,
             allow_best_effort=self.allow_best_effort,
+            cache_salt=self.cache_salt,
         )

@@ -1,0 +1,116 @@
+"""Which blocks hold which tokens: a radix tree of full blocks, shared by all that begin alike.
+
+A node is one block of tokens under its parent, so that the way from the root spells all tokens from
+the start of a request on, which are what its keys and values depend on. Children are looked up by
+their tokens themselves: equal hashes of other tokens never pass for a hit.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+Key = tuple[int | str, ...]
+"""Tokens of one block; in front of a request's first ones the salt that keeps it apart, if any."""
+
+
+class Node:
+    """One full block.
+
+    Attributes:
+        num_missing: tokens at its end whose keys and values are still to be computed, by whichever
+            of its users is scheduled first.
+        num_users: requests whose block table it is in. A user of a node uses all above it too.
+    """
+
+    __slots__ = ("block_id", "children", "key", "num_missing", "num_users", "parent")
+
+    def __init__(self, parent: "Node | None", key: Key, block_id: int, num_missing: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.block_id = block_id
+        self.num_missing = num_missing
+        self.num_users = 0
+        self.children: dict[Key, Node] = {}
+
+    @property
+    def is_computed(self) -> bool:
+        return not self.num_missing
+
+
+class PrefixTree:
+    """Full blocks by their tokens. Computed ones stay when their last user goes, until evicted."""
+
+    def __init__(self) -> None:
+        self._root = Node(None, (), -1, 0)
+        # Least recently used first. A request uses the whole way down to its last block and lets
+        # go of the deepest first, so that a node always stands behind those below it: the first
+        # one is a leaf, and finding what to evict takes no search.
+        self._unused: OrderedDict[Node, None] = OrderedDict()
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks that could be evicted."""
+        return len(self._unused)
+
+    def match(self, keys: Iterable[Key]) -> list[Node]:
+        """The way down as far as it exists, without using it."""
+        path: list[Node] = []
+        node: Node | None = self._root
+        for key in keys:
+            assert node is not None
+            node = node.children.get(key)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def child(self, path: list[Node], key: Key) -> Node | None:
+        """The node under the end of a way from the root, which may have no step yet."""
+        return (path[-1] if path else self._root).children.get(key)
+
+    def extend(
+        self, path: list[Node], keys: Iterable[Key], block_ids: Iterable[int], *, num_missing: int
+    ) -> None:
+        """Put blocks, one under the other, at the end of a way, used by whoever goes this way."""
+        parent = path[-1] if path else self._root
+        for key, block_id in zip(keys, block_ids, strict=True):
+            assert key not in parent.children, "two blocks with the same tokens"
+            node = Node(parent, key, block_id, num_missing)
+            node.num_users = 1
+            parent.children[key] = node
+            path.append(node)
+            parent = node
+
+    def use(self, nodes: Iterable[Node]) -> None:
+        """Keep nodes, and all above them, from being evicted until they are released."""
+        for node in nodes:
+            if not node.num_users:
+                del self._unused[node]
+            node.num_users += 1
+
+    def release(self, path: list[Node]) -> list[int]:
+        """Stop using a way from the root.
+
+        Returns:
+            Blocks that were in the tree and are not any more: those that were not computed to their
+            end, and that nobody else waits for.
+        """
+        dropped: list[int] = []
+        for node in reversed(path):
+            node.num_users -= 1
+            if node.num_users:
+                continue
+            if node.is_computed:
+                self._unused[node] = None
+            else:
+                dropped.append(self._remove(node))
+        return dropped
+
+    def evict(self, count: int) -> list[int]:
+        """Forget the `count` least recently used blocks that nobody uses; there must be as many."""
+        return [self._remove(self._unused.popitem(last=False)[0]) for _ in range(count)]
+
+    def _remove(self, node: Node) -> int:
+        assert not node.children, "a block is forgotten before those that continue it"
+        assert node.parent is not None
+        del node.parent.children[node.key]
+        return node.block_id

@@ -1,0 +1,50 @@
+"""What must hold of blocks and of the tree whatever was done to them."""
+
+from collections import Counter
+
+from legato.kv.manager import KVCacheManager
+from legato.kv.prefix_tree import Node
+
+
+def check_blocks(kv: KVCacheManager) -> None:
+    """Every block is free, in the tree or one request's own; users are counted right."""
+    nodes = _descendants(kv._tree._root)
+    cached = [node.block_id for node in nodes]
+    own = [b for table in kv._tables.values() for b in table.block_ids[len(table.shared) :]]
+    taken = cached + own
+    assert len(taken) == len(set(taken)), "a block is in two places"
+    assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
+    _check_users(kv, nodes)
+    _check_eviction_order(kv)
+    for node in nodes:
+        assert node.parent is not None
+        assert node.parent.children[node.key] is node
+        assert node.parent.is_computed or not node.is_computed, "computed after what is not"
+        assert node.is_computed or node.num_users, "nobody will ever compute it"
+
+
+def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
+    users: Counter[Node] = Counter()
+    for table in kv._tables.values():
+        users.update(table.shared)
+        parents = [kv._tree._root, *table.shared[:-1]]
+        assert all(n.parent is p for n, p in zip(table.shared, parents, strict=False))
+        assert table.block_ids[: len(table.shared)] == tuple(n.block_id for n in table.shared)
+    for node in nodes:
+        assert node.num_users == users[node], "a wrong number of users"
+    unused = {node for node in nodes if not node.num_users}
+    assert unused == set(kv._tree._unused), "what nobody uses can be evicted, and nothing else"
+    assert kv.num_free_blocks == kv._pool.num_free + len(unused)
+
+
+def _check_eviction_order(kv: KVCacheManager) -> None:
+    place = {node: i for i, node in enumerate(kv._tree._unused)}
+    for node in place:
+        assert all(place[child] < place[node] for child in node.children.values())
+
+
+def _descendants(node: Node) -> list[Node]:
+    found: list[Node] = []
+    for child in node.children.values():
+        found += [child, *_descendants(child)]
+    return found

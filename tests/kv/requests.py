@@ -1,0 +1,23 @@
+"""Requests as the KV manager sees them."""
+
+from collections.abc import Sequence
+
+from legato.core.request import AddRequest, Request
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams, SloClass
+
+
+def request_for(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    cache_salt: str | None = None,
+    prompt_logprobs: int | None = None,
+) -> Request:
+    message = AddRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=1000, seed=0, prompt_logprobs=prompt_logprobs),
+        service=ServiceParams(cache_salt=cache_salt),
+    )
+    return Request(message, SloClass())
