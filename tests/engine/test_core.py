@@ -33,7 +33,7 @@ class Engine(EngineCore):
 def request(request_id: str, prompt_len: int) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=(1,) * prompt_len,
+        prompt_token_ids=(sum(request_id.encode()),) * prompt_len,  # shared with no other
         params=SamplingParams(max_tokens=NUM_TOKENS),
     )
 

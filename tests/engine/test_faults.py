@@ -83,6 +83,7 @@ def test_a_request_that_breaks_the_sampler_ends_alone(core: EngineCore) -> None:
 STARVED = """
 import resource
 import psutil
+import torch
 from legato import LLM, SamplingParams
 
 llm = LLM(dtype="float32", kernels="torch", num_threads=1, max_model_len=2048,
@@ -97,6 +98,12 @@ tokens(16)  # what is allocated once, is now
 unlimited = resource.getrlimit(resource.RLIMIT_AS)
 limit = psutil.Process().memory_info().vms + 12 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited[1]))
+ballast = []  # what the allocator has kept for itself may be used up, too
+try:
+    while True:
+        ballast.append(torch.empty(2 * 2**20, dtype=torch.uint8))
+except RuntimeError:
+    del ballast[-4:]  # 800 rows of the MLP take 10 MiB
 starved, num_failed_steps = tokens(400), llm.stats.num_failed_steps
 resource.setrlimit(resource.RLIMIT_AS, unlimited)
 assert starved == tokens(400)
