@@ -147,9 +147,10 @@ def test_missing_and_broken_files(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModelError, match=r"lacks model\.safetensors"):
         load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UnsupportedModelError, match="not valid JSON"):
-        load(folder)
+    for contents in ("{", "[" * 100_000):
+        (folder / "config.json").write_text(contents)
+        with pytest.raises(UnsupportedModelError, match="not valid JSON"):
+            load(folder)
     (folder / "config.json").unlink()
     with pytest.raises(UnsupportedModelError, match="has no config"):
         load(folder)

@@ -71,7 +71,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
