@@ -19,7 +19,7 @@ from benchmarks.soak.memory import Resident, engine_of, sample
 _OVERLOAD = 3.0
 KINDS = ("malformed", "leaves", "waits", "streams")
 _SHARES = (0.05, 0.20, 0.25, 0.50)
-_MEAN_STAY_S = 1.0  # of those that leave
+_MEAN_STAY_S = 5.0  # of those that leave: some wait, some have begun to read
 _KILL_AT = 0.5  # of the soak
 _SAMPLE_S = 0.5
 _IDLE_TIMEOUT_S = 60.0
