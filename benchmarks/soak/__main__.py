@@ -23,13 +23,10 @@ from rich.console import Console
 from benchmarks.servers import SERVE, server_process
 from benchmarks.soak.cases import undisturbed_cases
 from benchmarks.soak.report import as_json, checks, checks_table, ends_table, plot_memory
-from benchmarks.soak.run import BURST, Soak
+from benchmarks.soak.run import Soak
 
 # A cache so small that it is full, and requests are preempted, all the time.
-_SERVER = (
-    f"{SERVE} --dtype float32 --max-model-len 512 --max-num-seqs 16 --max-waiting {BURST} "
-    "--kv-cache-memory 128M"
-)
+_SERVER = f"{SERVE} --dtype float32 --max-model-len 512 --kv-cache-memory 128M"
 
 
 def main() -> int:
@@ -39,7 +36,7 @@ def main() -> int:
     with (
         (arguments.out / "soak.log").open("w") as log,
         console.status("starting the server") as status,
-        server_process(_SERVER, log) as (process, base_url),
+        server_process(_command(arguments), log) as (process, base_url),
     ):
         status.update("taking undisturbed outputs")
         with httpx.Client(base_url=base_url, timeout=60.0) as http:
@@ -49,6 +46,7 @@ def main() -> int:
             base_url,
             cases,
             minutes=arguments.minutes,
+            max_waiting=arguments.max_waiting,
             seed=arguments.seed,
         )
         asyncio.run(soak.run(lambda soak: status.update(_progress(soak))))
@@ -61,10 +59,19 @@ def main() -> int:
     return 0 if all(check.holds for check in found) else 1
 
 
+def _command(arguments: argparse.Namespace) -> str:
+    flags = f"--max-num-seqs {arguments.max_num_seqs} --max-waiting {arguments.max_waiting}"
+    threads = "" if arguments.num_threads is None else f"--num-threads {arguments.num_threads}"
+    return f"{_SERVER} {flags} {threads}"
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--cases", type=int, default=32, help="different prompts")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="requests that run at once")
+    parser.add_argument("--max-waiting", type=int, default=24, help="requests that may wait")
+    parser.add_argument("--num-threads", type=int, help="of the server's forward pass")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-growth", type=float, default=0.02, help="of resident memory")
     parser.add_argument("--out", type=Path, default=Path("out"))

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks.soak.clients import BAD_REQUEST, ENGINE_DEAD, End
 from benchmarks.soak.memory import growth, lives
-from benchmarks.soak.run import BURST, KINDS, Sent, Soak
+from benchmarks.soak.run import KINDS, Sent, Soak
 
 _MIB = 2**20
 
@@ -88,7 +88,7 @@ def _same_outputs(soak: Soak) -> Check:
 def _server_counts(soak: Soak) -> Check:
     """Of a client that left early, or sent something malformed, the server may know nothing."""
     assert soak.counts is not None
-    most = len(soak.cases) + BURST + len(soak.sent)
+    most = len(soak.cases) + soak.max_waiting + len(soak.sent)
     uncertain = sum(sent.kind == "malformed" or _is(sent, End.ABORTED) for sent in soak.sent)
     num_ended = soak.counts.num_ended
     found = f"{num_ended:g}, where {most - uncertain} to {most} are right"

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
 
 import httpx
 import msgspec
@@ -23,8 +24,6 @@ _MEAN_STAY_S = 5.0  # of those that leave: some wait, some have begun to read
 _KILL_AT = 0.5  # of the soak
 _SAMPLE_S = 0.5
 _IDLE_TIMEOUT_S = 60.0
-BURST = 24
-"""Requests sent at once to tell what rate the server sustains; as many must be allowed to wait."""
 
 OnProgress = Callable[["Soak"], None]
 
@@ -78,6 +77,8 @@ class Soak:
 
     Args:
         minutes: how long new requests come.
+        max_waiting: requests that the server lets wait. As many are sent at once, to tell from them
+            what rate it sustains.
 
     Attributes:
         rate_per_s: of arrivals.
@@ -87,9 +88,17 @@ class Soak:
     """
 
     def __init__(
-        self, server: psutil.Process, base_url: str, cases: list[Case], *, minutes: float, seed: int
+        self,
+        server: psutil.Process,
+        base_url: str,
+        cases: list[Case],
+        *,
+        minutes: float,
+        max_waiting: int,
+        seed: int,
     ) -> None:
         self.minutes = minutes
+        self.max_waiting = max_waiting
         self.cases = cases
         self.rate_per_s = 0.0
         self.sent: list[Sent] = []
@@ -125,10 +134,10 @@ class Soak:
     async def _sustained_rate(self, http: httpx.AsyncClient) -> float:
         """Requests that end in a second when many are there at once."""
         started_s = time.perf_counter()
-        burst = itertools.islice(itertools.cycle(self.cases), BURST)
+        burst = itertools.islice(itertools.cycle(self.cases), self.max_waiting)
         outcomes = await asyncio.gather(*(complete(http, case, stream=True) for case in burst))
         assert all(outcome.end is End.FINISHED for outcome in outcomes), outcomes
-        return BURST / (time.perf_counter() - started_s)
+        return self.max_waiting / (time.perf_counter() - started_s)
 
     async def _send_all(self, http: httpx.AsyncClient) -> None:
         killing = asyncio.create_task(self._kill_engine())
@@ -163,8 +172,9 @@ class Soak:
 
     async def _watch(self, http: httpx.AsyncClient, on_progress: OnProgress) -> None:
         while True:
-            self.memory += sample(self._server, self.now_s)
             status = (await http.get("/health")).status_code
+            if status == HTTPStatus.OK:  # what a new engine takes while it loads is no growth
+                self.memory += sample(self._server, self.now_s)
             if self.health[-1:] != [status]:
                 self.health.append(status)
             on_progress(self)
