@@ -31,9 +31,10 @@ LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG, max_unread_tokens=40)
     yield client
-    engines = psutil.Process().children()
+    assert client._connection is not None
+    engine = psutil.Process(client._connection.pid)
     await client.close()
-    assert not any(engine.is_running() for engine in engines)
+    assert not engine.is_running()
 
 
 async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:

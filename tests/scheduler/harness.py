@@ -111,17 +111,18 @@ class Harness:
         self.take(self.scheduler.apply([AbortRequest(request_id=request_id)], self.clock()))
 
     def plan(self) -> StepPlan | None:
-        decoding = [
-            request
-            for request in self.scheduler._queues.running.values()
-            if request.num_remaining_tokens == 1
-        ]
+        decoding = [r for r in self.scheduler._queues.running.values() if self.is_stream(r)]
         plan = self.scheduler.plan(self.clock())
         if plan is None:
             return None
         self.plans.append(plan)
         self.check(plan, decoding)
         return plan
+
+    def is_stream(self, request: Request) -> bool:
+        """Whether only its last token is missing, by what it and who shares its blocks did."""
+        num_computed = max(request.num_computed_tokens, self.kv.num_computed_tokens(request))
+        return request.num_tokens - num_computed == 1
 
     def check(self, plan: StepPlan, decoding: list[Request]) -> None:
         """The invariants that one plan shows by itself."""
@@ -256,6 +257,8 @@ class Harness:
         num_prompt, num_output = len(request.prompt_token_ids), len(self.tokens[request_id])
         if num_output:
             assert num_cached < num_prompt
+        if num_output and not any(request_id in plan.preempted for plan in self.plans):
+            # After a preemption nothing more is said to be cached.
             assert num_cached + self.num_computed[request_id] >= num_prompt + num_output - 1
         if request.params.prompt_logprobs is not None or not self.kv._is_sharing:
             assert not num_cached

@@ -13,7 +13,7 @@ from tests.server.launch import ServerProcess, long_request, running_server, wai
 from tests.server.wire import connect, is_closed, post, read_error, read_response
 
 FLAGS = (
-    "--timeout-header", "1s", "--timeout-body", "1s", "--timeout-write", "2s",
+    "--timeout-header", "2s", "--timeout-body", "1s", "--timeout-write", "2s",
     "--timeout-keep-alive", "3s", "--max-header-size", "8K", "--max-connections", "20",
     "--max-body-size", "64K",
 )  # fmt: skip

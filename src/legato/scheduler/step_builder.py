@@ -60,6 +60,8 @@ class StepBuilder:
         self._kv = kv
         self._budget = budget
         self._turns = turns
+        assert config.max_num_batched_tokens is not None
+        self._most = config.max_num_batched_tokens
         self._config = config
         self._now_s = now_s
         self._in_step: set[str] = set()  # request ids
@@ -110,12 +112,13 @@ class StepBuilder:
         self.limit_s = due_s - self._now_s
         if due_s == UNLIMITED:
             self.limit_s = self._config.idle_limit_s
-        if due_s != UNLIMITED and best_effort:
-            best_effort.sort(key=lambda r: r.last_token_s or 0.0)
-            self._yielding = best_effort[1:]
-            del best_effort[1:]
-        for request in best_effort:
-            self._add_decode(request)
+            for request in best_effort:
+                self._add_decode(request)
+            return
+        best_effort.sort(key=lambda r: r.last_token_s or 0.0)
+        while best_effort and not self._add_decode(best_effort.pop(0)):
+            pass  # preempted for want of memory: it is the next one's turn
+        self._yielding = best_effort
 
     def add_prefills(self) -> None:
         """Spend the budget on prompts whose requests have a promise, but for the others' turns."""
@@ -230,7 +233,7 @@ class StepBuilder:
         room = self._budget.max_chunk(self.shape, start, wanted, self.limit_s)
         if not room and not self.chunks:
             # Nobody's token waits for this step: what it holds may take longer, but not be nothing.
-            room = min(wanted, MIN_CHUNK)
+            room = min(wanted, MIN_CHUNK, self._most)
         return room if self._config.enable_chunked_prefill or room == wanted else 0
 
     def _add_decode(self, request: Request) -> bool:
