@@ -10,7 +10,6 @@ namespace {
 constexpr int kQueries = 32;  // query rows whose scores are held at a time: two tiles
 constexpr int kKeys = 256;    // keys likewise: 64 KiB with their values, for all rows of a task
 constexpr int kGroup = 32;    // keys that one product of weights and values takes
-constexpr long kPairBytes = 16 * 2 * sizeof(bf16);  // of a pair of values of 16 keys
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int kShortestPart = 512;  // keys
 constexpr int kTasksAThread = 6;    // so that none is idle for long at the end
@@ -82,7 +81,7 @@ private:
 
     void score(const bf16 *queries, int count, int first_key, int num_keys) {
         const long query_bytes = head_dim_ * sizeof(bf16);
-        const StripShape strip{count, head_dim_ / kTileDepth, query_bytes, kPairBytes,
+        const StripShape strip{count, head_dim_ / kTileDepth, query_bytes, kTileRowBytes,
                                kKeys * sizeof(float)};
         for (int key = 0; key < num_keys; key += kGroup) {
             const bf16 *const keys = key_tiles(first_key + key);

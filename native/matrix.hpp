@@ -13,14 +13,15 @@ constexpr size_t kGroupBytes = 512 << 10;  // of panels that stay in the second-
 // sums [32, 32] of up to 32 rows from `row` on, times a panel of tiles.
 inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
                           int num_steps, float *sums) {
-    constexpr long kTileBytes = kTileDepth * sizeof(bf16), kSumBytes = kPanel * sizeof(float);
+    constexpr long kSumBytes = kPanel * sizeof(float);
     const bf16 *const upper = rows.tiles(row), *const lower = rows.tiles(row + kTileRows);
     const auto operands = [=](int step) {
         const bf16 *const columns = panel + 2 * step * kTileValues;
         return Operands{upper + step * kTileValues, lower + step * kTileValues, columns,
                         columns + kTileValues};
     };
-    multiply_strip<false>({count, num_steps, kTileBytes, kTileBytes, kSumBytes}, operands, sums);
+    const StripShape strip{count, num_steps, kTileRowBytes, kTileRowBytes, kSumBytes};
+    multiply_strip<false>(strip, operands, sums);
 }
 
 // Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many

@@ -9,6 +9,7 @@ namespace legato {
 constexpr int kTileRows = 16;
 constexpr int kTileDepth = 32;  // bfloat16 values in a tile's row
 constexpr int kTileValues = kTileRows * kTileDepth;
+constexpr long kTileRowBytes = kTileDepth * sizeof(bf16);  // 32 values, or a pair of 16 columns
 
 // Where a step's operands begin: rows [0, 16) and [16, 32), of 32 values; and of columns [0, 16) and
 // [16, 32) the 16 pairs of values, of all columns side by side.

@@ -17,7 +17,7 @@ public:
             uint8_t num_rows[16] = {};
         } config;
         for (int tile = 0; tile < 8; ++tile) {
-            config.bytes_a_row[tile] = 64;
+            config.bytes_a_row[tile] = kTileRowBytes;
             config.num_rows[tile] = kTileRows;
         }
         // GCC 12 believes that the next line reads 8 bytes only, and leaves the others unwritten.

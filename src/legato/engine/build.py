@@ -143,11 +143,11 @@ def _native_machine(
     reason = why_not_native(spec, dtype, device)
     if not reason and config.cache.block_size % BLOCK_MULTIPLE:
         reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
-    if not reason and wanted not in ("auto", *native_instructions()):
-        reason = f"only {', '.join(native_instructions())} can"
+    known = native_instructions()
+    if not reason and wanted not in ("auto", *known):
+        reason = f"only {', '.join(known)} can"
     if not reason:
-        instructions = native_instructions()[0] if wanted == "auto" else wanted
-        return Machine(torch.get_num_threads(), instructions)
+        return Machine(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
     if wanted != "auto":
         raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
     if device.type == "cpu":
