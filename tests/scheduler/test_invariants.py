@@ -54,6 +54,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "ttft_slo_s": interactive.ttft_s,
         "slo_classes": {"other": other},
         "shed_load": promises_ttft and draw(st.booleans()),
+        "admission_optimism": draw(st.sampled_from([0.5, 0.0, 1.0])),
     }
 
 

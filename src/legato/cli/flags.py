@@ -247,6 +247,14 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         help=f"requests that may wait; one more is refused (default: {defaults.max_waiting})",
     )
     group.add_argument(
+        "--admission-optimism",
+        type=float,
+        metavar="FRACTION",
+        help="how little room is kept in the cache for what running requests still generate: at 0 "
+        "for all that they may, so that none is preempted, at 1 for the least, so that most run at "
+        f"once (default: {defaults.admission_optimism})",
+    )
+    group.add_argument(
         "--policy",
         choices=get_args(Policy),
         help=f"who goes first in a step (default: {defaults.policy})",

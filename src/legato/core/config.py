@@ -87,6 +87,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             request's that names none; see `SloClass`.
         slo_classes: further classes; key the name. "batch" is there without being told.
         shed_load: refuse a request at once whose TTFT SLO cannot be met.
+        admission_optimism: how little room is kept for what running requests still generate, in
+            [0, 1]: at 0 for all that they may, at 1 for no more than the shortest outputs took.
     """
 
     policy: Policy = "stall-free"
@@ -100,6 +102,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ttft_slo_s: float | None = None
     slo_classes: dict[str, SloClass] = msgspec.field(default_factory=dict)
     shed_load: bool = False
+    admission_optimism: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -108,6 +111,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting must be at least 0, got {self.max_waiting}")
+        if not 0.0 <= self.admission_optimism <= 1.0:
+            raise ConfigError(
+                f"admission_optimism must be in [0, 1], got {self.admission_optimism}"
+            )
         if INTERACTIVE in self.slo_classes:
             raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
         if self.promises_pace and not self.enable_chunked_prefill:

@@ -17,6 +17,7 @@ from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudg
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
+from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_builder import KVManager, StepBuilder
@@ -83,6 +84,7 @@ class Scheduler:
         self._fill = POLICIES[config.policy]
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
+        self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
         self._admission = Admission(config, self._queues, forecast)
         self._in_flight: StepPlan | None = None
@@ -131,7 +133,15 @@ class Scheduler:
         self._queues.demote_late(now_s)
         self._budget.recover(now_s)
         self._look_up_waiting()
-        step = StepBuilder(self._queues, self._kv, self._budget, self._turns, self._config, now_s)
+        step = StepBuilder(
+            self._queues,
+            self._kv,
+            self._budget,
+            self._turns,
+            self._lengths,
+            self._config,
+            now_s,
+        )
         self._fill(step)
         self._num_preemptions += len(step.preempted)
         self._note_budget(step)
@@ -264,6 +274,8 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         self._queues.remove(request)
         self._kv.release(request)
+        if request.num_output_tokens:
+            self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:
             self._known_to_executor.discard(request.request_id)
             self._ended.append(request.request_id)
