@@ -89,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler=scheduler_settings(),
         num_blocks=st.integers(8, 40),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        num_host_slots=st.sampled_from([0, 4, 40]),
         costs=true_costs(),
         is_calibrated=st.booleans(),
         seed=st.integers(0, 2**16),
@@ -98,6 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler: dict[str, Any],
         num_blocks: int,
         enable_prefix_caching: bool,
+        num_host_slots: int,
         costs: StepCosts,
         is_calibrated: bool,
         seed: int,
@@ -105,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness = Harness(
             num_blocks=num_blocks,
             enable_prefix_caching=enable_prefix_caching,
+            num_host_slots=num_host_slots,
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=12,

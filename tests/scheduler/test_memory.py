@@ -92,15 +92,18 @@ def test_admission_keeps_room_for_what_runs(optimism: float, first_of_b: int) ->
 def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
     request = waiting_request()  # of at most 8 tokens
     by_optimism = {o: OutputLengths(o, MAX_MODEL_LEN) for o in (0.0, 0.25, 0.75, 1.0)}
+
+    def expected() -> dict[float, int]:
+        return {o: int(lengths.expected_tokens([request])[0]) for o, lengths in by_optimism.items()}
+
+    assert expected() == {0.0: 8, 0.25: 8, 0.75: 8, 1.0: 1}
     for lengths in by_optimism.values():
-        assert lengths.num_expected_tokens(request) == (1 if lengths is by_optimism[1.0] else 8)
         for length in [*range(1, 5)] * 128:
             lengths.observe(length)
-    expected = {o: lengths.num_expected_tokens(request) for o, lengths in by_optimism.items()}
-    assert expected == {0.0: 8, 0.25: 3, 0.75: 1, 1.0: 1}
-    for token_id in range(4):
+    assert expected() == {0.0: 8, 0.25: 3, 0.75: 1, 1.0: 1}
+    for token_id in range(5):
         request.append(token_id, 0.0, MAX_MODEL_LEN)
-    assert by_optimism[0.75].num_expected_tokens(request) == 4, "longer than all: as long again"
+    assert expected() == {0.0: 3, 0.25: 3, 0.75: 3, 1.0: 3}, "longer than all: as long again"
 
 
 @given(
@@ -120,9 +123,9 @@ def test_the_peak_is_that_of_the_requests_played_forward(
     for request in requests[1::2]:
         forecast.add(request)
     newcomer = waiting_request(prompt_len=prompt_len)
-    ends = [
-        (lengths.num_expected_tokens(r), math.ceil(r.num_tokens / 4)) for r in (*requests, newcomer)
-    ]
+    everyone = [*requests, newcomer]
+    held = [math.ceil(r.num_tokens / 4) for r in everyone]
+    ends = [*zip(lengths.expected_tokens(everyone), held, strict=True)]
 
     def level(after: int) -> int:
         """Blocks beyond those of now, when each has generated so many tokens or ended."""

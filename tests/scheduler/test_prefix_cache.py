@@ -159,6 +159,7 @@ def test_many_random_operations(seed: int) -> None:
         budget=choose.randint(1, 40),
         max_num_seqs=choose.randint(2, 8),
         num_blocks=choose.randint(9, 30),
+        num_host_slots=choose.choice((0, 3, 30)),
         block_size=4,
         max_model_len=32,
         max_waiting=10,

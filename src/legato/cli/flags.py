@@ -223,6 +223,14 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         help="keep the blocks of prompts and outputs, and share them among requests that begin "
         "alike (default: yes)",
     )
+    group.add_argument(
+        "--swap-space",
+        dest="swap_space_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="host memory, such as 4GiB, for blocks of a GPU's cache that would be forgotten "
+        "(default: none)",
+    )
 
 
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:

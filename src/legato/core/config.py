@@ -56,12 +56,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             0.25 of the host's, which other programs want too.
         enable_prefix_caching: keep blocks of prompts and outputs, and share them among requests
             that begin alike.
+        swap_space_bytes: of host memory, for blocks that are evicted.
     """
 
     block_size: int = 32
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float | None = None
     enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -70,6 +72,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"memory utilization must be in (0, 1], got {self.memory_utilization}"
             )
+        if self.swap_space_bytes and not self.enable_prefix_caching:
+            raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

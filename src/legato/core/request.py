@@ -48,7 +48,10 @@ class Request:
     Attributes:
         slo: what it is promised.
         is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
-        num_tokens: prompt and output, kept because it is asked for so often.
+        num_tokens, num_prompt_tokens: with and without the output, kept because they are asked for
+            so often.
+        block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
+            them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
         num_hit_tokens: of its tokens, those that were in the cache when the scheduler last looked,
             computed or about to be by another request; until it runs, blocks may come and go.
@@ -62,6 +65,7 @@ class Request:
     """
 
     __slots__ = (
+        "block_keys",
         "finish_reason",
         "first_token_s",
         "is_best_effort",
@@ -72,6 +76,7 @@ class Request:
         "num_computed_tokens",
         "num_hit_tokens",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_tokens",
         "rank",
         "request_id",
@@ -86,7 +91,7 @@ class Request:
     def __init__(self, message: AddRequest, slo: SloClass) -> None:
         self.message = message
         self.request_id = message.request_id
-        self.num_tokens = len(message.prompt_token_ids)
+        self.num_prompt_tokens = self.num_tokens = len(message.prompt_token_ids)
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
@@ -95,6 +100,7 @@ class Request:
         self.last_token_s: float | None = None
         self.token_due_s = math.inf
         self.token_ids: list[int] = list(message.prompt_token_ids)
+        self.block_keys: list[bytes] = []
         self.num_computed_tokens = 0
         self.num_hit_tokens = 0
         self.num_cached_tokens = 0
@@ -108,7 +114,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - len(self.message.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:

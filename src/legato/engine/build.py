@@ -22,7 +22,7 @@ from legato.engine.messages import EngineInfo
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.executor.memory import num_cache_blocks
+from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
@@ -115,20 +115,28 @@ def load_machinery(config: EngineConfig) -> Machinery:
         quantization=config.model.quantization,
     )
     _compile_kernels(decoder, scheduler_config)
+    bytes_per_block = _bytes_per_block(decoder, config.cache.block_size)
     num_blocks = num_cache_blocks(
         config.cache,
-        bytes_per_block=_bytes_per_block(decoder, config.cache.block_size),
+        bytes_per_block=bytes_per_block,
         blocks_per_request=-(-max_model_len // config.cache.block_size),
         max_num_seqs=scheduler_config.max_num_seqs,
         device=device,
     )
+    num_host_slots = num_swap_blocks(config.cache, bytes_per_block=bytes_per_block, device=device)
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(
         num_blocks,
         config.cache.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_host_slots=num_host_slots,
     )
-    executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
+    executor = TorchExecutor(
+        decoder,
+        _attention(decoder, kv, machine),
+        kv.block_size,
+        num_host_slots=num_host_slots,
+    )
     kernels = "torch" if machine is None else machine.instructions
     return Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
 

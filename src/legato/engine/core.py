@@ -71,6 +71,8 @@ class EngineCore:
         self._tell_of_broken_promise()
         if plan is None:
             return outputs
+        if plan.moves:
+            self._executor.move(plan.moves)
         result = attempt(self._executor, plan)
         if isinstance(result, Fault):
             return outputs + self._recover(plan, result)

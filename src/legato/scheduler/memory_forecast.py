@@ -1,10 +1,11 @@
 """Blocks that running requests are going to need: what must be free for one more to be admitted."""
 
-from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from legato.core.request import Request
-from legato.scheduler.output_lengths import OutputLengths
+from legato.scheduler.output_lengths import Counts, OutputLengths
 
 
 class MemoryForecast:
@@ -15,28 +16,30 @@ class MemoryForecast:
     2025).
     """
 
-    def __init__(self, running: Iterable[Request], lengths: OutputLengths, block_size: int) -> None:
+    def __init__(self, running: Sequence[Request], lengths: OutputLengths, block_size: int) -> None:
         self._lengths = lengths
         self._block_size = block_size
-        # (tokens until it ends, blocks that it gives back then, of those that it has now)
-        self._ends = sorted(map(self._end, running))
+        self._ends = self._foresee(running)
 
     def add(self, request: Request) -> None:
         """Have one more running."""
-        insort(self._ends, self._end(request))
+        self._ends = self._with(request)
 
     def peak_blocks(self, request: Request) -> int:
         """The most that will be in use beyond what is now, and the request's, if it runs too."""
-        ends = self._ends.copy()
-        insort(ends, self._end(request))
-        peak, num_given_back = 0, 0
-        for num_ended, (num_tokens, num_blocks) in enumerate(ends):
-            num_grown = (len(ends) - num_ended) * -(-num_tokens // self._block_size)
-            peak = max(peak, num_grown - num_given_back)
-            num_given_back += num_blocks
-        return peak
+        num_tokens, num_blocks = self._with(request)
+        by_end = num_tokens.argsort()
+        given_back = num_blocks[by_end].cumsum() - num_blocks[by_end]  # [R], before each end
+        num_left = np.arange(len(by_end), 0, -1)
+        grown = num_left * -(-num_tokens[by_end] // self._block_size)
+        return int((grown - given_back).max())
 
-    def _end(self, request: Request) -> tuple[int, int]:
-        # What it found in the cache may be others' too.
-        num_own = request.num_tokens - request.num_cached_tokens
-        return self._lengths.num_expected_tokens(request), -(-num_own // self._block_size)
+    def _with(self, request: Request) -> Counts:
+        return np.concatenate((self._ends, self._foresee([request])), axis=1)
+
+    def _foresee(self, requests: Sequence[Request]) -> Counts:
+        """Tokens until each ends, and blocks of those that it has now that it then gives back."""
+        # What a request found in the cache may be others' too.
+        num_own = np.array([r.num_tokens - r.num_cached_tokens for r in requests])
+        num_tokens = self._lengths.expected_tokens(requests)
+        return np.stack((num_tokens, -(-num_own // self._block_size)))  # [2, R]

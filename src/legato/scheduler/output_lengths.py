@@ -1,9 +1,10 @@
 """How long the outputs of running requests are going to be, by what others have come to."""
 
-import math
 from collections import deque
+from collections.abc import Sequence
 
-from sortedcontainers import SortedList
+import numpy as np
+import numpy.typing as npt
 
 from legato.core.request import Request
 
@@ -12,6 +13,8 @@ _WINDOW = 512
 
 _PRIOR = 256
 """What an output is expected to be of before any has ended: about a chat's mean."""
+
+Counts = npt.NDArray[np.int64]
 
 
 class OutputLengths:
@@ -25,38 +28,35 @@ class OutputLengths:
     def __init__(self, optimism: float, max_model_len: int) -> None:
         self._optimism = optimism
         self._max_model_len = max_model_len
-        self._recent = deque([_PRIOR])
-        self._sorted = SortedList(self._recent)
+        self._recent = deque([_PRIOR], maxlen=_WINDOW)
+        self._sorted: Counts | None = None  # the same; None where it has to be made anew
 
     def observe(self, num_tokens: int) -> None:
         """An output ended with so many tokens."""
         self._recent.append(num_tokens)
-        self._sorted.add(num_tokens)
-        if len(self._recent) > _WINDOW:
-            self._sorted.remove(self._recent.popleft())
+        self._sorted = None
 
-    def num_expected_tokens(self, request: Request) -> int:
-        """Tokens that it is still expected to generate, at least one.
+    def expected_tokens(self, requests: Sequence[Request]) -> Counts:
+        """Tokens that each is still expected to generate, at least one: [R].
 
         An output longer than all that are known is expected to last as long again (Lindy's law).
         """
-        num_allowed = self._num_allowed(request)
+        num_tokens = np.array([r.num_tokens for r in requests])
+        num_generated = num_tokens - np.array([r.num_prompt_tokens for r in requests])
+        num_left = np.array([r.message.params.max_tokens for r in requests]) - num_generated
+        num_allowed: Counts = np.clip(num_left, 1, np.maximum(1, self._max_model_len - num_tokens))
         if not self._optimism:
             return num_allowed
-        return min(self._num_believed(request.num_output_tokens), num_allowed)
+        return np.clip(self._believed_tokens(num_generated), 1, num_allowed)
 
-    def _num_believed(self, num_generated: int) -> int:
-        first_longer = self._sorted.bisect_right(num_generated)
+    def _believed_tokens(self, num_generated: Counts) -> Counts:
+        if self._sorted is None:
+            self._sorted = np.sort(self._recent)
+        first_longer = self._sorted.searchsorted(num_generated, side="right")
         num_longer = len(self._sorted) - first_longer
-        if not num_longer:
-            return num_generated
-        num_within = math.ceil((1.0 - self._optimism) * num_longer)
-        if not num_within:
-            return 1
-        length: int = self._sorted[first_longer + num_within - 1]
-        return length - num_generated
-
-    def _num_allowed(self, request: Request) -> int:
-        assert request.params.max_tokens is not None
-        num_left = request.params.max_tokens - request.num_output_tokens
-        return max(1, min(num_left, self._max_model_len - request.num_tokens))
+        num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
+        lengths = self._sorted[first_longer + num_within - 1]
+        # Within none of them: one token, to which the caller rounds up.
+        left = np.where(num_within, lengths - num_generated, 0)
+        believed: Counts = np.where(num_longer, left, num_generated)
+        return believed

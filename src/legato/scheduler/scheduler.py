@@ -154,6 +154,7 @@ class Scheduler:
             new_requests=self._introduce(step.chunks),
             ended_requests=tuple(self._ended),
             preempted=tuple(request.request_id for request in step.preempted),
+            moves=self._kv.take_moves(),
         )
         self._num_steps += 1
         self._ended.clear()

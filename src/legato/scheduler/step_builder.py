@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import BlockMove, ScheduledChunk
 from legato.core.request import Request
 from legato.kv.manager import PrefixMatch
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
@@ -43,6 +43,8 @@ class KVManager(Protocol):
     def commit(self, request: Request) -> None: ...
 
     def release(self, request: Request) -> None: ...
+
+    def take_moves(self) -> tuple[BlockMove, ...]: ...
 
 
 class StepBuilder:
@@ -220,13 +222,16 @@ class StepBuilder:
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        return num_running < self._config.max_num_seqs and self._kv.fits(
-            request, spare_blocks=self._memory_forecast().peak_blocks(request)
+        # Each wants a block more at least, which is cheaper to tell than how many they will want.
+        return (
+            num_running < self._config.max_num_seqs
+            and self._kv.fits(request, spare_blocks=num_running + 1)
+            and self._kv.fits(request, spare_blocks=self._memory_forecast().peak_blocks(request))
         )
 
     def _memory_forecast(self) -> MemoryForecast:
         if self._memory is None:
-            running = self._queues.running.values()
+            running = [*self._queues.running.values()]
             self._memory = MemoryForecast(running, self._lengths, self._kv.block_size)
         return self._memory
 
