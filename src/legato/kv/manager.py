@@ -226,22 +226,24 @@ class KVCacheManager:
     def _match(self, request: Request) -> list[Node]:
         return self._tree.match(self._keys(request, 0, self._num_shareable(request)))
 
-    def _keys(self, request: Request, first: int, end: int) -> list[Key]:
-        """Of the request's blocks [first, end)."""
+    def _keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
+        """Of the request's blocks [first, end), made as they are asked for, twice as many again."""
         keys = request.block_keys
-        if len(keys) < end:
-            keys += self._new_keys(request, len(keys), end)
-        return keys[first:end]
+        for index in range(first, end):
+            if index == len(keys):
+                keys += self._new_keys(request, index, min(end, 2 * index + 8))
+            yield keys[index]
 
-    def _new_keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
+    def _new_keys(self, request: Request, first: int, end: int) -> list[Key]:
         size = self.block_size
         tokens = array("i", request.token_ids[first * size : end * size]).tobytes()
-        block_bytes = len(tokens) // (end - first)
+        step = len(tokens) // (end - first)
+        keys = [tokens[start : start + step] for start in range(0, len(tokens), step)]
         salt = request.message.service.cache_salt
-        for start in range(0, len(tokens), block_bytes):
-            key = tokens[start : start + block_bytes]
+        if not first and salt is not None:
             # Longer than a block's tokens, so that it is never taken for one without a salt.
-            yield key if first or start or salt is None else f"{salt}\0".encode() + key
+            keys[0] = f"{salt}\0".encode() + keys[0]
+        return keys
 
     def _num_shareable(self, request: Request) -> int:
         """Blocks at the start of a request that it may take computed from others."""

@@ -17,13 +17,15 @@ class Node:
 
     __slots__ = ("block_id", "children", "key", "num_missing", "num_users", "parent", "slot")
 
-    def __init__(self, parent: "Node | None", key: Key, block_id: int, num_missing: int) -> None:
+    def __init__(
+        self, parent: "Node | None", key: Key, block_id: int, num_missing: int, num_users: int
+    ) -> None:
         self.parent = parent
         self.key = key
         self.block_id = block_id
         self.slot = -1
         self.num_missing = num_missing
-        self.num_users = 0
+        self.num_users = num_users
         self.children: dict[Key, Node] = {}
 
     @property

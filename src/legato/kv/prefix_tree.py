@@ -23,7 +23,7 @@ class PrefixTree:
 
     def __init__(self, host: HostPool) -> None:
         self._host = host
-        self._root = Node(None, b"", -1, 0)
+        self._root = Node(None, b"", -1, num_missing=0, num_users=0)
         # Least recently used first. A request uses the whole way down to its last block and lets
         # go of the deepest first, so that a node always stands behind those below it: the first
         # one is a leaf, and finding what to evict takes no search.
@@ -57,8 +57,7 @@ class PrefixTree:
         parent = path[-1] if path else self._root
         for key, block_id in zip(keys, block_ids, strict=True):
             assert key not in parent.children, "two blocks with the same tokens"
-            node = Node(parent, key, block_id, num_missing)
-            node.num_users = 1
+            node = Node(parent, key, block_id, num_missing, 1)
             parent.children[key] = node
             path.append(node)
             parent = node

@@ -20,13 +20,21 @@ class MemoryForecast:
         self._lengths = lengths
         self._block_size = block_size
         self._ends = self._foresee(running)
+        self._asked: Request | None = None
+        self._answer = 0
 
     def add(self, request: Request) -> None:
         """Have one more running."""
         self._ends = self._with(request)
+        self._asked = None
 
     def peak_blocks(self, request: Request) -> int:
         """The most that will be in use beyond what is now, and the request's, if it runs too."""
+        if request is not self._asked:  # of the next one that waits, this is asked more than once
+            self._asked, self._answer = request, self._peak_blocks(request)
+        return self._answer
+
+    def _peak_blocks(self, request: Request) -> int:
         num_tokens, num_blocks = self._with(request)
         by_end = num_tokens.argsort()
         given_back = num_blocks[by_end].cumsum() - num_blocks[by_end]  # [R], before each end

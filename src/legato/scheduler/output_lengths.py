@@ -36,6 +36,11 @@ class OutputLengths:
         self._recent.append(num_tokens)
         self._sorted = None
 
+    @property
+    def longest(self) -> int:
+        """What hardly any request will generate more than."""
+        return int(self._ascending()[-1]) if self._optimism else self._max_model_len
+
     def expected_tokens(self, requests: Sequence[Request]) -> Counts:
         """Tokens that each is still expected to generate, at least one: [R].
 
@@ -50,13 +55,17 @@ class OutputLengths:
         return np.clip(self._believed_tokens(num_generated), 1, num_allowed)
 
     def _believed_tokens(self, num_generated: Counts) -> Counts:
-        if self._sorted is None:
-            self._sorted = np.sort(self._recent)
-        first_longer = self._sorted.searchsorted(num_generated, side="right")
-        num_longer = len(self._sorted) - first_longer
+        recent = self._ascending()
+        first_longer = recent.searchsorted(num_generated, side="right")
+        num_longer = len(recent) - first_longer
         num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
-        lengths = self._sorted[first_longer + num_within - 1]
+        lengths = recent[first_longer + num_within - 1]
         # Within none of them: one token, to which the caller rounds up.
         left = np.where(num_within, lengths - num_generated, 0)
         believed: Counts = np.where(num_longer, left, num_generated)
         return believed
+
+    def _ascending(self) -> Counts:
+        if self._sorted is None:
+            self._sorted = np.sort(self._recent)
+        return self._sorted

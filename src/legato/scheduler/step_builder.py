@@ -242,10 +242,12 @@ class StepBuilder:
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        # Each wants a block more at least, which is cheaper to tell than how many they will want.
-        return (
-            num_running < self._config.max_num_seqs
-            and self._kv.fits(request, spare_blocks=num_running + 1)
+        if num_running >= self._config.max_num_seqs:
+            return False
+        # What they will want is only worked out between what they want at least and at most.
+        most = -(-self._lengths.longest // self._kv.block_size)
+        return self._kv.fits(request, spare_blocks=(num_running + 1) * most) or (
+            self._kv.fits(request, spare_blocks=num_running + 1)
             and self._kv.fits(request, spare_blocks=self._memory_forecast().peak_blocks(request))
         )
 
