@@ -5,6 +5,8 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import BlockMove, Fault, ScheduledChunk, StepPlan, StepResult
@@ -112,6 +114,12 @@ class Harness:
         self.finish_reasons[request_id] = []
         self.num_cached[request_id] = self.num_computed[request_id] = 0
         self.take(self.scheduler.apply([request], self.clock()))
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Change fields of `SchedulerConfig`."""
+        changed = msgspec.structs.replace(self.config, **settings)
+        self.config = changed.resolve(self.max_model_len)
+        self.scheduler.reconfigure(self.config, self.clock())
 
     def abort(self, request_id: str) -> None:
         self.take(self.scheduler.apply([AbortRequest(request_id=request_id)], self.clock()))

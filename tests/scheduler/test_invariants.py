@@ -141,6 +141,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.added))))
 
     @precondition(lambda self: self.in_flight is None)
+    @rule(scheduler=scheduler_settings())
+    def reconfigure(self, scheduler: dict[str, Any]) -> None:
+        self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
+
+    @precondition(lambda self: self.in_flight is None)
     @rule()
     def plan(self) -> None:
         had_work = self.harness.scheduler.has_work

@@ -151,6 +151,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def promises_ttft(self) -> bool:
         return any(slo.ttft_s is not None for slo in self.classes.values())
 
+    def whole_prompt_tokens(self, max_model_len: int) -> int:
+        """A step that holds the longest prompt beside all decodes."""
+        return max_model_len + self.max_num_seqs
+
     def resolve(self, max_model_len: int) -> "SchedulerConfig":
         """Replace "auto" by numbers.
 
@@ -158,7 +162,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ConfigError: without chunked prefill, a budget that the longest prompt would not fit in
                 beside the running decodes, so that it could wait for ever.
         """
-        whole_prompt = max_model_len + self.max_num_seqs
+        whole_prompt = self.whole_prompt_tokens(max_model_len)
         budget = self.max_num_batched_tokens
         if budget is None:
             chunked = 2048 if self.promises_pace else 512

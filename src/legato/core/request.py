@@ -150,6 +150,13 @@ class Request:
         self._promise(SloClass())
         self.token_due_s = math.inf
 
+    def change_promise(self, slo: SloClass, now_s: float) -> None:
+        """Be promised something else; a stream's next token is due as if the last came now."""
+        self._promise(slo)
+        self.is_late = False
+        if self.first_token_s is not None:
+            self.token_due_s = self._next_due_s(self.first_token_s, now_s)
+
     def _promise(self, slo: SloClass) -> None:
         self.slo = slo
         self.is_best_effort = slo.is_best_effort
@@ -176,9 +183,13 @@ class Request:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
+        self.token_due_s = self._next_due_s(self.first_token_s, now_s)
+
+    def _next_due_s(self, first_s: float, last_s: float) -> float:
         slo = self.slo
-        self.token_due_s = math.inf if slo.itl_s is None else now_s + slo.itl_s
-        if slo.tpot_s is not None:
-            # A stream behind its pace is not asked to catch up in one step.
-            on_pace_s = self.first_token_s + self.num_output_tokens * slo.tpot_s
-            self.token_due_s = min(self.token_due_s, max(on_pace_s, now_s + slo.tpot_s))
+        due_s = math.inf if slo.itl_s is None else last_s + slo.itl_s
+        if slo.tpot_s is None:
+            return due_s
+        # A stream behind its pace is not asked to catch up in one step.
+        on_pace_s = first_s + self.num_output_tokens * slo.tpot_s
+        return min(due_s, max(on_pace_s, last_s + slo.tpot_s))

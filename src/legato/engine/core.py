@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
@@ -58,6 +59,10 @@ class EngineCore:
             num_failed_steps=self._num_failed_steps,
             kv_usage=self._kv.usage,
         )
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Plan by other settings from the next step on; see `Scheduler.reconfigure`."""
+        self._scheduler.reconfigure(config, self._clock())
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to make records; what has not been taken by then is dropped."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
 from legato.core.step_record import EngineRecord
@@ -11,6 +12,15 @@ class SetRecording(msgspec.Struct, frozen=True, tag=True):
     """To the engine: begin or stop to make records of what it does."""
 
     is_on: bool
+
+
+class Reconfigure(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: plan by other settings, which are resolved, from the next step on."""
+
+    scheduler: SchedulerConfig
+
+
+Control = SetRecording | Reconfigure
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,18 +75,13 @@ class Scheduler:
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.prefill_order is not None
-        self._config = config
         self._max_model_len = max_model_len
         self._kv = kv
-        self._classes = config.classes
         self._step_time = step_time or StepTimeModel()
-        self._budget = MemoryBudget(_budget(config, self._step_time))
-        self._fill = POLICIES[config.policy]
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
-        forecast = Forecast(config, self._queues, self._step_time, self._budget)
-        self._admission = Admission(config, self._queues, forecast)
+        self._configure(config)
         self._in_flight: StepPlan | None = None
         self._planned_s = 0.0
         self._shape = StepShape()
@@ -115,6 +110,37 @@ class Scheduler:
             num_prefix_cache_queries=self._num_prefix_cache_queries,
             num_prefix_cache_hits=self._num_prefix_cache_hits,
         )
+
+    def reconfigure(self, config: SchedulerConfig, now_s: float) -> None:
+        """Plan by other settings from the next step on; requests stay where they are.
+
+        A class's new promises hold for its requests that run or wait, too: whoever changes them
+        means what happens now. Those that gave theirs up stay best-effort.
+
+        Args:
+            config: resolved, with the same classes of service by name.
+        """
+        assert self._in_flight is None, "a step is in flight"
+        assert config.prefill_order is not None
+        promised = self._classes
+        self._configure(config)
+        waiting = self._queues.take_waiting()
+        for request in (*self._queues.running.values(), *waiting):
+            name = request.message.service.slo_class
+            if request.slo == promised[name]:
+                request.change_promise(self._classes[name], now_s)
+        self._queues.order = ORDERS[config.prefill_order]
+        for request in waiting:
+            self._queues.add(request)
+
+    def _configure(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._classes = config.classes
+        # Where memory has run out, that is found out again: a whole prompt could not wait for it.
+        self._budget = MemoryBudget(_budget(config, self._step_time))
+        self._fill = POLICIES[config.policy]
+        forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        self._admission = Admission(config, self._queues, forecast)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests and aborts; returns the ends that are known at once."""

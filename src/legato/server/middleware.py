@@ -7,7 +7,9 @@ import asyncio
 import hashlib
 import hmac
 import re
+import time
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +43,7 @@ class RequestIds:
     """Gives each request an id, the client's or a new one, returns it, and counts error answers.
 
     A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find the id in
-    `scope["state"]["request_id"]`.
+    `scope["state"]["request_id"]`, and the time of its arrival in `scope["state"]["received_s"]`.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -51,7 +53,8 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(_REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["received_s"] = request_id, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -79,14 +82,18 @@ class RefuseWhileDraining:
 
 
 class RequireApiKey:
-    """Lets nobody pass without one of the keys, except to the paths that probes read."""
+    """Lets nobody pass without one of the keys, except to `open_paths`."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: tuple[str, ...], open_paths: Collection[str]
+    ) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = [_digest(key.encode(errors="surrogateescape")) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+        is_open = not self._digests or scope["path"] in self._open_paths
+        if not is_open and not self._has_key(scope):
             await error_response(invalid_key())(scope, receive, send)
             return
         await self._app(scope, receive, send)
