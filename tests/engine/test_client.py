@@ -14,6 +14,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
 from legato.engine.client import EngineClient
 from legato.engine.completion import Completion, CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
@@ -147,3 +148,27 @@ async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:
 async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> None:
     with pytest.raises(ConfigError):
         await EngineClient.start(config)
+
+
+async def test_records_come_while_somebody_listens_from_the_next_engine_too(
+    client: EngineClient,
+) -> None:
+    async def ended() -> list[RequestEnded]:
+        await complete(client, GREEDY)
+        records: list[EngineRecord] = []
+        while not (ends := [r for r in records if isinstance(r, RequestEnded)]):
+            records += await subscription.take()
+        steps = [record for record in records if isinstance(record, StepRecord)]
+        assert len(steps) == GREEDY.max_tokens
+        assert all(s.received_s is not None and s.received_s >= s.ended_s for s in steps)
+        return ends
+
+    await complete(client, GREEDY)
+    with client.records.subscribe() as subscription:
+        [first] = await ended()
+        kill_engine(client)
+        await serving(client)
+        [second] = await ended()
+    assert first.finish_reason is second.finish_reason is FinishReason.LENGTH
+    await complete(client, GREEDY)
+    assert await subscription.take() == []

@@ -6,6 +6,7 @@ import msgspec
 
 from legato.core.outputs import TokenLogprobs
 from legato.core.request import AddRequest
+from legato.core.step_record import EndedBy, Obstacle
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
@@ -15,6 +16,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         block_ids: the request's block table up to at least `start + num_tokens` tokens.
         num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 where the
             chunk reaches the request's last token.
+        ended_by: why it is no longer.
     """
 
     request_id: str
@@ -22,6 +24,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     block_ids: tuple[int, ...]
     num_samples: int
+    ended_by: EndedBy = "prompt_end"
 
     @property
     def end(self) -> int:
@@ -35,6 +38,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         new_requests: requests the executor has not seen before; each has a chunk in this plan.
         ended_requests: ids whose state the executor may drop before this step.
         preempted: ids that gave up their blocks for this step to fit.
+        admitted, held_by: as in `StepRecord`, as are the next.
+        predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take.
     """
 
     step_id: int
@@ -42,6 +47,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     new_requests: tuple[AddRequest, ...] = ()
     ended_requests: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
+    admitted: dict[str, int] = msgspec.field(default_factory=dict)
+    held_by: Obstacle | None = None
+    predicted_s: float | None = None
+    limit_s: float | None = None
+    budget_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -14,16 +14,18 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.step_record import received
 from legato.engine.completion import CompletionDelta
 from legato.engine.completion_stream import CompletionStream
 from legato.engine.connection import EngineConnection
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.messages import EngineInfo, EngineStats, StepOutputs
+from legato.engine.messages import EngineInfo, EngineStats, SetRecording, StepOutputs
 from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
 from legato.engine.restarts import Restarts
 from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.observe.feed import RecordFeed
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class EngineClient:
         info: of the engine that was started first; those after it have the same configuration.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
+        records: of what the engine does; made while somebody has subscribed.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
+        self.records = RecordFeed(self._set_recording)
         self._config = config
         self._max_unread_tokens = max_unread_tokens
         self._connection: EngineConnection | None = connection  # None while there is no engine
@@ -201,6 +205,8 @@ class EngineClient:
         try:
             while True:
                 self._connection = connection
+                if self.records.is_wanted:
+                    self._set_recording(True)
                 self._send_again(connection)
                 try:
                     async for step in connection.steps():
@@ -237,8 +243,15 @@ class EngineClient:
                 self._restarts.note_ready()
                 return connection
 
+    def _set_recording(self, is_on: bool) -> None:
+        if self._connection is not None:
+            self._connection.send(SetRecording(is_on))
+
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
+        if step.records:
+            now_s = time.monotonic()
+            self.records.publish(received(record, now_s) for record in step.records)
         for output in step.outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:

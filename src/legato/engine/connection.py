@@ -15,7 +15,14 @@ from legato.core.errors import ConfigError
 from legato.core.request import Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.ipc import FrameDecoder, pack_frame
-from legato.engine.messages import EngineFailed, EngineInfo, EngineReady, FromEngine, StepOutputs
+from legato.engine.messages import (
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    FromEngine,
+    SetRecording,
+    StepOutputs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +97,7 @@ class EngineConnection:
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
         raise AssertionError(f"not what an engine begins with: {messages[0]!r}")
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event | SetRecording) -> None:
         """To a process that is gone, nothing is sent."""
         self._writer.write(pack_frame(event))
 

@@ -3,15 +3,17 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from legato.core.outputs import RequestOutput
-from legato.core.plan import Fault, StepPlan
+from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
+from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
 from legato.engine.messages import EngineStats
+from legato.engine.recorder import Recorder
 from legato.engine.recovery import attempt, is_sound, run_in_parts
 from legato.executor.base import Executor
 from legato.kv.manager import KVCacheManager
@@ -42,6 +44,8 @@ class EngineCore:
         self._kv = kv
         self._executor = executor
         self._num_failed_steps = 0
+        self._recorder: Recorder | None = None
+        self._planned_s = self._started_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -55,11 +59,24 @@ class EngineCore:
             kv_usage=self._kv.usage,
         )
 
-    def apply(self, events: Iterable[Event]) -> list[RequestOutput]:
-        """Take in `events`; returns the ends that are known without a step."""
-        return self._scheduler.apply(events, self._clock())
+    def set_recording(self, *, is_on: bool) -> None:
+        """Begin or stop to make records; what has not been taken by then is dropped."""
+        self._recorder = Recorder() if is_on else None
 
-    def step(self, events: Iterable[Event] = ()) -> list[RequestOutput]:
+    def take_records(self) -> list[EngineRecord]:
+        """What happened since the last time, while records are made."""
+        return [] if self._recorder is None else self._recorder.take()
+
+    def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
+        """Take in `events`; returns the ends that are known without a step."""
+        now_s = self._clock()
+        outputs = self._scheduler.apply(events, now_s)
+        if self._recorder is not None:
+            self._recorder.note_events(events, now_s)
+            self._recorder.note_outputs(outputs, now_s)
+        return outputs
+
+    def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
         """Take in `events`, run one step if there is work, and return what it brought.
 
         Raises:
@@ -67,21 +84,33 @@ class EngineCore:
                 what is told of them is lost; all others are as before.
         """
         outputs = self.apply(events)
-        plan = self._scheduler.plan(self._clock())
+        self._planned_s = self._clock()
+        plan = self._scheduler.plan(self._planned_s)
         self._tell_of_broken_promise()
         if plan is None:
             return outputs
+        self._started_s = self._clock()
         result = attempt(self._executor, plan)
         if isinstance(result, Fault):
             return outputs + self._recover(plan, result)
-        return outputs + self._scheduler.commit(plan, result, self._clock())
+        return outputs + self._commit(plan, result)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        now_s = self._clock()
+        if self._recorder is not None:
+            times_s = self._planned_s, self._started_s, now_s
+            self._recorder.note_step(plan, result, times_s, self._scheduler.stats, self._kv)
+        outputs = self._scheduler.commit(plan, result, now_s)
+        if self._recorder is not None:
+            self._recorder.note_outputs(outputs, now_s)
+        return outputs
 
     def _recover(self, plan: StepPlan, fault: Fault) -> list[RequestOutput]:
         """End the requests to blame for a step that failed, and no others."""
         self._num_failed_steps += 1
         result = run_in_parts(self._executor, plan, fault)
         is_hopeless = len(result.faults) == len(plan.chunks) and not is_sound(self._executor, plan)
-        outputs = self._scheduler.commit(plan, result, self._clock())
+        outputs = self._commit(plan, result)
         if is_hopeless:
             raise EngineFaultError(f"the engine computes nothing any more: {fault.error}")
         return outputs

@@ -4,6 +4,13 @@ import msgspec
 
 from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
+from legato.core.step_record import EngineRecord
+
+
+class SetRecording(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: begin or stop to make records of what it does."""
+
+    is_on: bool
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +83,16 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step brought."""
+    """What one step brought.
+
+    Attributes:
+        records: of the step and of the requests that came and ended; none unless they are asked
+            for.
+    """
 
     outputs: list[RequestOutput]
     stats: EngineStats
+    records: list[EngineRecord] = []
 
 
 FromEngine = EngineReady | EngineFailed | StepOutputs

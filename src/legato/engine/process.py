@@ -9,15 +9,17 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.engine.core import EngineCore
 from legato.engine.errors import EngineFaultError
 from legato.engine.ipc import Channel, ChannelClosedError
-from legato.engine.messages import EngineFailed, EngineReady, StepOutputs
+from legato.engine.messages import EngineFailed, EngineReady, SetRecording, StepOutputs
 
-FromFrontEnd = EngineConfig | AddRequest | AbortRequest
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording
 
 
 def main(fd: int) -> int:
@@ -54,13 +56,25 @@ def _serve(channel: Channel) -> int:
     gc.freeze()
     channel.send(EngineReady(info))
     while True:
-        events = channel.receive(block=not core.has_work)
+        events = _events(channel.receive(block=not core.has_work), core)
         try:
             outputs = core.step(events)
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
-        channel.send(StepOutputs(outputs, core.stats))
+        channel.send(StepOutputs(outputs, core.stats, core.take_records()))
+
+
+def _events(messages: Iterable[FromFrontEnd], core: EngineCore) -> list[Event]:
+    """What is for the scheduler; the rest is done."""
+    events: list[Event] = []
+    for message in messages:
+        if isinstance(message, SetRecording):
+            core.set_recording(is_on=message.is_on)
+        else:
+            assert not isinstance(message, EngineConfig), "an engine is configured once"
+            events.append(message)
+    return events
 
 
 if __name__ == "__main__":

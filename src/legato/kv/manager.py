@@ -70,6 +70,11 @@ class KVCacheManager:
         return self._pool.num_free + self._tree.num_unused
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that no request uses, kept for those to come."""
+        return self._tree.num_unused
+
+    @property
     def usage(self) -> float:
         """Fraction of the blocks that requests use, in [0, 1]."""
         return 1.0 - self.num_free_blocks / self._pool.num_blocks

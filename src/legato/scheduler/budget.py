@@ -3,6 +3,7 @@
 import math
 from typing import Protocol
 
+from legato.core.step_record import EndedBy
 from legato.scheduler.step_costs import ROW_BOUNDS
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -30,6 +31,10 @@ class StepBudget(Protocol):
 
     def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
         """Most prefill tokens, up to `wanted`, that a chunk at position `start` may bring."""
+        ...
+
+    def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:
+        """What keeps a prefill chunk of `num_tokens`, all that fit, from being longer."""
         ...
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
@@ -73,6 +78,9 @@ class TokenBudget:
         # Decodes alone may exceed the budget; prefill is then nothing, never negative.
         return max(0, min(wanted, self.max_num_batched_tokens - shape.num_tokens))
 
+    def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:  # noqa: ARG002
+        return "token_budget"
+
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return True
 
@@ -106,6 +114,10 @@ class TimeBudget:
         # promise leaves.
         is_crumb = chunk < min(wanted, MIN_CHUNK) and shape.num_prefill_chunks > 0
         return 0 if is_crumb else chunk
+
+    def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:
+        is_full = shape.num_tokens + num_tokens >= self._tokens.max_num_batched_tokens
+        return "token_budget" if is_full else "time_budget"
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
         if shape.num_prefill_tokens and self._tokens.is_exceeded(shape, limit_s):

@@ -1,5 +1,6 @@
 """Shorter chunks where memory runs out in a step."""
 
+from legato.core.step_record import EndedBy
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.step_shape import StepShape
 
@@ -34,6 +35,10 @@ class MemoryBudget:
     def max_chunk(self, shape: StepShape, start: int, wanted: int, limit_s: float) -> int:
         chunk = self._budget.max_chunk(shape, start, wanted, limit_s)
         return int(max(0, min(chunk, self._limit - shape.num_prefill_tokens)))
+
+    def bound(self, shape: StepShape, num_tokens: int) -> EndedBy:
+        is_full = shape.num_prefill_tokens + num_tokens >= self._limit
+        return "memory" if is_full else self._budget.bound(shape, num_tokens)
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
         return self._budget.fits_decode(shape, limit_s)

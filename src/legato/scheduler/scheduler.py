@@ -13,7 +13,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.scheduler.admission import Admission
-from legato.scheduler.budget import MIN_CHUNK, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
@@ -138,13 +138,7 @@ class Scheduler:
         if not step.chunks:
             return None
         self._planned_s, self._shape = now_s, step.shape
-        self._in_flight = StepPlan(
-            step_id=self._num_steps,
-            chunks=tuple(step.chunks),
-            new_requests=self._introduce(step.chunks),
-            ended_requests=tuple(self._ended),
-            preempted=tuple(request.request_id for request in step.preempted),
-        )
+        self._in_flight = self._finish(step)
         self._num_steps += 1
         self._ended.clear()
         return self._in_flight
@@ -169,6 +163,22 @@ class Scheduler:
             if request.finish_reason is not None:
                 self._end(request)
         return outputs
+
+    def _finish(self, step: StepBuilder) -> StepPlan:
+        assert self._config.max_num_batched_tokens is not None
+        model = self._step_time
+        return StepPlan(
+            step_id=self._num_steps,
+            chunks=tuple(step.chunks),
+            new_requests=self._introduce(step.chunks),
+            ended_requests=tuple(self._ended),
+            preempted=tuple(request.request_id for request in step.preempted),
+            admitted=step.admitted,
+            held_by=step.held_by,
+            predicted_s=model.seconds(step.shape) if model.is_known else None,
+            limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
+            budget_tokens=self._config.max_num_batched_tokens,
+        )
 
     def _learn(self, result: StepResult, now_s: float) -> None:
         if result.ran_out_of_memory and self._config.enable_chunked_prefill:

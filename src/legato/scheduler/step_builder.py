@@ -5,6 +5,7 @@ from typing import Protocol
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
+from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import PrefixMatch
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
 from legato.scheduler.order import rank
@@ -45,6 +46,7 @@ class StepBuilder:
 
     Attributes:
         limit_s: time until the next token of a running stream is due; set by `add_decodes`.
+        admitted, held_by: as in `StepRecord`.
     """
 
     def __init__(
@@ -74,6 +76,9 @@ class StepBuilder:
         self._promised = StepShape()  # decodes of all that run with a promise, once they decode
         self._pace_s = UNLIMITED  # the tightest step that one of these wants
         self._may_admit = True
+        self._gave_turn = False  # to a best-effort request, before those with a promise
+        self.admitted: dict[str, int] = {}
+        self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
@@ -124,6 +129,7 @@ class StepBuilder:
         """Spend the budget on prompts whose requests have a promise, but for the others' turns."""
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
+            self._gave_turn = bool(self.shape.num_prefill_chunks)
         self._add_prefills(best_effort=False)
 
     def add_best_effort(self) -> None:
@@ -184,7 +190,8 @@ class StepBuilder:
 
     def _begin(self, request: Request) -> bool:
         """Admit a request, with a chunk or behind another one's; False where it waits on."""
-        if self._is_full() or not self._has_place(request) or not self._can_pace(request):
+        self.held_by = self._obstacle(request)
+        if self.held_by is not None:
             return False
         match = self._kv.match(request)
         request.num_hit_tokens = match.num_tokens
@@ -192,14 +199,27 @@ class StepBuilder:
         num_tokens = 0 if follows else self._chunk_size(request, match.num_computed_tokens)
         # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
         # its own next chunk, and its blocks lie side by side.
-        if not (follows or num_tokens) or not self._kv.reserve(request):
+        if not (follows or num_tokens):
+            self.held_by = "budget"
+            return False
+        if not self._kv.reserve(request):
+            self.held_by = "memory"
             return False
         self._queues.admit(request)
+        self.admitted[request.request_id] = match.num_computed_tokens
         self._note_pace(request)
         request.catch_up(match.num_computed_tokens)
         if num_tokens:
             self._add_prefill(request, num_tokens)
         return True
+
+    def _obstacle(self, request: Request) -> Obstacle | None:
+        if self._is_full():
+            return "budget"
+        if not self._has_place(request):
+            is_full = len(self._queues.running) >= self._config.max_num_seqs
+            return "max_num_seqs" if is_full else "memory"
+        return None if self._can_pace(request) else "pace"
 
     def _is_full(self) -> bool:
         """Whether not one prefill token fits; cheaper to tell than what a prompt has cached."""
@@ -244,7 +264,7 @@ class StepBuilder:
             if request.request_id not in self._queues.running:
                 return False
         self.shape.add_decode(request.num_tokens)
-        self._add_chunk(request, 1)
+        self._add_chunk(request, 1, "decode")
         return True
 
     def _make_room(self, request: Request) -> None:
@@ -278,14 +298,23 @@ class StepBuilder:
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         self._turns.served(best_effort=request.is_best_effort)
         self._being_computed.add(self._kv.next_block(request))
+        ended_by = self._ended_by(request, num_tokens)
         self.shape.add_prefill(
             request.num_computed_tokens,
             num_tokens,
             samples=num_tokens == request.num_remaining_tokens,
         )
-        self._add_chunk(request, num_tokens)
+        self._add_chunk(request, num_tokens, ended_by)
 
-    def _add_chunk(self, request: Request, num_tokens: int) -> None:
+    def _ended_by(self, request: Request, num_tokens: int) -> EndedBy:
+        """Why a prefill chunk that is about to be added is no longer."""
+        if num_tokens == request.num_remaining_tokens:
+            return "prompt_end"
+        bound = self._budget.bound(self.shape, num_tokens)
+        gave_way = self._gave_turn and not request.is_best_effort
+        return "turn" if gave_way and bound != "memory" else bound
+
+    def _add_chunk(self, request: Request, num_tokens: int, ended_by: EndedBy) -> None:
         start = request.num_computed_tokens
         self._in_step.add(request.request_id)
         self.chunks.append(
@@ -295,5 +324,6 @@ class StepBuilder:
                 num_tokens,
                 self._kv.block_ids(request),
                 int(start + num_tokens == request.num_tokens),
+                ended_by,
             )
         )

@@ -1,0 +1,120 @@
+"""What the engine did, as data: for whoever traces it, shows it or learns from it.
+
+All times are seconds on the clock of `AddRequest.arrival_time_s`, which is `time.monotonic`, or the
+simulator's virtual one. Request ids are the engine's: those of `AddRequest`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from legato.core.outputs import FinishReason
+
+EndedBy = Literal["decode", "prompt_end", "token_budget", "time_budget", "memory", "turn"]
+"""Why a chunk has no more tokens: it is a stream's next one; it reaches the request's last token;
+the step may hold no more tokens, or may not take longer; memory ran out in longer ones; a
+best-effort request had its turn in the step."""
+
+Obstacle = Literal["budget", "max_num_seqs", "memory", "pace"]
+"""What kept the first waiting request out of a step: its budget was spent; as many run as may; its
+prompt's blocks are not free; beside it, streams would not get their tokens in time."""
+
+
+class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
+    """Tokens [start, start + num_tokens) of one request; `num_samples` as in `ScheduledChunk`."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+    num_samples: int
+    ended_by: EndedBy
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
+    """One step, as it was planned and as it went.
+
+    Attributes:
+        planned_s, started_s, ended_s: when planning began, when the executor got the plan, and when
+            it had the result.
+        received_s: when the front end had it; set there.
+        predicted_s: what the step-time model expected of `ended_s - planned_s`; None as long as it
+            knows nothing.
+        limit_s: how long the step might take, from `planned_s` on; None where nothing was due.
+        budget_tokens: how many tokens it might hold.
+        admitted: requests that came to run; key request id, value those of its tokens that were
+            computed already.
+        preempted: requests that lost their blocks.
+        held_by: what kept the first waiting request out; None where none waited, or none was
+            looked at.
+        failed: requests whose chunk could not be computed.
+        ran_out_of_memory: whether it was too large as it was planned.
+        num_running, num_waiting: requests, after it was planned.
+        num_used_blocks: of the KV cache, with the tokens of this step.
+        num_cached_blocks: kept for later requests, of those that are not in use.
+    """
+
+    step_id: int
+    planned_s: float
+    started_s: float
+    ended_s: float
+    received_s: float | None = None
+    predicted_s: float | None
+    limit_s: float | None
+    budget_tokens: int
+    chunks: tuple[ChunkRecord, ...]
+    admitted: dict[str, int]
+    preempted: tuple[str, ...]
+    held_by: Obstacle | None
+    failed: tuple[str, ...]
+    ran_out_of_memory: bool
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+
+
+class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", tag_field="kind"):
+    """A request has come to the scheduler, which may refuse it at once.
+
+    Attributes:
+        arrived_s: when the front end sent it.
+        taken_s: when the scheduler had it: the step during which it came ends first.
+        is_rerun: as in `AddRequest`.
+    """
+
+    request_id: str
+    arrived_s: float
+    taken_s: float
+    num_prompt_tokens: int
+    max_tokens: int | None
+    slo_class: str
+    priority: int
+    is_rerun: bool
+
+
+class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
+    """A request has left the engine.
+
+    Attributes:
+        num_output_tokens: that were sampled for it while records were made.
+        num_cached_tokens: prompt tokens that were not computed for it.
+        error: as in `RequestOutput`.
+    """
+
+    request_id: str
+    ended_s: float
+    finish_reason: FinishReason
+    num_output_tokens: int
+    num_cached_tokens: int
+    error: str | None
+
+
+EngineRecord = StepRecord | RequestArrived | RequestEnded
+
+
+def received(record: EngineRecord, now_s: float) -> EngineRecord:
+    """The record, with the time at which the front end had it where it is a step's."""
+    if isinstance(record, StepRecord):
+        return msgspec.structs.replace(record, received_s=now_s)
+    return record

@@ -1,0 +1,107 @@
+"""Makes records of what the engine does, while somebody listens."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from legato.core.outputs import RequestOutput
+from legato.core.plan import StepPlan, StepResult
+from legato.core.request import AddRequest, Event
+from legato.core.step_record import (
+    ChunkRecord,
+    EngineRecord,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import SchedulerStats
+
+
+class Recorder:
+    """Collects records until they are taken."""
+
+    def __init__(self) -> None:
+        self._records: list[EngineRecord] = []
+        self._num_output_tokens: Counter[str] = Counter()  # key id of a request that runs
+
+    def take(self) -> list[EngineRecord]:
+        """The records since the last time, in the order in which things happened."""
+        records, self._records = self._records, []
+        return records
+
+    def note_events(self, events: Iterable[Event], now_s: float) -> None:
+        """What came in."""
+        self._records += [_arrived(e, now_s) for e in events if isinstance(e, AddRequest)]
+
+    def note_step(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        times_s: tuple[float, float, float],
+        stats: SchedulerStats,
+        kv: KVCacheManager,
+    ) -> None:
+        """A step that was computed and is about to be committed.
+
+        Args:
+            times_s: `planned_s`, `started_s` and `ended_s`.
+        """
+        planned_s, started_s, ended_s = times_s
+        self._records.append(
+            StepRecord(
+                step_id=plan.step_id,
+                planned_s=planned_s,
+                started_s=started_s,
+                ended_s=ended_s,
+                predicted_s=plan.predicted_s,
+                limit_s=plan.limit_s,
+                budget_tokens=plan.budget_tokens,
+                chunks=tuple(
+                    ChunkRecord(c.request_id, c.start, c.num_tokens, c.num_samples, c.ended_by)
+                    for c in plan.chunks
+                ),
+                admitted=plan.admitted,
+                preempted=plan.preempted,
+                held_by=plan.held_by,
+                failed=tuple(result.faults),
+                ran_out_of_memory=result.ran_out_of_memory,
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting,
+                num_blocks=kv.num_blocks,
+                num_used_blocks=kv.num_blocks - kv.num_free_blocks,
+                num_cached_blocks=kv.num_cached_blocks,
+            )
+        )
+
+    def note_outputs(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
+        """What came out."""
+        for output in outputs:
+            self._num_output_tokens[output.request_id] += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                num_output_tokens = self._num_output_tokens.pop(output.request_id)
+                self._records.append(_ended(output, num_output_tokens, now_s))
+
+
+def _arrived(request: AddRequest, now_s: float) -> RequestArrived:
+    return RequestArrived(
+        request_id=request.request_id,
+        arrived_s=request.arrival_time_s,
+        taken_s=now_s,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        max_tokens=request.params.max_tokens,
+        slo_class=request.service.slo_class,
+        priority=request.service.priority,
+        is_rerun=request.is_rerun,
+    )
+
+
+def _ended(output: RequestOutput, num_output_tokens: int, now_s: float) -> RequestEnded:
+    assert output.finish_reason is not None
+    return RequestEnded(
+        request_id=output.request_id,
+        ended_s=now_s,
+        finish_reason=output.finish_reason,
+        num_output_tokens=num_output_tokens,
+        num_cached_tokens=output.num_cached_tokens,
+        error=output.error,
+    )
