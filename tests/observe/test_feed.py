@@ -3,11 +3,11 @@
 import asyncio
 
 from legato.core.outputs import FinishReason
-from legato.core.step_record import EngineRecord, RequestEnded
+from legato.core.step_record import Record, RequestEnded
 from legato.observe.feed import RecordFeed
 
 
-def ended(number: int) -> EngineRecord:
+def ended(number: int) -> Record:
     return RequestEnded(
         request_id=str(number),
         ended_s=0.0,

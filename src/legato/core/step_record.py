@@ -113,6 +113,46 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_f
 EngineRecord = StepRecord | RequestArrived | RequestEnded
 
 
+class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="kind"):
+    """How the answer to one HTTP request went, from its first byte in to its last byte out.
+
+    Attributes:
+        http_id: what the client has as `X-Request-Id`, and behind the prefix of the answer's `id`.
+        operation: "chat" or "text_completion".
+        request_ids: of its completions, as far as anything came of them; key the choice's index.
+        received_s: when its headers had come.
+        ended_s: when its last token had been written; where it is not streamed, when the last one
+            had come.
+        sent_s: when what came with each token was written to the client; key the choice's index.
+            Where the answer is not streamed, when each token came.
+        finish_reasons: of the completions as the client sees them; key the choice's index.
+        error: why there is no answer, or none to the end.
+        num_prompt_tokens, num_output_tokens: of all of its prompts and completions.
+        n, max_tokens, temperature, top_p: as asked for.
+        trace_context: headers of W3C's trace context that came with it; key the header's name.
+    """
+
+    http_id: str
+    operation: str
+    is_streamed: bool
+    request_ids: dict[int, str]
+    received_s: float
+    ended_s: float
+    sent_s: dict[int, list[float]]
+    finish_reasons: dict[int, FinishReason]
+    error: str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    n: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    trace_context: dict[str, str]
+
+
+Record = EngineRecord | AnswerRecord
+
+
 def received(record: EngineRecord, now_s: float) -> EngineRecord:
     """The record, with the time at which the front end had it where it is a step's."""
     if isinstance(record, StepRecord):

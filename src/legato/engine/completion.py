@@ -10,6 +10,7 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         index: which of the prompt's `n` completions, from 0.
+        request_id: the engine's, by which its records know the completion.
         text: whole characters only; may be empty while a character or a possible stop string is
             incomplete. The texts of all deltas concatenated are the completion.
         token_ids: sampled since the last delta.
@@ -22,6 +23,7 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     index: int
+    request_id: str = ""
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -47,6 +47,7 @@ class CompletionStream:
         stopped = self._stop.matched is not None
         return CompletionDelta(
             index=self._index,
+            request_id=output.request_id,
             text=text,
             token_ids=output.new_token_ids[:num_taken],
             logprobs=None if output.logprobs is None else output.logprobs[:num_taken],

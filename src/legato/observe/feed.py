@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import Record
 
 
 class Subscription:
@@ -17,7 +17,7 @@ class Subscription:
         self.num_dropped = 0
         self._max_records = max_records
         self._on_close = on_close
-        self._waiting: list[EngineRecord] = []
+        self._waiting: list[Record] = []
         self._arrived = asyncio.Event()
         self._is_closed = False
 
@@ -27,13 +27,13 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(self, records: list[EngineRecord]) -> None:
+    def put(self, records: list[Record]) -> None:
         room = self._max_records - len(self._waiting)
         self._waiting += records[:room]
         self.num_dropped += max(0, len(records) - room)
         self._arrived.set()
 
-    async def take(self) -> list[EngineRecord]:
+    async def take(self) -> list[Record]:
         """All records that wait, at least one; none only where it was closed and none is left."""
         await self._arrived.wait()
         records, self._waiting = self._waiting, []
@@ -73,7 +73,7 @@ class RecordFeed:
             self._on_demand(True)
         return subscription
 
-    def publish(self, records: Iterable[EngineRecord]) -> None:
+    def publish(self, records: Iterable[Record]) -> None:
         listed = list(records)
         if listed:
             for subscription in self._subscriptions:

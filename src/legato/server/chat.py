@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from legato.server.answer import respond
 from legato.server.chat_format import ChatAnswer, ChatFormat
 from legato.server.chat_request import ChatRequest
-from legato.server.context import ContextDep, RequestIdDep
+from legato.server.context import ArrivalDep, ContextDep
 from legato.server.errors import naming_fields
 from legato.server.job import Job, run_job
 from legato.server.json_route import JsonRoute
@@ -28,7 +28,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
     ),
 )
 async def create_chat_completion(
-    body: ChatRequest, context: ContextDep, request_id: RequestIdDep
+    body: ChatRequest, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
     arrival_s = time.perf_counter()
@@ -36,7 +36,7 @@ async def create_chat_completion(
     context.check_completions(body.n)
     answer_format = ChatFormat(
         context.client.tokenizer,
-        answer_id=f"chatcmpl-{request_id}",
+        answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
     )
@@ -50,7 +50,9 @@ async def create_chat_completion(
         check_text_fits(context, sum(len(message.content) for message in body.messages))
         prompt = await chat_token_ids(context, body.messages, body)
         job = Job(
-            request_id=request_id,
+            arrival=arrival,
+            operation="chat",
+            is_streamed=body.stream,
             prompts=[prompt],
             params=params,
             service=body.service_params(),

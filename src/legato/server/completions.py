@@ -15,7 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.server.answer import respond
 from legato.server.completion_format import CompletionAnswer, CompletionFormat
 from legato.server.completion_request import CompletionRequest, Prompt
-from legato.server.context import Context, ContextDep, RequestIdDep
+from legato.server.context import ArrivalDep, Context, ContextDep
 from legato.server.job import Job, PromptDelta, run_job
 from legato.server.json_route import JsonRoute
 from legato.server.openapi import responses
@@ -33,7 +33,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
     ),
 )
 async def create_completion(
-    body: CompletionRequest, context: ContextDep, request_id: RequestIdDep
+    body: CompletionRequest, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Complete one prompt or several."""
     arrival_s = time.perf_counter()
@@ -42,7 +42,9 @@ async def create_completion(
     for prompt in body.prompt:
         check_text_fits(context, len(prompt))
     job = Job(
-        request_id=request_id,
+        arrival=arrival,
+        operation="text_completion",
+        is_streamed=body.stream,
         prompts=await prompt_token_ids(
             context, body.prompt, add_special_tokens=body.add_special_tokens
         ),
@@ -56,7 +58,7 @@ async def create_completion(
         job,
         # Not before the prompt is known to have no token that does not exist.
         cache(lambda index: _text(context, body.prompt[index], body)),
-        answer_id=f"cmpl-{request_id}",
+        answer_id=f"cmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
     )

@@ -12,6 +12,23 @@ from legato.server.config import ServerConfig
 from legato.server.errors import unknown_model
 from legato.server.lifecycle import Lifecycle
 
+_TRACE_CONTEXT = ("traceparent", "tracestate")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An HTTP request as it came.
+
+    Attributes:
+        request_id: the client's, or one made for it.
+        received_s: when its headers had come, on the clock of `time.monotonic`.
+        trace_context: its headers of W3C's trace context; key the name.
+    """
+
+    request_id: str
+    received_s: float
+    trace_context: dict[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -47,10 +64,11 @@ def _context(request: Request) -> Context:
     return context
 
 
-def _request_id(request: Request) -> str:
-    request_id: str = request.state.request_id
-    return request_id
+async def _arrival(request: Request) -> Arrival:
+    headers = request.headers
+    context = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
+    return Arrival(request.state.request_id, request.state.received_s, context)
 
 
 ContextDep = Annotated[Context, Depends(_context)]
-RequestIdDep = Annotated[str, Depends(_request_id)]
+ArrivalDep = Annotated[Arrival, Depends(_arrival)]

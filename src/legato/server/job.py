@@ -1,6 +1,7 @@
 """Runs the prompts of one HTTP request and merges what comes of them."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,7 +15,8 @@ from legato.core.slo import ServiceParams
 from legato.engine.completion import CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.observe.metrics import RequestRecorder
-from legato.server.context import Context
+from legato.server.answer_recorder import AnswerRecorder
+from legato.server.context import Arrival, Context
 from legato.server.errors import shutting_down
 
 PromptDelta = tuple[int, CompletionDelta]  # index of the prompt, and what is new
@@ -24,11 +26,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts to complete, `params.n` times each.
 
     Attributes:
+        operation, is_streamed: as in `AnswerRecord`.
         prompts: token ids of each.
         arrival_s: when the HTTP request came, on the clock of `time.perf_counter`.
     """
 
-    request_id: str
+    arrival: Arrival
+    operation: str
+    is_streamed: bool
     prompts: list[list[int]]
     params: SamplingParams
     service: ServiceParams
@@ -55,12 +60,16 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         ApiError: the same, where the server is shutting down.
     """
     running = _recorders(context, job)
+    answer = AnswerRecorder(context.client.records, job)
     reason = FinishReason.ABORT
     try:
         async with aclosing(_deltas(context, job)) as deltas:
             async for prompt_index, delta in deltas:
-                _record(running, job.choice(prompt_index, delta), delta)
+                choice = job.choice(prompt_index, delta)
+                _record(running, choice, delta)
                 yield prompt_index, delta
+                # Whoever asks for the next one has written this one.
+                answer.sent(choice, delta)
     except (InvalidRequestError, OverloadedError):
         reason = FinishReason.REFUSED
         raise
@@ -71,6 +80,7 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
             raise shutting_down() from error
         raise
     finally:
+        answer.end(sys.exception())
         for recorder in running.values():
             recorder.end(reason, time.perf_counter())
 
@@ -107,7 +117,7 @@ async def _of_prompt(
     context: Context, job: Job, prompt_index: int, prompt: list[int]
 ) -> AsyncGenerator[PromptDelta, None]:
     stream = context.client.generate(
-        prompt, job.params, service=job.service, request_id=job.request_id
+        prompt, job.params, service=job.service, request_id=job.arrival.request_id
     )
     async with aclosing(stream) as deltas:
         async for delta in deltas:

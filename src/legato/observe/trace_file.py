@@ -1,0 +1,127 @@
+"""A trace as lines of JSON, one record a line: lossless, and readable however its writer ended.
+
+The first line is a `TraceHeader`; the rest are in the order in which they came to be known. A file
+whose name ends with ".gz" is compressed.
+"""
+
+import gzip
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from legato import __version__
+from legato.core.errors import ConfigError
+from legato.core.step_record import Record
+
+VERSION = 1
+
+
+class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="kind"):
+    """What the records are of.
+
+    Attributes:
+        version: of the format.
+        legato_version: that wrote it.
+        started_s: on the records' clock.
+        unix_s: what to add to the records' times to have Unix time; None on a virtual clock.
+        settings: of the engine; key a flag's name, value as printed.
+    """
+
+    version: int = VERSION
+    legato_version: str = __version__
+    started_s: float
+    unix_s: float | None
+    settings: dict[str, str]
+
+    @classmethod
+    def now(cls, settings: dict[str, str]) -> "TraceHeader":
+        """Of a trace that begins now, on the clock of `time.monotonic`."""
+        now_s = time.monotonic()
+        return cls(started_s=now_s, unix_s=time.time() - now_s, settings=settings)
+
+
+class RecordsDropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped", tag_field="kind"):
+    """So many records are missing here, because they could not be written in time."""
+
+    num_records: int
+
+
+TraceLine = Record | RecordsDropped
+
+_Line = TraceHeader | TraceLine
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class JsonlTrace:
+    """Writes a trace; what `write` was given is in the file when it returns, in whole lines.
+
+    Attributes:
+        num_bytes: written so far, before compression.
+
+    Raises:
+        OSError: the file cannot be written to; from any method.
+    """
+
+    def __init__(self, path: Path, header: TraceHeader) -> None:
+        self.num_bytes = 0
+        self._file = open_binary(path, "wb")
+        self._put(_encode(header) + b"\n")
+
+    def write(self, lines: Iterable[TraceLine]) -> None:
+        self._put(b"".join(_encode(line) + b"\n" for line in lines))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+        self.num_bytes += len(data)
+
+
+def read_trace(path: Path) -> tuple[TraceHeader, Iterator[TraceLine]]:
+    """The header of a trace, and its lines, read one by one.
+
+    A last line that was not written to its end is left out.
+
+    Raises:
+        ConfigError: this is no trace, or cannot be read; from the iterator, too.
+    """
+    lines = _lines(path)
+    header = next(lines, None)
+    if not isinstance(header, TraceHeader):
+        raise ConfigError(f"{path} is not a trace of lines of JSON, as --trace FILE.jsonl writes")
+    if header.version != VERSION:
+        raise ConfigError(f"{path} is a trace of version {header.version}; this reads {VERSION}")
+    return header, cast("Iterator[TraceLine]", lines)
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    try:
+        with open_binary(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _parsed(path, number, line)
+    except EOFError:
+        return  # compressed, and its writer was killed
+    except (OSError, zlib.error) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _parsed(path: Path, number: int, line: bytes) -> _Line:
+    try:
+        return cast("_Line", _decode(line))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}, line {number} is not a line of a trace: {error}") from error
+
+
+def open_binary(path: Path, mode: str) -> IO[bytes]:
+    """A file, compressed if its name ends with ".gz"."""
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.open(path, mode, compresslevel=1))
+    return cast("IO[bytes]", path.open(mode))

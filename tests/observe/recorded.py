@@ -1,0 +1,55 @@
+"""Records of real schedules on the simulated executor."""
+
+from collections.abc import Sequence
+
+from legato.core.config import SchedulerConfig
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import EngineRecord
+from legato.engine.core import EngineCore
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+
+STEP_S, TOKEN_S, BETWEEN_S = 0.01, 0.001, 0.002
+
+
+def recorded_run(
+    arrivals: Sequence[tuple[float, int, int]] = ((0.0, 20, 3), (0.005, 90, 2), (0.05, 5, 4)),
+    *,
+    budget: int = 32,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+) -> list[EngineRecord]:
+    """Requests "0", "1", ... of (arrival in s, prompt tokens, output tokens), until all have ended.
+
+    A step of n tokens takes `STEP_S + n * TOKEN_S`, and `BETWEEN_S` passes before each.
+    """
+    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+    kv = KVCacheManager(num_blocks, 4)
+    clock = VirtualClock()
+    core = EngineCore(
+        Scheduler(config.resolve(256), max_model_len=256, kv=kv),
+        kv,
+        SimulatedExecutor(clock, lambda plan: STEP_S + TOKEN_S * plan.num_tokens),
+        clock,
+    )
+    core.set_recording(is_on=True)
+    coming = [_request(i, *arrival) for i, arrival in enumerate(arrivals)]
+    while coming or core.has_work:
+        if not core.has_work:
+            clock.advance_to(coming[0].arrival_time_s)
+        clock.advance_to(clock.now_s + BETWEEN_S)
+        arrived = [request for request in coming if request.arrival_time_s <= clock.now_s]
+        del coming[: len(arrived)]
+        core.step(arrived)
+    return core.take_records()
+
+
+def _request(index: int, arrival_s: float, num_prompt: int, num_output: int) -> AddRequest:
+    return AddRequest(
+        request_id=str(index),
+        prompt_token_ids=tuple(range(1000 * index, 1000 * index + num_prompt)),
+        params=SamplingParams(max_tokens=num_output, seed=0, temperature=0.0),
+        arrival_time_s=arrival_s,
+    )

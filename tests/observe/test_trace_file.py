@@ -1,0 +1,75 @@
+"""A trace comes back as it was written, however its writer ended."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from legato.core.errors import ConfigError
+from legato.observe.trace_file import (
+    JsonlTrace,
+    RecordsDropped,
+    TraceHeader,
+    TraceLine,
+    read_trace,
+)
+from tests.observe.recorded import recorded_run
+
+HEADER = TraceHeader(started_s=1.0, unix_s=None, settings={"model": "m"})
+LINES: list[TraceLine] = [*recorded_run(), RecordsDropped(num_records=3)]
+
+
+@pytest.fixture(params=["t.jsonl", "t.jsonl.gz"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+def test_all_records_come_back(path: Path) -> None:
+    trace = JsonlTrace(path, HEADER)
+    trace.write(LINES[:5])
+    trace.write(LINES[5:])
+    trace.close()
+    header, lines = read_trace(path)
+    assert header == HEADER
+    assert list(lines) == LINES
+
+
+def test_what_was_written_can_be_read_before_the_end(path: Path) -> None:
+    trace = JsonlTrace(path, HEADER)
+    trace.write(LINES)
+    assert list(read_trace(path)[1]) == LINES
+    trace.close()
+
+
+def test_a_line_without_its_end_is_left_out(path: Path) -> None:
+    trace = JsonlTrace(path, HEADER)
+    trace.write(LINES)
+    trace.close()
+    whole = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    cut = whole[:-7]
+    path.write_bytes(gzip.compress(cut)[:-4] if path.suffix == ".gz" else cut)
+    assert list(read_trace(path)[1]) == LINES[:-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not a trace"),
+        (b"[]\n", "line 1 is not"),
+        (b'{"kind":"dropped","num_records":1}\n', "is not a trace"),
+        (b'{"kind":"trace","version":9,"started_s":0,"unix_s":0,"settings":{}}\n', "version 9"),
+        (b"\xff\xfe\n", "line 1 is not"),
+    ],
+)
+def test_what_is_no_trace_is_refused(path: Path, content: bytes, message: str) -> None:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    with pytest.raises(ConfigError, match=message):
+        read_trace(path)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_trace(tmp_path / "none.jsonl")
+    (tmp_path / "text.gz").write_bytes(b"not compressed")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_trace(tmp_path / "text.gz")
