@@ -49,8 +49,13 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def draw(self, shape: StepShape, rng: random.Random) -> float:
+        """What a step of this shape is off by, another each time."""
+        return self.quantile(shape, rng.random())
+
+    def quantile(self, shape: StepShape, probability: float) -> float:
+        """What a fraction `probability` of such steps is off by at most."""
         quantiles = self.prefills if shape.num_prefill_chunks else self.decodes
-        place = rng.random() * (len(quantiles) - 1)
+        place = probability * (len(quantiles) - 1)
         below = int(place)
         above = min(below + 1, len(quantiles) - 1)
         return quantiles[below] + (place - below) * (quantiles[above] - quantiles[below])

@@ -69,7 +69,9 @@ class CalibrationFile:
 
     def save(self, steps: list[MeasuredStep]) -> None:
         """Write them, all or nothing. A folder that is not writable is worth a warning only."""
-        data = _Measurements(self._key, [(shape_counts(shape), seconds) for shape, seconds in steps])
+        data = _Measurements(
+            self._key, [(shape_counts(shape), seconds) for shape, seconds in steps]
+        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent)
