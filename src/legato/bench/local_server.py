@@ -55,14 +55,16 @@ def _await_health(process: subprocess.Popen[bytes], base_url: str) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise ConfigError(f"the server ended with status {process.returncode}: {process.args}")
+            raise ConfigError(
+                f"the server ended with status {process.returncode}: {process.args!r}"
+            )
         try:
             if httpx.get(f"{base_url}/health").status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass
         time.sleep(_POLL_S)
-    raise ConfigError(f"the server did not become healthy: {process.args}")
+    raise ConfigError(f"the server did not become healthy: {process.args!r}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,7 @@ Between two quantiles, and beyond the outermost, the logarithm of a length is li
 normal variable, so that two quantiles make a lognormal distribution and one makes all the same.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -59,13 +60,17 @@ def _ascend(values: Sequence[float]) -> bool:
 
 def _draw(quantiles: Quantiles, normal: np.ndarray) -> list[int]:
     """Lengths of at least a token, one for each standard normal number."""
-    at = ndtri([percent / 100.0 for percent, _ in quantiles])
-    logs = np.log([tokens for _, tokens in quantiles])
+    at = [float(ndtri(percent / 100.0)) for percent, _ in quantiles]
+    logs = [math.log(tokens) for _, tokens in quantiles]
     if len(at) > 1:
-        slopes = np.diff(logs) / np.diff(at)
-        ends = (normal.min(initial=at[0]), normal.max(initial=at[-1]))
-        logs = [logs[0] + slopes[0] * (ends[0] - at[0]), *logs,
-                logs[-1] + slopes[-1] * (ends[1] - at[-1])]  # fmt: skip
-        at = [ends[0] - 1e-9, *at, ends[1] + 1e-9]
+        ends = (min(normal.min(), at[0]) - 1.0, max(normal.max(), at[-1]) + 1.0)
+        logs = [_beyond(at[:2], logs[:2], ends[0]), *logs, _beyond(at[-2:], logs[-2:], ends[1])]
+        at = [ends[0], *at, ends[1]]
     lengths = np.exp(np.interp(normal, at, logs))
     return [int(length) for length in np.maximum(1, np.rint(lengths))]
+
+
+def _beyond(at: list[float], values: list[float], place: float) -> float:
+    """On the line through two points."""
+    slope = (values[1] - values[0]) / (at[1] - at[0])
+    return values[0] + slope * (place - at[0])

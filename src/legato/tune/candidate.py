@@ -107,18 +107,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     def suggest(self, trial: optuna.Trial) -> Candidate:
         """The next candidate of a study."""
-        steps = trial.suggest_categorical("steps", self.steps)
-        pace = trial.suggest_categorical("pace", self.pace) if steps == "slo" else 1.0
-        return Candidate(
-            steps=steps,
-            max_num_batched_tokens=trial.suggest_categorical(
-                "max_num_batched_tokens", self.max_num_batched_tokens
-            ),
-            max_num_seqs=trial.suggest_categorical("max_num_seqs", self.max_num_seqs),
-            prefill_order=trial.suggest_categorical("prefill_order", self.prefill_order),
-            shed_load=trial.suggest_categorical("shed_load", self.shed_load),
-            pace=pace,
-        )
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, getattr(self, name))
+            for name in self.__struct_fields__
+            if name != "pace"
+        }
+        if chosen["steps"] == "slo":
+            chosen["pace"] = trial.suggest_categorical("pace", self.pace)
+        return Candidate(**chosen)
 
 
 def _scaled(seconds: float | None, factor: float | None) -> float | None:

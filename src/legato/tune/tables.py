@@ -10,6 +10,7 @@ from legato.tune.report import Finalist, TuneReport
 from legato.tune.search import Tried
 
 _NOTHING = "–"
+_MEASURED = "  measured"
 _MOST_SHOWN = 12
 
 
@@ -23,11 +24,8 @@ def tune_tables(report: TuneReport) -> list[Table]:
 
 def describe(candidate: Candidate) -> str:
     """In one line."""
-    steps = candidate.steps
-    if steps == "slo":
-        steps += f" x {candidate.pace:g}"
     told = [
-        steps,
+        f"slo x {candidate.pace:g}" if candidate.steps == "slo" else candidate.steps,
         f"{candidate.max_num_batched_tokens} tokens",
         f"{candidate.max_num_seqs} running",
         candidate.prefill_order,
@@ -50,25 +48,25 @@ def certainty(report: TuneReport) -> str:
 
 
 def _finalists(finalists: Sequence[Finalist]) -> Table:
+    """Each figure as it was simulated, and below that as it was measured."""
+    predicted = [finalist.predicted for finalist in finalists]
+    measured = [finalist.measured for finalist in finalists]
     rows = [
         ["", *(describe(finalist.candidate) for finalist in finalists)],
-        ["goodput simulated, requests/s", *(_predicted(f) for f in finalists)],
-        ["measured", *(f"{f.measured.goodput_per_s:.3f}" if f.measured else _NOTHING
-                       for f in finalists)],
-        ["SLO attained simulated", *(f"{f.predicted.attainment:.1%}" for f in finalists)],
-        ["measured", *(f"{f.measured.attainment:.1%}" if f.measured else _NOTHING
-                       for f in finalists)],
-        ["ITL p99 simulated", *(duration(f.predicted.itl_p99_s) for f in finalists)],
-        ["measured", *(_p99(f.measured and f.measured.itl_s) for f in finalists)],
-        ["TTFT p99 simulated", *(duration(f.predicted.ttft_p99_s) for f in finalists)],
-        ["measured", *(_p99(f.measured and f.measured.ttft_s) for f in finalists)],
-    ]  # fmt: skip
-    return Table("Finalists", ["", *(finalist.name for finalist in finalists)], rows)
-
-
-def _predicted(finalist: Finalist) -> str:
-    figures = finalist.predicted
-    return f"{figures.goodput_per_s:.3f} ± {figures.score_error:.3f}"
+        [
+            "goodput, requests/s",
+            *(f"{p.goodput_per_s:.3f} ± {p.score_error:.3f}" for p in predicted),
+        ],
+        [_MEASURED, *(f"{m.goodput_per_s:.3f}" if m else _NOTHING for m in measured)],
+        ["SLO attained", *(f"{p.attainment:.1%}" for p in predicted)],
+        [_MEASURED, *(f"{m.attainment:.1%}" if m else _NOTHING for m in measured)],
+        ["ITL p99", *(duration(p.itl_p99_s) for p in predicted)],
+        [_MEASURED, *(_p99(m.itl_s if m else None) for m in measured)],
+        ["TTFT p99", *(duration(p.ttft_p99_s) for p in predicted)],
+        [_MEASURED, *(_p99(m.ttft_s if m else None) for m in measured)],
+    ]
+    title = "Finalists, simulated and measured"
+    return Table(title, ["", *(finalist.name for finalist in finalists)], rows)
 
 
 def _front(front: Sequence[Tried]) -> Table:
