@@ -11,7 +11,7 @@ from legato.bench.workload import with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
-from legato.tune.candidate import Candidate, Space
+from legato.tune.candidate import Candidate, Space, check_goal
 from legato.tune.search import search
 from legato.tune.trial import Problem, evaluate
 from tests.tune.machines import CPU
@@ -91,4 +91,4 @@ def test_only_the_pace_of_time_budgets_is_scaled() -> None:
 def test_whole_prompts_cannot_be_tuned() -> None:
     goal = SchedulerConfig(ttft_slo_s=1.0, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match="chunked prefill is off"):
-        Space.around(goal, {}, 8192)
+        check_goal(goal)

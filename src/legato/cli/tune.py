@@ -49,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.ERROR)
     config = _tune_config(args)
-    if not (config.engine.scheduler.promises_pace or config.engine.scheduler.promises_ttft):
-        raise ConfigError("tuning is for SLOs, such as --itl-slo 100ms, but none is set")
     workload = workload_choice(args, None).load()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}

@@ -70,12 +70,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             given: settings that are not to be searched; key a field of `SchedulerConfig`.
-
-        Raises:
-            ConfigError: prompts are to be computed whole, so that there are no chunks to size.
         """
-        if not goal.enable_chunked_prefill:
-            raise ConfigError("tuning sizes chunks, but chunked prefill is off")
         by_policy: dict[Policy | None, tuple[Steps, ...]] = {
             "stall-free": ("fixed",),
             "prefill-first": ("prefill-first",),
@@ -115,6 +110,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if chosen["steps"] == "slo":
             chosen["pace"] = trial.suggest_categorical("pace", self.pace)
         return Candidate(**chosen)
+
+
+def check_goal(goal: SchedulerConfig) -> None:
+    """Raises `ConfigError` where there is nothing to tune for, or no chunk to size."""
+    if not (goal.promises_pace or goal.promises_ttft):
+        raise ConfigError("tuning is for SLOs, such as --itl-slo 100ms, but none is set")
+    if not goal.enable_chunked_prefill:
+        raise ConfigError("tuning sizes chunks, but chunked prefill is off")
 
 
 def _scaled(seconds: float | None, factor: float | None) -> float | None:

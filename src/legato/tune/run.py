@@ -1,34 +1,33 @@
 """Tuning from end to end: measure, record, search, verify."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from legato.bench.console import step_bar
-from legato.bench.machine import Machine, read_machine, write_machine
+from legato.bench.machine import read_machine, write_machine
 from legato.bench.prompts import RandomPrompts
 from legato.bench.record import RequestRecord
 from legato.bench.summary import Slos, summarize
 from legato.bench.workload import Workload, cut_to, within
 from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
-from legato.tune.budget_table import BudgetRow, budget_rows
-from legato.tune.candidate import Candidate, Space
+from legato.tune.candidate import Candidate, Space, check_goal
 from legato.tune.front import pareto_front
 from legato.tune.lead import lead
-from legato.tune.measure import IdleMachine, TypicalLoad, measure_idle
-from legato.tune.real import record_real, run_real
+from legato.tune.learn import Learned, Tell, learn
+from legato.tune.real import run_real
 from legato.tune.report import Finalist, TuneReport
 from legato.tune.score import score
 from legato.tune.search import SearchResult, Tried, search
 from legato.tune.serve_flags import serve_flags
 from legato.tune.trial import Problem, evaluate
 
-Tell = Callable[[str], None]
-"""Told what is being done."""
+_NUM_RUNS = 8
+"""Simulations of a finalist."""
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +57,6 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
 
 
-class _Measured(msgspec.Struct, frozen=True, kw_only=True):
-    machine: Machine
-    load: TypicalLoad | None = None
-    budgets: list[BudgetRow] = []
-    wall_s: float = 0.0
-
-
 def tune(
     config: TuneConfig, workload: Workload, settings: dict[str, Any], tell: Tell
 ) -> TuneReport:
@@ -79,9 +71,14 @@ def tune(
         UnsupportedModelError: a checkpoint that cannot be run.
     """
     goal = config.engine.scheduler
+    check_goal(goal)
     slos = Slos(default=goal.classes[INTERACTIVE], by_class=goal.classes)
-    measured = _measure(config, workload, tell)
-    machine = measured.machine
+    learned: Learned | None = None
+    if config.machine is None:
+        learned = _learn(config, workload, tell)
+        machine = learned.machine
+    else:
+        machine = read_machine(config.machine)
     workload = cut_to(workload, machine.max_model_len)
     problem = Problem(machine=machine, workload=workload, goal=goal, slos=slos)
     space = Space.around(goal, config.given, machine.max_model_len)
@@ -97,13 +94,18 @@ def tune(
             on_trial=on_trial,
         )
     search_s = time.monotonic() - started_s
-    finalists, records, verify_s = _verify(config, problem, found, tell)
+    finalists = _finalists(config, problem, found)
+    records: list[list[RequestRecord]] = []
+    started_s = time.monotonic()
+    if config.num_finalists:
+        finalists, records = _verify(config, problem, finalists, tell)
+    verify_s = time.monotonic() - started_s if config.num_finalists else 0.0
     return TuneReport(
         settings=settings,
         slo=slos.default,
-        load=measured.load,
-        budgets=measured.budgets,
-        machine_s=measured.wall_s + verify_s,
+        load=learned.load if learned else None,
+        budgets=learned.budgets if learned else [],
+        machine_s=(learned.wall_s if learned else 0.0) + verify_s,
         search_s=search_s,
         space_size=space.size,
         num_trials=found.num_trials,
@@ -114,64 +116,45 @@ def tune(
     )
 
 
-def _measure(config: TuneConfig, workload: Workload, tell: Tell) -> _Measured:
-    if config.machine is not None:
-        return _Measured(machine=read_machine(config.machine))
-    started_s = time.monotonic()
-    tell("measuring the idle engine")
-    idle = measure_idle(config.engine, workload)
-    part = cut_to(within(workload, config.record_s), idle.machine.max_model_len)
-    tell(f"recording {len(part)} requests on the real engine")
-    machine = _learn(config, idle, part)
-    write_machine(config.output / "machine.json", machine)
-    itl_slo_s = config.engine.scheduler.itl_slo_s
-    return _Measured(
-        machine=machine,
-        load=idle.load,
-        budgets=budget_rows(machine, idle.load, idle.budgets, itl_slo_s),
-        wall_s=time.monotonic() - started_s,
-    )
-
-
-def _learn(config: TuneConfig, idle: IdleMachine, workload: Workload) -> Machine:
-    """The machine beside a server and its clients, from a recorded run."""
+def _learn(config: TuneConfig, workload: Workload, tell: Tell) -> Learned:
     prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
-    run, recording = record_real(config.engine, workload, prompts, "recording")
-    return Machine.fit(
-        idle.machine.belief,
-        recording.measured_steps(),
-        delays=recording.delays(run.records, run.start_s),
-        max_model_len=idle.machine.max_model_len,
-        kv_cache_tokens=idle.machine.kv_cache_tokens,
-    )
+    learned = learn(config.engine, within(workload, config.record_s), prompts, tell)
+    write_machine(config.output / "machine.json", learned.machine)
+    return learned
+
+
+def _finalists(config: TuneConfig, problem: Problem, found: SearchResult) -> list[Finalist]:
+    """The best candidates, at least one, with what is to be expected of them when they are run."""
+    part = within(problem.workload, config.verify_s)
+    problem = msgspec.structs.replace(problem, workload=part)
+    return [
+        Finalist(
+            name=chr(ord("A") + place),
+            candidate=one.candidate,
+            flags=serve_flags(_engine(config, one.candidate)),
+            predicted=evaluate(problem, one.candidate, 1.0, _NUM_RUNS),
+        )
+        for place, one in enumerate(different(found.tried, max(1, config.num_finalists)))
+    ]
 
 
 def _verify(
-    config: TuneConfig, problem: Problem, found: SearchResult, tell: Tell
-) -> tuple[list[Finalist], list[list[RequestRecord]], float]:
-    """The finalists, the best first; their records and the seconds on the machine, if any."""
+    config: TuneConfig, problem: Problem, finalists: Sequence[Finalist], tell: Tell
+) -> tuple[list[Finalist], list[list[RequestRecord]]]:
+    """Run the finalists on the real engine; returns them and their records, the best first."""
     part = within(problem.workload, config.verify_s)
-    problem = msgspec.structs.replace(problem, workload=part)
-    finalists = []
-    for place, one in enumerate(different(found.tried, max(1, config.num_finalists))):
-        finalists.append(_finalist(config, problem, one.candidate, chr(ord("A") + place)))
-    if not config.num_finalists:
-        return finalists, [], 0.0
-    started_s = time.monotonic()
-    runs = [(finalist, _run(config, finalist, part, tell)) for finalist in finalists]
-    judged = []
-    for finalist, records in runs:
-        summary = summarize(records, problem.slos)
-        measured_score = score(summary, problem.slos)
-        judged.append(
-            (
-                msgspec.structs.replace(finalist, measured=summary, measured_score=measured_score),
-                records,
-            )
+    runs = []
+    for finalist in finalists:
+        tell(f"running finalist {finalist.name} on the real engine")
+        prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
+        run = run_real(_engine(config, finalist.candidate), part, prompts, finalist.name)
+        summary = summarize(run.records, problem.slos)
+        verified = msgspec.structs.replace(
+            finalist, measured=summary, measured_score=score(summary, problem.slos)
         )
-    judged.sort(key=lambda one: one[0].measured_score or 0.0, reverse=True)
-    wall_s = time.monotonic() - started_s
-    return [one for one, _ in judged], [records for _, records in judged], wall_s
+        runs.append((verified, run.records))
+    runs.sort(key=lambda run: run[0].measured_score or 0.0, reverse=True)
+    return [finalist for finalist, _ in runs], [records for _, records in runs]
 
 
 def different(tried: Sequence[Tried], most: int) -> list[Tried]:
@@ -184,22 +167,6 @@ def different(tried: Sequence[Tried], most: int) -> list[Tried]:
     return list(kept.values())[:most]
 
 
-def _finalist(config: TuneConfig, problem: Problem, candidate: Candidate, name: str) -> Finalist:
-    engine = msgspec.structs.replace(config.engine, scheduler=candidate.configure(problem.goal))
-    return Finalist(
-        name=name,
-        candidate=candidate,
-        flags=serve_flags(engine),
-        predicted=evaluate(problem, candidate, 1.0, 8),
-    )
-
-
-def _run(
-    config: TuneConfig, finalist: Finalist, workload: Workload, tell: Tell
-) -> list[RequestRecord]:
-    tell(f"running finalist {finalist.name} on the real engine")
-    engine = msgspec.structs.replace(
-        config.engine, scheduler=finalist.candidate.configure(config.engine.scheduler)
-    )
-    prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
-    return run_real(engine, workload, prompts, finalist.name).records
+def _engine(config: TuneConfig, candidate: Candidate) -> EngineConfig:
+    scheduler = candidate.configure(config.engine.scheduler)
+    return msgspec.structs.replace(config.engine, scheduler=scheduler)
