@@ -5,7 +5,7 @@ scheduler believes of them is what a calibration of the idle engine told it, as 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,11 +23,12 @@ from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
-_NUM_QUANTILES = 201
+_BLOCK = 32
+"""Steps whose errors are drawn together."""
 
 
 class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quantiles of measured over fitted durations, in steps of equal probability.
+    """Measured over fitted durations, in the order in which they were measured.
 
     Attributes:
         decodes: of steps without prefill, which are short, so that a hiccup is a larger part.
@@ -44,21 +45,39 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for shape, seconds in steps:
             ratios[shape.num_prefill_chunks > 0].append(seconds / costs.seconds(shape))
         return cls(
-            decodes=_quantiles(ratios[False] or ratios[True]),
-            prefills=_quantiles(ratios[True] or ratios[False]),
+            decodes=tuple(ratios[False] or ratios[True]),
+            prefills=tuple(ratios[True] or ratios[False]),
         )
-
-    def draw(self, shape: StepShape, rng: random.Random) -> float:
-        """What a step of this shape is off by, another each time."""
-        return self.quantile(shape, rng.random())
 
     def quantile(self, shape: StepShape, probability: float) -> float:
         """What a fraction `probability` of such steps is off by at most."""
-        quantiles = self.prefills if shape.num_prefill_chunks else self.decodes
-        place = probability * (len(quantiles) - 1)
-        below = int(place)
-        above = min(below + 1, len(quantiles) - 1)
-        return quantiles[below] + (place - below) * (quantiles[above] - quantiles[below])
+        return float(np.quantile(self.among(shape), probability))
+
+    def among(self, shape: StepShape) -> tuple[float, ...]:
+        """Those of the same kind of step."""
+        return self.prefills if shape.num_prefill_chunks else self.decodes
+
+
+class ErrorSampler:
+    """Draws errors of steps in blocks (the moving block bootstrap, Künsch, 1989).
+
+    What makes a machine slow lasts: slow steps come together, and hit few requests hard. Drawn one
+    by one they would hit all requests a little.
+    """
+
+    def __init__(self, errors: StepErrors, seed: int) -> None:
+        self._errors = errors
+        self._random = random.Random(seed)
+        self._blocks: dict[bool, Iterator[float]] = {}  # key: whether a step has prefill
+
+    def draw(self, shape: StepShape) -> float:
+        """What the next step, which is of this shape, is off by."""
+        has_prefill = shape.num_prefill_chunks > 0
+        while (error := next(self._blocks.get(has_prefill, iter(())), None)) is None:
+            known = self._errors.among(shape)
+            start = self._random.randrange(len(known))
+            self._blocks[has_prefill] = iter(known[start : start + _BLOCK])
+        return error
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,11 +149,11 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
 
     def start(self, clock: VirtualClock) -> EngineCore:
         """An engine that is calibrated as the machine's, at rest."""
-        machine, rng = self.machine, random.Random(self.seed)
+        machine, errors = self.machine, ErrorSampler(self.machine.errors, self.seed)
 
         def step_time_s(plan: StepPlan) -> float:
             shape = StepShape.of(plan)
-            return machine.errors.draw(shape, rng) * machine.costs.seconds(shape)
+            return errors.draw(shape) * machine.costs.seconds(shape)
 
         return simulated_engine(
             clock,
@@ -164,7 +183,3 @@ def write_machine(path: Path, machine: Machine) -> None:
     """Write a machine as JSON, and the folder where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(machine))
-
-
-def _quantiles(ratios: Sequence[float]) -> tuple[float, ...]:
-    return tuple(np.quantile(ratios, np.linspace(0.0, 1.0, _NUM_QUANTILES)).tolist())
