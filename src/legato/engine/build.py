@@ -91,7 +91,7 @@ def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
         As `build_engine`.
     """
     machinery = load_machinery(config)
-    file = _calibration_file(machinery)
+    file = calibration_file(machinery)
     steps = _measure(machinery)
     file.save(steps)
     return steps, file.path
@@ -181,7 +181,7 @@ def _known_steps(machinery: Machinery) -> list[MeasuredStep]:
     scheduler, calibration = machinery.config.scheduler, machinery.config.calibration
     if not (scheduler.promises_pace or scheduler.promises_ttft):
         return []
-    file = _calibration_file(machinery)
+    file = calibration_file(machinery)
     steps = file.load()
     if steps is None and calibration.calibrate:
         steps = _measure(machinery)
@@ -190,7 +190,15 @@ def _known_steps(machinery: Machinery) -> list[MeasuredStep]:
 
 
 def _measure(machinery: Machinery) -> list[MeasuredStep]:
-    calibration = Calibration(
+    calibration = new_calibration(machinery)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("Measuring step times", total=1.0)
+        return calibration.run(lambda share: progress.update(bar, completed=share))
+
+
+def new_calibration(machinery: Machinery) -> Calibration:
+    """What measures the steps of this model."""
+    return Calibration(
         machinery.executor,
         block_size=machinery.kv.block_size,
         num_blocks=machinery.kv.num_blocks,
@@ -198,12 +206,10 @@ def _measure(machinery: Machinery) -> list[MeasuredStep]:
         max_num_seqs=machinery.config.scheduler.max_num_seqs,
         vocab_size=machinery.decoder.spec.vocab_size,
     )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("Measuring step times", total=1.0)
-        return calibration.run(lambda share: progress.update(bar, completed=share))
 
 
-def _calibration_file(machinery: Machinery) -> CalibrationFile:
+def calibration_file(machinery: Machinery) -> CalibrationFile:
+    """Where their measurements are kept."""
     decoder = machinery.decoder
     key = {
         "model": machinery.config.model.model,
