@@ -36,36 +36,36 @@ def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
 
 
 def test_the_next_steps_keep_to_it_and_streams_go_on(server: ServerProcess) -> None:
-    stream = BackgroundStream(server, max_tokens=200)
+    stream = BackgroundStream(server, max_tokens=120)
     with watching(server) as updates:
-        for budget in (16, 300, 40):
+        for budget in (16, 150):
             server.http.patch("/settings", json={"max_num_batched_tokens": budget})
             # A step may have been under way.
             kept = next(s for s in steps(updates) if s["budget_tokens"] == budget)
-            server.http.post("/v1/completions", json={"prompt": [5] * 400, "max_tokens": 1})
+            server.http.post("/v1/completions", json={"prompt": [5] * 200, "max_tokens": 1})
             held = [next(steps(updates)) for _ in range(3)]
             assert {step["budget_tokens"] for step in (kept, *held)} == {budget}
             most = max(sum(chunk["num_tokens"] for chunk in step["chunks"]) for step in held)
             assert most <= budget
     stream.join()
     assert stream.is_complete
-    assert len(stream.chunks) == 200
+    assert len(stream.chunks) == 120
 
 
 def test_whole_prompts_and_an_slo_in_turn(server: ServerProcess) -> None:
     def longest_chunk(cache_salt: str) -> int:
-        request = {"prompt": [5] * 700, "max_tokens": 1, "cache_salt": cache_salt}
+        request = {"prompt": [5] * 400, "max_tokens": 1, "cache_salt": cache_salt}
         with watching(server) as updates:
             server.http.post("/v1/completions", json=request).raise_for_status()
             lengths = []
             for step in steps(updates):
                 lengths += [chunk["num_tokens"] for chunk in step["chunks"]]
-                if sum(lengths) == 700:
+                if sum(lengths) == 400:
                     return max(lengths)
         raise AssertionError
 
     server.http.patch("/settings", json={"enable_chunked_prefill": False})
-    assert longest_chunk("a") == 700
+    assert longest_chunk("a") == 400
     slos = {"enable_chunked_prefill": True, "ttft_slo_s": 100, "itl_slo_s": 5}
     server.http.patch("/settings", json=slos).raise_for_status()
     assert longest_chunk("b") <= 2048

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from legato.core.config import SchedulerConfig
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import AnswerRecord, EngineRecord
 from legato.engine.messages import EngineStats
 from legato.observe.feed import Subscription
 from legato.server.context import Context, ContextDep
@@ -94,7 +94,9 @@ async def _events(context: Context) -> AsyncGenerator[bytes, None]:
 
 
 async def _records(subscription: Subscription) -> list[EngineRecord]:
+    """What the engine did; of answers, which hold words of their clients, nothing."""
     try:
-        return await asyncio.wait_for(subscription.take(), _IDLE_S)
+        records = await asyncio.wait_for(subscription.take(), _IDLE_S)
     except TimeoutError:
         return []
+    return [record for record in records if not isinstance(record, AnswerRecord)]

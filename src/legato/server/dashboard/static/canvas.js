@@ -1,6 +1,9 @@
 /** What all drawings share: sharp canvases, the page's colours, hatching. */
 
-/** Colours of the style sheet, by their names without "--"; read again when the scheme changes. */
+const COLOURS = ["text", "muted", "line", "grid", "surface", "decode", "prefill", "edge", "late",
+  "cached", "slack"];
+
+/** Colours of the style sheet, by their names there; read again when the scheme changes. */
 export class Palette {
   constructor() {
     this.#read();
@@ -9,10 +12,7 @@ export class Palette {
 
   #read() {
     const style = getComputedStyle(document.documentElement);
-    for (const name of ["text", "muted", "line", "grid", "surface", "decode", "prefill",
-      "prefill-edge", "late", "cached", "slack"]) {
-      this[name.replace("-e", "E")] = style.getPropertyValue(`--${name}`).trim();
-    }
+    for (const name of COLOURS) this[name] = style.getPropertyValue(`--${name}`).trim();
     this.hatches = new Map();
   }
 

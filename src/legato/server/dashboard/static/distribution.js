@@ -101,5 +101,6 @@ function drawSlo(context, axis, sloS, bottom, palette) {
   const x = axis.x(sloS);
   line(context, x, 4, x, bottom, palette.text, { width: 2, dash: [5, 3] });
   const isRight = x > axis.width - 80;
-  label(context, `SLO ${setting(sloS)}`, x + (isRight ? -5 : 5), 8, palette.text, isRight ? "right" : "left");
+  const [offset, align] = isRight ? [-5, "right"] : [5, "left"];
+  label(context, `SLO ${setting(sloS)}`, x + offset, 8, palette.text, align);
 }

@@ -43,7 +43,8 @@ export class OwnStreams {
       stream: true,
     };
     try {
-      for await (const event of events("v1/completions", { method: "POST", body, signal: aborter.signal })) {
+      const { signal } = aborter;
+      for await (const event of events("v1/completions", { method: "POST", body, signal })) {
         if (event.error) throw new Error(event.error.message);
         for (const { index } of event.choices) this.tokens.push({ lane: index, atS: nowS() });
       }
@@ -73,12 +74,12 @@ export class OwnStreams {
  * back.
  *
  * @param {OwnStreams} streams that run
- * @param {object} settings of the server, as asked for
  * @param {(text: string) => void} tell what is going on
  * @returns {Promise<{whole: object, chunks: object}>} each {tokens, pastedS, firstTokenS, gapS,
  *   ttftS}; the longest gap of any stream while the prompt was computed
  */
-export async function comparePastes(streams, settings, maxModelLen, tell) {
+export async function comparePastes(streams, maxModelLen, tell) {
+  const { asked: settings } = await request("settings"); // another page may have changed them
   const restore = (options) => changeSettings(settings, options);
   const restoreAtOnce = () => restore({ keepalive: true });
   addEventListener("pagehide", restoreAtOnce);
@@ -144,7 +145,8 @@ function longestGap(tokens, startS, endS) {
   let longest = 0;
   for (const { lane, atS } of tokens) {
     const before = last.get(lane);
-    if (before !== undefined && atS >= startS && before <= endS) longest = Math.max(longest, atS - before);
+    const isBeside = before !== undefined && atS >= startS && before <= endS;
+    if (isBeside) longest = Math.max(longest, atS - before);
     last.set(lane, atS);
   }
   return longest;

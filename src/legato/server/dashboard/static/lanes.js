@@ -88,9 +88,9 @@ function drawChunk(context, chunk, lane, time, palette) {
   const width = Math.max(2, time.x(chunk.endS) - x - 1);
   const tall = Math.max(3, lane.height - 4);
   const top = lane.middle - tall / 2;
-  context.fillStyle = palette.hatch(context, palette.prefillEdge, palette.prefill);
+  context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
   context.fillRect(x, top, width, tall);
-  context.strokeStyle = palette.prefillEdge;
+  context.strokeStyle = palette.edge;
   context.lineWidth = 1;
   context.strokeRect(x + 0.5, top + 0.5, width - 1, tall - 1);
   const text = integer(chunk.numTokens);

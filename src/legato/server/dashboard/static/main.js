@@ -37,7 +37,6 @@ async function listen() {
   for (;;) {
     try {
       for await (const update of events("dashboard/events")) {
-        if (update.about) state.clear();
         state.take(update);
         if (update.about) element("model").textContent = update.about.model;
         if (update.settings) form.show(update.settings);
@@ -50,6 +49,7 @@ async function listen() {
         await askForKey();
         continue;
       }
+      console.warn(error);
     }
     showConnection("reconnecting", false);
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
@@ -64,7 +64,9 @@ function showConnection(text, isLive) {
 /** Resolves once a key was given. */
 function askForKey() {
   if (!element("key-dialog").open) element("key-dialog").showModal();
-  return new Promise((resolve) => element("key-form").addEventListener("submit", resolve, { once: true }));
+  return new Promise((resolve) => {
+    element("key-form").addEventListener("submit", resolve, { once: true });
+  });
 }
 
 // Drawings
@@ -87,22 +89,20 @@ function frame(nowMs) {
 
 function showFigures() {
   const slos = state.settings?.resolved;
-  const gaps = state.gaps.map(({ seconds }) => seconds);
-  const ttfts = state.ttfts.map(({ seconds }) => seconds);
-  drawDistribution(element("itl-chart"), gaps, slos?.itl_slo_s ?? null, "Inter-token latency", palette);
-  drawDistribution(element("ttft-chart"), ttfts, slos?.ttft_slo_s ?? null, "Time to first token", palette);
   drawBlocks(element("blocks"), state, palette);
   element("last-step").textContent = stepSummary(state.lastStep);
   element("late-key").textContent = `gap over ${setting(lateFrom(state))}`;
-  showLatency("itl", gaps, slos?.itl_slo_s ?? null);
-  showLatency("ttft", ttfts, slos?.ttft_slo_s ?? null);
+  showLatency("itl", "Inter-token latency", state.gaps, slos?.itl_slo_s ?? null);
+  showLatency("ttft", "Time to first token", state.ttfts, slos?.ttft_slo_s ?? null);
   showCounts();
   showPromise();
   if (element("table-details").open) showTable();
   if (pastes) showPastes();
 }
 
-function showLatency(name, seconds, sloS) {
+function showLatency(name, title, measured, sloS) {
+  const seconds = measured.map((latency) => latency.seconds);
+  drawDistribution(element(`${name}-chart`), seconds, sloS, title, palette);
   element(name).textContent = duration(quantile(seconds, 0.5));
   const { num, late } = verdict(seconds, sloS);
   const p99 = num ? `P99 ${duration(quantile(seconds, 0.99))}` : "";
@@ -174,12 +174,12 @@ async function paste() {
   streams.start(state.about.max_model_len);
   try {
     tellExperiment("Starting 8 streams …");
-    const { asked } = state.settings;
-    pastes = await comparePastes(streams, asked, state.about.max_model_len, tellExperiment);
+    pastes = await comparePastes(streams, state.about.max_model_len, tellExperiment);
     element("results").hidden = false;
     showPastes();
     const [whole, chunks] = [duration(pastes.whole.gapS), duration(pastes.chunks.gapS)];
-    tellExperiment(`Computed whole, the prompt stopped the streams for ${whole}; in chunks, for ${chunks} at most.`);
+    tellExperiment(`Computed whole, the prompt stopped the streams for ${whole}; ` +
+      `in chunks, for ${chunks} at most.`);
   } catch (error) {
     tellExperiment(error.message, true);
   } finally {

@@ -26,7 +26,8 @@ export function drawPaste(canvas, paste, windowS, palette) {
   }
   label(context, "sent", x(paste.pastedS), bottom + 9, palette.muted, "center");
   const end = Math.min(x(paste.firstTokenS), width - 56);
-  label(context, `after ${duration(paste.ttftS)}`, Math.max(end, 80), bottom + 9, palette.muted, "center");
+  const after = `after ${duration(paste.ttftS)}`;
+  label(context, after, Math.max(end, 80), bottom + 9, palette.muted, "center");
   describe(canvas, `The streams stood still for ${duration(paste.gapS)} at most; the prompt's first ` +
     `token came after ${duration(paste.ttftS)}`);
 }

@@ -12,17 +12,20 @@ const MOST_LATENCIES = 10_000;
 const LOST_S = 3;
 const INTERACTIVE = "interactive";
 
-/** One request. `numPrompt` is null for one that came before this page did. */
+/**
+ * One request. `numPrompt` is null for one that came before this page did; `hasGaps` is whether
+ * records of it were lost.
+ */
 class Stream {
   constructor(id, lane, arrivedS, numPrompt, sloClass) {
     Object.assign(this, { id, lane, arrivedS, numPrompt, sloClass });
-    this.chunks = []; // {startS, endS, start, numTokens, isDecode, samples, gapS}
+    this.chunks = []; // {startS, endS, numTokens, isDecode, samples, gapS}
     this.numComputed = 0;
     this.numOutput = 0;
     this.lastTokenS = null;
     this.lastGapS = null;
     this.endedS = null;
-    this.reason = null;
+    this.hasGaps = false;
     this.heardS = arrivedS;
   }
 
@@ -40,15 +43,11 @@ export class LiveState {
     this.settings = null;
     this.stats = null;
     this.about = null;
-    this.numDropped = 0;
-    this.numRestarts = null;
-    this.numBlocks = 0;
-    this.offsetS = -Infinity; // server's clock minus the browser's
-    this.clear();
+    this.numBlocks = this.numCached = 0;
+    this.#clear();
   }
 
-  /** Forget everything but the settings. */
-  clear() {
+  #clear() {
     this.streams = new Map(); // key request id
     this.steps = [];
     this.gaps = []; // {atS, seconds}
@@ -78,16 +77,34 @@ export class LiveState {
 
   /** Take in one event of the server. */
   take(update) {
+    if (update.about) this.#begin(update);
+    else if (update.num_restarts !== this.numRestarts) this.#clear();
     this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
-    if (this.numRestarts !== null && update.num_restarts !== this.numRestarts) this.clear();
     this.numRestarts = update.num_restarts;
     this.stats = update.stats;
-    if (update.about) this.about = update.about;
     if (update.settings) this.settings = update.settings;
     for (const record of update.records) this.#record(record);
-    if (this.numDropped !== update.num_dropped) this.lostAtS = update.now_s;
-    this.numDropped = update.num_dropped;
+    if (this.numDropped !== update.num_dropped) this.#lose(update);
     this.#forget(update.now_s);
+  }
+
+  /** A new connection, to another server perhaps. */
+  #begin(update) {
+    this.about = update.about;
+    this.offsetS = -Infinity; // server's clock minus the browser's
+    this.numDropped = 0;
+    this.lostAtS = null;
+    this.#clear();
+  }
+
+  /** Records after these were lost: what they would have told must not pass for a gap. */
+  #lose(update) {
+    this.numDropped = update.num_dropped;
+    this.lostAtS = update.now_s;
+    for (const stream of this.streams.values()) {
+      stream.lastTokenS = null;
+      stream.hasGaps = true;
+    }
   }
 
   #record(record) {
@@ -100,7 +117,6 @@ export class LiveState {
     } else if (record.kind === "ended") {
       const stream = this.#stream(record.request_id, record.ended_s);
       stream.endedS = record.ended_s;
-      stream.reason = record.finish_reason;
     } else {
       this.#step(record);
     }
@@ -108,9 +124,8 @@ export class LiveState {
 
   #step(record) {
     const step = {
-      id: record.step_id, startS: record.planned_s, endS: record.ended_s,
-      limitS: record.limit_s, budget: record.budget_tokens,
-      numDecode: 0, numPrefill: 0, preempted: record.preempted,
+      startS: record.planned_s, endS: record.ended_s, limitS: record.limit_s,
+      budget: record.budget_tokens, numDecode: 0, numPrefill: 0,
     };
     this.numBlocks = record.num_blocks;
     this.numCached = record.num_cached_blocks;
@@ -126,8 +141,8 @@ export class LiveState {
     const stream = this.#stream(record.request_id, step.startS);
     const isDecode = record.ended_by === "decode";
     const chunk = {
-      startS: step.startS, endS: step.endS, start: record.start, numTokens: record.num_tokens,
-      isDecode, samples: record.num_samples > 0, gapS: null,
+      startS: step.startS, endS: step.endS, numTokens: record.num_tokens, isDecode,
+      samples: record.num_samples > 0, gapS: null,
     };
     step[isDecode ? "numDecode" : "numPrefill"] += record.num_tokens;
     stream.numComputed = record.start + record.num_tokens;
@@ -141,7 +156,7 @@ export class LiveState {
     if (stream.lastTokenS !== null) {
       chunk.gapS = stream.lastGapS = atS - stream.lastTokenS;
       if (counts) this.gaps.push({ atS, seconds: chunk.gapS });
-    } else if (stream.numPrompt !== null && counts) {
+    } else if (stream.numPrompt !== null && !stream.hasGaps && counts) {
       this.ttfts.push({ atS, seconds: atS - stream.arrivedS });
     }
     stream.lastTokenS = atS;

@@ -34,7 +34,7 @@ function drawTokens(context, steps, area, time, palette) {
       context.fillStyle = palette.decode;
       context.fillRect(x, area.bottom - decode, width, decode);
       if (prefill) {
-        context.fillStyle = palette.hatch(context, palette.prefillEdge, palette.prefill);
+        context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
         context.fillRect(x, area.bottom - decode - prefill, width, prefill);
       }
       const slack = (step.budget - step.numDecode - step.numPrefill) * scale;

@@ -28,8 +28,8 @@ export class Timeline {
     for (let agoS = 0; agoS <= this.windowS; agoS += everyS) {
       const x = this.x(this.endS - agoS);
       line(context, x, 0, x, this.bottom, palette.grid);
-      const text = agoS ? `−${agoS} s` : "now";
-      label(context, text, x, this.bottom + AXIS_HEIGHT / 2 + 1, palette.muted, agoS ? "center" : "right");
+      const [text, align] = agoS ? [`−${agoS} s`, "center"] : ["now", "right"];
+      label(context, text, x, this.bottom + AXIS_HEIGHT / 2 + 1, palette.muted, align);
     }
   }
 
