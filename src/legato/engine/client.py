@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ from legato.engine.completion import CompletionDelta
 from legato.engine.completion_stream import CompletionStream
 from legato.engine.connection import EngineConnection
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.messages import EngineInfo, EngineStats, SetRecording, StepOutputs
+from legato.engine.messages import EngineInfo, EngineStats, SetRecording, StepOutputs, StepStats
 from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
 from legato.engine.restarts import Restarts
@@ -56,6 +56,7 @@ class EngineClient:
         info: of the engine that was started first; those after it have the same configuration.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
+        on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
     """
 
@@ -74,6 +75,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
+        self.on_step: Callable[[StepStats], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
         self._config = config
         self._max_unread_tokens = max_unread_tokens
@@ -249,14 +251,16 @@ class EngineClient:
 
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
+        now_s = time.monotonic()
+        if step.stats.step is not None:
+            self.on_step(step.stats.step)
         if step.records:
-            now_s = time.monotonic()
             self.records.publish(received(record, now_s) for record in step.records)
         for output in step.outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:
                 job.has_begun = True
-                if not job.outputs.put(output):
+                if not job.outputs.put(msgspec.structs.replace(output, received_s=now_s)):
                     self._forget(output.request_id, abort=True)
 
     def _end_those_begun(self) -> None:
@@ -285,8 +289,11 @@ class EngineClient:
 
 def _raise_if_failed(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.REFUSED:
+        assert output.refusal is not None
         raise OverloadedError(
-            output.error or "overloaded", retry_after_s=output.retry_after_s or 0.0
+            output.error or "overloaded",
+            reason=output.refusal,
+            retry_after_s=output.retry_after_s or 0.0,
         )
     if output.finish_reason is FinishReason.ERROR:
         raise RequestFailedError(output.error or "the request failed")

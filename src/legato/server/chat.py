@@ -31,7 +31,7 @@ async def create_chat_completion(
     body: ChatRequest, context: ContextDep, request_id: RequestIdDep
 ) -> Response:
     """Answer a conversation."""
-    arrival_s = time.perf_counter()
+    arrival_s = time.monotonic()
     context.check_model(body.model)
     context.check_completions(body.n)
     answer_format = ChatFormat(

@@ -36,7 +36,7 @@ async def create_completion(
     body: CompletionRequest, context: ContextDep, request_id: RequestIdDep
 ) -> Response:
     """Complete one prompt or several."""
-    arrival_s = time.perf_counter()
+    arrival_s = time.monotonic()
     context.check_model(body.model)
     context.check_completions(body.n, len(body.prompt))
     for prompt in body.prompt:
