@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Show, compare and plot; returns the exit status."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     if args.toy:
         _print_toy(console)
         return 0
@@ -106,7 +106,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
         long_prompt=args.long_prompt,
     )
     title = f"{traffic.num_streams} streams and a prompt of {traffic.long_prompt:,} tokens"
-    console.print(f"{title}: {stage.name}")
+    console.print(f"{title}: {stage.name}", soft_wrap=True)
     view = play(stage, traffic, title, console)
     print_table(comparison(view.runs))
     if args.terminal_svg is not None:

@@ -14,7 +14,7 @@ from legato.bench.demo.view import View
 from legato.bench.tables import duration
 
 _REFRESHES_PER_S = 6  # drawing takes time from the steps
-_SVG_COLUMNS = 108
+_SVG_COLUMNS = 100
 _SHOWN_SHARE = 0.6
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -28,7 +28,7 @@ def play(stage: Stage, traffic: Traffic, title: str, console: Console) -> View:
             view.runs.append(run)
             stage.serve(run, config)
             if not console.is_terminal:
-                console.print(_line(run))
+                console.print(_line(run), soft_wrap=True)
     return view
 
 
@@ -42,7 +42,7 @@ def write_svg(view: View, path: Path) -> None:
     most = _SHOWN_SHARE * run.traffic.long_prompt
     moment_s = next(at_s for at_s, num_computed in run.progress if num_computed >= most)
     console = Console(record=True, width=_SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(view.at(moment_s))
+    console.print(view.at(moment_s, _SVG_COLUMNS))
     # rich's picture would ask the web for its font.
     svg = _WEB_FONTS.sub("", console.export_svg(title="legato demo"))
     path.write_text(svg, encoding="utf-8")

@@ -15,6 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepRecord
 from legato.engine.build import known_steps, load_machinery
 from legato.engine.core import EngineCore
+from legato.engine.errors import RequestFailedError
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -80,10 +81,16 @@ class Run:
         return f"{self.name}: {_LONG}"
 
     def take(self, outputs: list[RequestOutput], records: list[EngineRecord]) -> None:
-        """A step has ended."""
+        """A step has ended.
+
+        Raises:
+            RequestFailedError: a request has, too, and by an error.
+        """
         now_s = time.monotonic()
         streams = {request_id: index for index, request_id in enumerate(self.stream_ids)}
         for output in outputs:
+            if output.error is not None:
+                raise RequestFailedError(output.error)
             num_tokens = len(output.new_token_ids)
             if output.request_id in streams:
                 self.token_times_s[streams[output.request_id]] += [now_s] * num_tokens
