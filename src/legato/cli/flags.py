@@ -33,10 +33,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `engine_config` builds an `EngineConfig`."""
-    _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
-    _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
+    add_machine_flags(parser)
     _add_promise_flags(parser.add_argument_group("promises", argument_default=argparse.SUPPRESS))
     _add_scheduler_flags(parser.add_argument_group("scheduler", argument_default=argparse.SUPPRESS))
+
+
+def add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those that say what runs, and on what, but nothing of how it is scheduled."""
+    _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
+    _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

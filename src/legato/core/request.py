@@ -58,6 +58,8 @@ class Request:
         num_cached_tokens: prompt tokens that it did not have to compute, for which others had;
             what it finds again after a preemption does not count.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
+        is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
+        scheduled_s: when the step was planned from which on it ran; None before.
         stalled_since_s: since when no chunk worth having has fitted into a step.
         first_token_s, last_token_s: when its tokens came; None before the first.
         token_due_s: when its next token is due; infinite where nothing is promised, or before its
@@ -70,6 +72,7 @@ class Request:
         "first_token_s",
         "is_best_effort",
         "is_late",
+        "is_promise_waived",
         "last_token_s",
         "message",
         "num_cached_tokens",
@@ -80,6 +83,7 @@ class Request:
         "num_tokens",
         "rank",
         "request_id",
+        "scheduled_s",
         "slo",
         "stalled_since_s",
         "step_s",
@@ -95,6 +99,8 @@ class Request:
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
+        self.is_promise_waived = False
+        self.scheduled_s: float | None = None
         self.stalled_since_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -148,6 +154,7 @@ class Request:
     def give_up_promise(self) -> None:
         """Be best-effort from here on."""
         self._promise(SloClass())
+        self.is_promise_waived = True
         self.token_due_s = math.inf
 
     def change_promise(self, slo: SloClass, now_s: float) -> None:

@@ -18,7 +18,7 @@ from legato.core.rows import row_counts
 from legato.engine.calibration import Calibration
 from legato.engine.calibration_file import CalibrationFile
 from legato.engine.core import EngineCore
-from legato.engine.messages import EngineInfo
+from legato.engine.messages import CacheInfo, EngineInfo
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -71,7 +71,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
         machinery.config.scheduler,
         max_model_len=machinery.max_model_len,
         kv=machinery.kv,
-        step_time=StepTimeModel(_known_steps(machinery)),
+        step_time=StepTimeModel(known_steps(machinery)),
     )
     source = resolve_source(config.model.model, config.model.revision)
     tokenizer = load_tokenizer(source)
@@ -176,8 +176,8 @@ def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
     compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
 
 
-def _known_steps(machinery: Machinery) -> list[MeasuredStep]:
-    """Steps to begin the step-time model with: from disk, or measured now."""
+def known_steps(machinery: Machinery) -> list[MeasuredStep]:
+    """Steps to begin the step-time model with, where a promise needs it: from disk, or measured."""
     scheduler, calibration = machinery.config.scheduler, machinery.config.calibration
     if not (scheduler.promises_pace or scheduler.promises_ttft):
         return []
@@ -266,6 +266,11 @@ def _describe(machinery: Machinery, defaults: ModelDefaults) -> EngineInfo:
         max_model_len=machinery.max_model_len,
         vocab_size=decoder.spec.vocab_size,
         eos_token_ids=defaults.eos_token_ids,
+        cache=CacheInfo(
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        ),
         slo_classes=config.scheduler.classes,
         default_sampling=defaults.sampling,
         settings={

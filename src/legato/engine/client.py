@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from legato.engine.messages import (
     Reconfigure,
     SetRecording,
     StepOutputs,
+    StepStats,
 )
 from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
@@ -63,6 +64,7 @@ class EngineClient:
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
+        on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
     """
 
@@ -81,6 +83,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
+        self.on_step: Callable[[StepStats], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
         self._config = config
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
@@ -284,14 +287,16 @@ class EngineClient:
 
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
+        now_s = time.monotonic()
+        if step.stats.step is not None:
+            self.on_step(step.stats.step)
         if step.records:
-            now_s = time.monotonic()
             self.records.publish(received(record, now_s) for record in step.records)
         for output in step.outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:
                 job.has_begun = True
-                if not job.outputs.put(output):
+                if not job.outputs.put(msgspec.structs.replace(output, received_s=now_s)):
                     self._forget(output.request_id, abort=True)
 
     def _end_those_begun(self) -> None:
@@ -320,8 +325,11 @@ class EngineClient:
 
 def _raise_if_failed(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.REFUSED:
+        assert output.refusal is not None
         raise OverloadedError(
-            output.error or "overloaded", retry_after_s=output.retry_after_s or 0.0
+            output.error or "overloaded",
+            reason=output.refusal,
+            retry_after_s=output.retry_after_s or 0.0,
         )
     if output.finish_reason is FinishReason.ERROR:
         raise RequestFailedError(output.error or "the request failed")

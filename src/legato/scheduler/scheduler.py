@@ -202,6 +202,10 @@ class Scheduler:
 
     def _finish(self, step: StepBuilder) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
+        for request_id in step.admitted:
+            request = self._queues.get(request_id)
+            if request is not None and request.scheduled_s is None:
+                request.scheduled_s = self._planned_s
         model = self._step_time
         return StepPlan(
             step_id=self._num_steps,
@@ -305,6 +309,8 @@ class Scheduler:
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
                 num_cached_tokens=request.num_cached_tokens,
+                is_promise_waived=request.is_promise_waived,
+                scheduled_s=request.scheduled_s,
             )
         ]
 

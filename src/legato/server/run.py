@@ -123,7 +123,9 @@ async def _serve(
         served_model_name=config.served_model_name,
         max_unread_tokens=config.max_unread_tokens,
     )
-    metrics = Metrics(client.info.served_model_name, client)
+    info = client.info
+    metrics = Metrics(info.served_model_name, client, cache=info.cache, classes=info.slo_classes)
+    client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.collect()
     gc.freeze()
