@@ -137,6 +137,7 @@ def answered(records: list[EngineRecord], request_id: str) -> AnswerRecord:
         sent_s={0: [time_s + 0.003 for time_s in attribution.came_s]},
         finish_reasons={0: FinishReason.LENGTH},
         error=None,
+        error_type=None,
         num_prompt_tokens=1,
         num_output_tokens=1,
         n=1,
@@ -165,6 +166,6 @@ def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> 
     text = "\n".join(explanation(stories[0], Attribution(stories[0]), 1))
     assert "90 prompt tokens" in text
     assert "filled the token budget" in text
-    assert "others' prompts: 0 (20 tokens)" in text
+    assert "others' prompts: 2 (" in text
     with pytest.raises(ConfigError, match="no request 'def'"):
         read_story(path, "def")

@@ -74,14 +74,18 @@ def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int
     lines = [_title(story), *_caveats(story), *_chunks(story), ""]
     first = attribution.first_token()
     if first is None:
-        return [*lines, "No first token, or not its way to it, is in the trace."]
-    lines += _span("Time to first token", first)
+        lines.append("The way to its first token is not in the trace.")
+    else:
+        lines += _span("Time to first token", first)
     gaps = attribution.gaps()
     longest = sorted(range(len(gaps)), key=lambda index: -gaps[index])[:num_gaps]
     for index in longest:
         span = attribution.gap(index)
-        at_s = span.start_s - first.start_s
-        lines += ["", *_span(f"From token {index + 1} to the next, {at_s:.3f} s after", span)]
+        after_s = span.start_s - attribution.told_s[0]
+        lines += [
+            "",
+            *_span(f"Token {index + 1} to the next, {after_s:.3f} s after the first", span),
+        ]
     return lines
 
 

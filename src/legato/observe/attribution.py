@@ -5,7 +5,7 @@ of several causes is shared among them by tokens. docs/tracing.md defines each c
 """
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -104,7 +104,7 @@ class Attribution:
     def _span(self, start_s: float, token: int) -> Span:
         """From `start_s` until a token was told."""
         came_s, told_s = self.came_s[token], self.told_s[token]
-        parts: Counter[Cause] = Counter()
+        parts: defaultdict[Cause, float] = defaultdict(float)
         others: Counter[str] = Counter()
         now_s = start_s
         first = max(0, bisect_right(self._starts_s, start_s) - 1)
@@ -182,9 +182,8 @@ class _State:
         if step.held_by in ("max_num_seqs", "pace"):
             return {"queue": 1.0}
         tokens = _tokens_of_others(step)
-        return _by_tokens(
-            Counter(queue=tokens["others_decode"], others_prefill=tokens["others_prefill"])
-        )
+        tokens["queue"] = tokens.pop("others_decode", 0)
+        return _by_tokens(tokens)
 
     def _passed_over(self, step: StepRecord) -> Shares:
         is_stream = self._num_computed and self._is_decoding

@@ -71,7 +71,7 @@ class RecordFeed:
         """Whether anybody listens."""
         return bool(self._subscriptions)
 
-    def subscribe(self, max_records: int = 65_536) -> Subscription:
+    def subscribe(self, max_records: int = 8192) -> Subscription:
         """Args: max_records: that may wait to be taken; what comes then is dropped and counted."""
         subscription = Subscription(max_records, self._leave)
         self._subscriptions.append(subscription)
