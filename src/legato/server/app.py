@@ -17,7 +17,7 @@ from legato.engine.errors import (
     SlowReaderError,
 )
 from legato.observe.metrics import Metrics
-from legato.server import chat, completions, models, probes, tokenization
+from legato.server import chat, completions, models, probes, tokenization, trace
 from legato.server.chat_format import ChatAnswer
 from legato.server.completion_format import CompletionAnswer
 from legato.server.config import ServerConfig
@@ -35,6 +35,7 @@ from legato.server.models import ModelCard, ModelList
 from legato.server.openapi import DescribedApi
 from legato.server.probes import Health
 from legato.server.tokenization import DetokenizeAnswer, TokenizeAnswer
+from legato.server.trace import LiveTrace, TraceStarted
 
 _ANSWERS = (
     ChatAnswer,
@@ -44,6 +45,7 @@ _ANSWERS = (
     ModelCard,
     ModelList,
     TokenizeAnswer,
+    TraceStarted,
 )
 _CORS_METHODS = ("GET", "POST")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
@@ -72,7 +74,8 @@ def create_app(
         answers=_ANSWERS,
     )
     api.state.context = Context(client, config, metrics, lifecycle)
-    for room in (chat, completions, models, tokenization, probes):
+    api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
+    for room in (chat, completions, models, tokenization, trace, probes):
         api.include_router(room.router)
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)

@@ -67,9 +67,8 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
                 _record(running, choice, delta)
+                answer.sending(choice, delta)
                 yield prompt_index, delta
-                # Whoever asks for the next one has written this one.
-                answer.sent(choice, delta)
     except (InvalidRequestError, OverloadedError):
         reason = FinishReason.REFUSED
         raise
