@@ -15,7 +15,7 @@ from legato.bench.delays import Delays
 from legato.bench.machine import Machine, MeasuredServer
 from legato.bench.record import RequestRecord
 from legato.bench.simulation import simulate
-from legato.bench.workload import Workload
+from legato.bench.workload import Workload, cut_to
 from legato.core.config import EngineConfig
 from legato.engine.build import calibration_file, load_machinery, new_calibration
 from legato.engine.calibration import Calibration
@@ -78,6 +78,9 @@ class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
 def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
     """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
 
+    Args:
+        workload: is cut to the model's context.
+
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
@@ -101,7 +104,8 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     # Whatever is refused would say nothing of the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
     server = MeasuredServer(machine=machine, scheduler=taking_all)
-    load = TypicalLoad.of(simulate(server, workload).records)
+    fitting = cut_to(workload, machine.max_model_len)
+    load = TypicalLoad.of(simulate(server, fitting).records)
     by_budget = _measure_budgets(calibration, load)
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(
