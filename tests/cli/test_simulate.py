@@ -38,6 +38,8 @@ def test_capacity(tmp_path: Path) -> None:
         ((), "policy slo keeps an ITL or TPOT SLO"),
         (("--capacity",), "--itl-slo"),
         (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
+        (("--capacity", "--itl-slo", "1", "--trace", "t.jsonl"), "--trace is of one run"),
+        (("--policy", "fixed", "--trace", "trace.txt"), ".jsonl"),
         (("--policy", "best"), "no policy 'best'"),
         (("--policy", "fixed", "--profile", "abacus"), "no file or profile 'abacus'"),
         (("--policy", "fixed", "--truth-error", "1"), "--truth-error"),
@@ -65,3 +67,14 @@ def test_neither_torch_nor_a_server_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+def test_a_simulated_run_can_be_explained(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    flags = (*CHAT, "--rate", "2", "-o", str(tmp_path), "--trace", str(trace))
+    done = legato("simulate", *flags, "--policy", "fixed:512", "--policy", "fixed:64")
+    assert done.returncode == 0, done.stderr
+    for policy in ("fixed-512", "fixed-64"):
+        told = legato("explain", str(tmp_path / f"trace-{policy}.jsonl"), "7")
+        assert told.returncode == 0, told.stderr
+        assert "computing its own prompt" in told.stdout

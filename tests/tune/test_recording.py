@@ -7,14 +7,12 @@ import pytest
 
 from legato.bench.machine import Machine, MeasuredServer
 from legato.bench.mixes import draw_mix
-from legato.bench.simulation import simulate
+from legato.bench.simulation import SimulatedRun, simulate
 from legato.bench.traces import read_workload
 from legato.bench.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
 from legato.core.step_record import EngineRecord
-from legato.engine.core import EngineCore
-from legato.executor.simulated import VirtualClock
 from legato.observe.trace_file import JsonlTrace, TraceHeader
 from legato.tune.recording import Recording
 from tests.tune.machines import CALIBRATION, CPU, DELAYS
@@ -23,24 +21,13 @@ WORKLOAD = with_poisson_arrivals(draw_mix("mixed", 60, seed=1), 1.0, seed=1)
 START_S = 0.0  # of the virtual clock
 
 
-class RecordedServer(MeasuredServer, frozen=True, kw_only=True):
-    """Attributes: engines: those that were started; they keep their records."""
-
-    engines: list[EngineCore]
-
-    def start(self, clock: VirtualClock) -> EngineCore:
-        core = super().start(clock)
-        core.set_recording(is_on=True)
-        self.engines.append(core)
-        return core
-
-
-def record(scheduler: SchedulerConfig, workload: Workload, machine: Machine = CPU) -> tuple:
+def record(
+    scheduler: SchedulerConfig, workload: Workload, machine: Machine = CPU
+) -> tuple[SimulatedRun, list[EngineRecord]]:
     """The run of a workload, and the engine's records of it."""
-    server = RecordedServer(machine=machine, scheduler=scheduler, engines=[])
-    run = simulate(server, workload)
-    records: list[EngineRecord] = server.engines[0].take_records()
-    return run, records
+    records: list[EngineRecord] = []
+    server = MeasuredServer(machine=machine, scheduler=scheduler)
+    return simulate(server, workload, on_records=records.extend), records
 
 
 def test_the_machine_is_found_again() -> None:

@@ -103,6 +103,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         calibration: Sequence[MeasuredStep],
         recorded: Sequence[MeasuredStep],
         *,
+        larger: Sequence[MeasuredStep] = (),
         delays: Delays,
         max_model_len: int,
         kv_cache_tokens: int,
@@ -110,9 +111,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The machine on which these were measured.
 
         Recorded steps last what an SLO allows, over and over, so that they alone would not tell
-        which part of them costs what: the costs are fitted to both.
+        which part of them costs what: the costs are fitted to all.
+
+        Args:
+            larger: further steps of the idle engine, of which a scheduler is not told: those with
+                more tokens than a calibration goes up to.
         """
-        costs = fit([*calibration, *recorded])
+        costs = fit([*calibration, *larger, *recorded])
         return cls(
             calibration=[(shape_counts(shape), seconds) for shape, seconds in calibration],
             costs=costs,

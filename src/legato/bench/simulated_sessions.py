@@ -12,12 +12,16 @@ from legato.bench.console import print_trial, progress_bar
 from legato.bench.record import RequestRecord
 from legato.bench.simulation import SimulatedRun, SimulatedServer, simulate
 from legato.bench.workload import Workload
+from legato.observe.formats import TraceWriter
 
 
-def simulate_run(server: SimulatedServer, workload: Workload, name: str) -> SimulatedRun:
-    """As `simulate`."""
+def simulate_run(
+    server: SimulatedServer, workload: Workload, name: str, trace: TraceWriter | None = None
+) -> SimulatedRun:
+    """As `simulate`, and into a trace, if there is one."""
     with progress_bar(name, len(workload)) as on_progress:
-        return simulate(server, workload, on_progress)
+        on_records = None if trace is None else trace.write
+        return simulate(server, workload, on_progress, on_records)
 
 
 def simulate_search(

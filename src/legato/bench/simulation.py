@@ -17,6 +17,7 @@ from legato.bench.workload import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.core.step_record import EngineRecord
 from legato.engine.core import EngineCore
 from legato.engine.messages import EngineStats
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
@@ -26,6 +27,8 @@ from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
 _STEPS_PER_PROGRESS = 256
+
+OnRecords = Callable[[list[EngineRecord]], None]
 
 
 class Simulable(Protocol):
@@ -144,12 +147,16 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    server: Simulable, workload: Workload, on_progress: OnProgress | None = None
+    server: Simulable,
+    workload: Workload,
+    on_progress: OnProgress | None = None,
+    on_records: OnRecords | None = None,
 ) -> SimulatedRun:
     """Serve a workload, on a server that has just started.
 
     Args:
         on_progress: told now and then.
+        on_records: given the records of each step, on the virtual clock.
 
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long.
@@ -157,6 +164,7 @@ def simulate(
     _check(server, workload)
     clock = VirtualClock()
     core = server.start(clock)
+    core.set_recording(is_on=on_records is not None)
     clients = SimulatedClients(workload, server.delays)
     num_steps, num_tokens = 0, 0
     while clients.next_arrival_s is not None or core.has_work:
@@ -171,6 +179,8 @@ def simulate(
         clients.receive(outputs, clock.now_s)
         if clock.now_s == planned_s and core.has_work:
             raise RuntimeError(f"at {planned_s} s there is work, but no step")
+        if on_records is not None:
+            on_records(core.take_records())
         num_steps += clock.now_s > planned_s
         if on_progress is not None and num_steps % _STEPS_PER_PROGRESS == 0:
             on_progress(clients.counts)

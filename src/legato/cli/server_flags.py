@@ -18,6 +18,7 @@ _DEFAULTS = ServerConfig()
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `server_config` builds a `ServerConfig`."""
     _add_server_flags(parser.add_argument_group("server", argument_default=argparse.SUPPRESS))
+    _add_trace_flags(parser.add_argument_group("tracing", argument_default=argparse.SUPPRESS))
     _add_limit_flags(
         parser.add_argument_group("limits on clients", argument_default=argparse.SUPPRESS)
     )
@@ -68,6 +69,29 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--trust-request-chat-template",
         action="store_true",
         help="let clients send chat templates, which are programs that this server would run",
+    )
+
+
+def _add_trace_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="record every step and request: FILE.jsonl for `legato explain`, FILE.json for the "
+        "Perfetto UI, either with .gz behind it",
+    )
+    group.add_argument(
+        "--max-trace-size",
+        dest="max_trace_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="before compression, at which a trace ends, one begun by POST /trace/start too "
+        f"({_DEFAULTS.max_trace_bytes >> 30}G)",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="export an OpenTelemetry span for each request over OTLP/HTTP, such as to "
+        "http://localhost:4318/v1/traces",
     )
 
 

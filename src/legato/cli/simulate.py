@@ -4,6 +4,9 @@ import argparse
 import importlib.util
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legato.cli.bench_flags import add_output_flag
@@ -19,8 +22,9 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     from legato.bench.report import Report
     from legato.bench.simulation import SimulatedRun, SimulatedServer
+    from legato.observe.formats import TraceWriter
 
-_NOT_SETTINGS = {"run", "policies", "output"}
+_NOT_SETTINGS = {"run", "policies", "output", "trace"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
     if args.capacity and args.itl_slo_s is None:
         raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
+    if args.trace and args.capacity:
+        raise ConfigError("--trace is of one run, but --capacity makes many")
     # The tables say which promises were broken.
     logging.basicConfig(level=logging.ERROR)
     report_of = _capacity_report if args.capacity else _run_report
@@ -60,6 +66,13 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
         help="find the largest Poisson rate at which P99 ITL keeps its SLO and the median "
         "scheduling delay stays below 2 s, beginning with --rate",
     )
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="record every step and request, as serve --trace does; with several policies, each in "
+        "a file of its own, with its name in FILE's",
+    )
     add_output_flag(group)
 
 
@@ -69,10 +82,37 @@ def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer"
 
     workload = workload_choice(args, server.profile.max_model_len).load()
     started_s = time.perf_counter()
-    simulated = simulate_run(server, workload, policy)
+    with _trace(args, policy) as trace:
+        simulated = simulate_run(server, workload, policy, trace)
     _tell(policy, simulated, time.perf_counter() - started_s)
     settings = _settings(args, policy)
     return RunReport.of(policy, settings, promised_slos(args), simulated.records)
+
+
+@contextmanager
+def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | None]":
+    """Where the run is recorded to, if it is to be.
+
+    Raises:
+        ConfigError: no format has such names, or the file cannot be written.
+    """
+    from legato.observe.formats import trace_writer
+    from legato.observe.trace_file import TraceHeader
+
+    if args.trace is None:
+        yield None
+        return
+    path: Path = args.trace
+    if len(set(args.policies or DEFAULT_POLICIES)) > 1:
+        stem, *suffixes = path.name.split(".", maxsplit=1)
+        path = path.with_name(".".join([f"{stem}-{policy.replace(':', '-')}", *suffixes]))
+    settings = {name: str(value) for name, value in _settings(args, policy).items()}
+    try:
+        writer = trace_writer(path, TraceHeader(started_s=0.0, unix_s=None, settings=settings))
+        yield writer
+        writer.close()
+    except OSError as error:
+        raise ConfigError(f"cannot write the trace: {error}") from error
 
 
 def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":

@@ -121,12 +121,11 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
         operation: "chat" or "text_completion".
         request_ids: of its completions, as far as anything came of them; key the choice's index.
         received_s: when its headers had come.
-        ended_s: when its last token had been written; where it is not streamed, when the last one
-            had come.
-        sent_s: when what came with each token was written to the client; key the choice's index.
+        ended_s: when its end had been written; where it is not streamed, when all of it had come.
+        sent_s: when what came with each token went to the client's socket; key the choice's index.
             Where the answer is not streamed, when each token came.
         finish_reasons: of the completions as the client sees them; key the choice's index.
-        error: why there is no answer, or none to the end.
+        error, error_type: why there is no answer, or none to the end; its message and its kind.
         num_prompt_tokens, num_output_tokens: of all of its prompts and completions.
         n, max_tokens, temperature, top_p: as asked for.
         trace_context: headers of W3C's trace context that came with it; key the header's name.
@@ -141,6 +140,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
     sent_s: dict[int, list[float]]
     finish_reasons: dict[int, FinishReason]
     error: str | None
+    error_type: str | None
     num_prompt_tokens: int
     num_output_tokens: int
     n: int

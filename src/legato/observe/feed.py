@@ -1,6 +1,7 @@
 """Hands records of what the engine does to whoever listens."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 
 from legato.core.step_record import Record
@@ -19,7 +20,7 @@ class Subscription:
         self._on_close = on_close
         self._waiting: list[Record] = []
         self._arrived = asyncio.Event()
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     def __enter__(self) -> "Subscription":
         return self
@@ -37,14 +38,19 @@ class Subscription:
         """All records that wait, at least one; none only where it was closed and none is left."""
         await self._arrived.wait()
         records, self._waiting = self._waiting, []
-        if not self._is_closed:
+        if not self._closed.is_set():
             self._arrived.clear()
         return records
 
+    async def gather(self, seconds: float) -> None:
+        """Let records come together for so long, or until it is closed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+
     def close(self) -> None:
         """Take no more records; those that wait may still be taken."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._closed.is_set():
+            self._closed.set()
             self._on_close(self)
             self._arrived.set()
 
@@ -65,7 +71,7 @@ class RecordFeed:
         """Whether anybody listens."""
         return bool(self._subscriptions)
 
-    def subscribe(self, max_records: int = 65_536) -> Subscription:
+    def subscribe(self, max_records: int = 8192) -> Subscription:
         """Args: max_records: that may wait to be taken; what comes then is dropped and counted."""
         subscription = Subscription(max_records, self._leave)
         self._subscriptions.append(subscription)

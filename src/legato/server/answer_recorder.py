@@ -25,8 +25,8 @@ class AnswerRecorder:
         self._finish_reasons: dict[int, FinishReason] = {}
         self._num_output_tokens = 0
 
-    def sent(self, choice: int, delta: CompletionDelta) -> None:
-        """A delta has been written to the client, or put with the others of its answer."""
+    def sending(self, choice: int, delta: CompletionDelta) -> None:
+        """A delta is about to be written to the client, or put with the others of its answer."""
         if not self._feed.is_wanted:
             return
         self._request_ids[choice] = delta.request_id
@@ -39,6 +39,8 @@ class AnswerRecorder:
         """The answer is over; `error` is why, where it did not come to its end."""
         if not self._feed.is_wanted:
             return
+        if isinstance(error, GeneratorExit | asyncio.CancelledError):
+            error = ConnectionAbortedError("the client went away")
         job, params = self._job, self._job.params
         record = AnswerRecord(
             http_id=job.arrival.request_id,
@@ -49,7 +51,8 @@ class AnswerRecorder:
             ended_s=time.monotonic(),
             sent_s=dict(self._sent_s),
             finish_reasons=self._finish_reasons,
-            error=None if error is None else _told(error),
+            error=None if error is None else str(error),
+            error_type=None if error is None else type(error).__name__,
             num_prompt_tokens=sum(map(len, job.prompts)),
             num_output_tokens=self._num_output_tokens,
             n=params.n,
@@ -59,8 +62,3 @@ class AnswerRecorder:
             trace_context=job.arrival.trace_context,
         )
         self._feed.publish([record])
-
-
-def _told(error: BaseException) -> str:
-    is_gone = isinstance(error, GeneratorExit | asyncio.CancelledError)
-    return "the client went away" if is_gone else str(error)

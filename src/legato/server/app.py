@@ -17,7 +17,7 @@ from legato.engine.errors import (
     SlowReaderError,
 )
 from legato.observe.metrics import Metrics
-from legato.server import chat, completions, models, probes, settings, tokenization
+from legato.server import chat, completions, models, probes, settings, tokenization, trace
 from legato.server.chat_format import ChatAnswer
 from legato.server.completion_format import CompletionAnswer
 from legato.server.config import ServerConfig
@@ -39,6 +39,7 @@ from legato.server.openapi import DescribedApi
 from legato.server.probes import Health
 from legato.server.settings import SettingsAnswer
 from legato.server.tokenization import DetokenizeAnswer, TokenizeAnswer
+from legato.server.trace import LiveTrace, TraceStarted
 
 _ANSWERS = (
     ChatAnswer,
@@ -49,6 +50,7 @@ _ANSWERS = (
     ModelList,
     SettingsAnswer,
     TokenizeAnswer,
+    TraceStarted,
 )
 _CORS_METHODS = ("GET", "POST")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
@@ -77,7 +79,8 @@ def create_app(
         answers=_ANSWERS,
     )
     api.state.context = Context(client, config, metrics, lifecycle)
-    for room in (chat, completions, models, tokenization, settings, probes, events):
+    api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
+    for room in (chat, completions, models, tokenization, trace, settings, probes, events):
         api.include_router(room.router)
     assets = load_assets()
     api.include_router(page_router(assets))

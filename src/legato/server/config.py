@@ -2,10 +2,12 @@
 
 import math
 import re
+from pathlib import Path
 
 import msgspec
 
 from legato.core.errors import ConfigError
+from legato.observe.formats import trace_format
 
 MIN_BODY_BYTES_S = 1024
 """The slowest that a body may come once its time is up."""
@@ -32,6 +34,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         header_timeout_s: how long the headers of a request may take to arrive.
         body_timeout_s: how long its body may, unless it comes at `MIN_BODY_BYTES_S` or faster.
         write_timeout_s: how long a client may read nothing of what waits for it.
+        trace: file to record a trace to from the start on; its name tells the format.
+        max_trace_bytes: size, before compression, at which a trace ends.
+        otlp_traces_endpoint: URL to export spans to, over HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +54,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
+    trace: str | None = None
+    max_trace_bytes: int = 2**30
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -60,6 +68,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
+        if self.trace is not None:
+            trace_format(Path(self.trace))
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"an OTLP endpoint is like http://localhost:4318/v1/traces, got {endpoint!r}"
+            )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(

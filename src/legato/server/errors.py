@@ -82,6 +82,10 @@ def too_many_bodies() -> ApiError:
     return ApiError(HTTPStatus.TOO_MANY_REQUESTS, detail, {"Retry-After": _RESTART_S, **_CLOSE})
 
 
+def trace_conflict(message: str) -> ApiError:
+    return ApiError(HTTPStatus.CONFLICT, ErrorDetail(message, _INVALID, code="trace_conflict"))
+
+
 def malformed_http() -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, ErrorDetail("this is not valid HTTP", _INVALID))
 

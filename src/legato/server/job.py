@@ -66,9 +66,8 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
                 recorder.take(choice, delta)
+                answer.sending(choice, delta)
                 yield prompt_index, delta
-                # Whoever asks for the next one has written this one.
-                answer.sent(choice, delta)
     except (InvalidRequestError, OverloadedError) as error:
         why = error.reason if isinstance(error, OverloadedError) else INVALID
         recorder.refuse(why, time.monotonic())

@@ -26,6 +26,7 @@ _COMMON_ERRORS = {
 }
 _ERRORS = {
     **_COMMON_ERRORS,
+    HTTPStatus.CONFLICT: "It is running already, or not at all.",
     HTTPStatus.NOT_FOUND: "There is no such model here.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
 }
@@ -78,7 +79,11 @@ class DescribedApi(FastAPI):
 
 
 def responses(
-    answer: type | None = None, *, errors: Iterable[HTTPStatus] = (), streams: bool = False
+    answer: type | None = None,
+    *,
+    errors: Iterable[HTTPStatus] = (),
+    streams: bool = False,
+    files: Iterable[str] = (),
 ) -> Responses:
     """What a route may answer, for its `responses`.
 
@@ -86,8 +91,9 @@ def responses(
         answer: the msgspec type of its JSON.
         errors: beside those that any request may meet.
         streams: whether it may also answer with server-sent events.
+        files: media types of files that it may answer with.
     """
-    content: dict[str, Any] = {}
+    content: dict[str, Any] = {media_type: {} for media_type in files}
     if answer is not None:
         content["application/json"] = {"schema": _reference(answer)}
     if streams:

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -23,6 +24,8 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.messages import EngineInfo
 from legato.model.source import resolve_source
 from legato.observe.metrics import Metrics
+from legato.observe.spans import SpanExport, check_spans_can_be_made
+from legato.observe.tracer import Tracer
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.connection import LimitedHttpProtocol
@@ -58,6 +61,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
     Raises:
         ConfigError: the settings, the checkpoint or the address cannot be used.
     """
+    if config.otlp_traces_endpoint is not None:
+        check_spans_can_be_made()
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
@@ -123,6 +128,16 @@ async def _serve(
         served_model_name=config.served_model_name,
         max_unread_tokens=config.max_unread_tokens,
     )
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(client.close)
+        for part in _begin_tracing(client, config):
+            closing.push_async_callback(part.stop)
+        return await _serve_until_stopped(client, config, listener, on_ready)
+
+
+async def _serve_until_stopped(
+    client: EngineClient, config: ServerConfig, listener: socket.socket, on_ready: Announce
+) -> int:
     info = client.info
     metrics = Metrics(info.served_model_name, client, cache=info.cache, classes=info.slo_classes)
     client.on_step = metrics.steps.observe
@@ -137,11 +152,27 @@ async def _serve(
         on_started=lambda: on_ready(client.info, _url(listener)),
     )
     _on_signals(server.handle_signal)
-    try:
-        await server.serve(sockets=[listener])
-        return _status(client, lifecycle)
-    finally:
-        await client.close()
+    await server.serve(sockets=[listener])
+    return _status(client, lifecycle)
+
+
+def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | SpanExport]:
+    """What records from the start on.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    tracing: list[Tracer | SpanExport] = []
+    if config.trace is not None:
+        try:
+            path, settings = Path(config.trace), client.info.settings
+            tracing.append(Tracer(client.records, path, settings, config.max_trace_bytes))
+        except OSError as error:
+            raise ConfigError(f"cannot write the trace: {error}") from error
+    if config.otlp_traces_endpoint is not None:
+        name = client.info.served_model_name
+        tracing.append(SpanExport(client.records, name, config.otlp_traces_endpoint))
+    return tracing
 
 
 def _status(client: EngineClient, lifecycle: Lifecycle) -> int:

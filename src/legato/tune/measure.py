@@ -3,6 +3,7 @@
 In a process of its own, so that the model's memory is free again for the servers that follow.
 """
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +15,7 @@ from legato.bench.delays import Delays
 from legato.bench.machine import Machine, MeasuredServer
 from legato.bench.record import RequestRecord
 from legato.bench.simulation import simulate
-from legato.bench.workload import Workload
+from legato.bench.workload import Workload, cut_to
 from legato.core.config import EngineConfig
 from legato.engine.build import calibration_file, load_machinery, new_calibration
 from legato.engine.calibration import Calibration
@@ -61,15 +62,24 @@ class BudgetTime(msgspec.Struct, frozen=True):
 
 
 class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. Attributes: machine: nothing is known yet of a server on it."""
+    """What was measured.
+
+    Attributes:
+        machine: nothing is known yet of a server on it.
+        steps: of all budgets.
+    """
 
     machine: Machine
     load: TypicalLoad
     budgets: list[BudgetTime]
+    steps: list[MeasuredStep]
 
 
 def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
     """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
+
+    Args:
+        workload: is cut to the model's context.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -94,21 +104,32 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     # Whatever is refused would say nothing of the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
     server = MeasuredServer(machine=machine, scheduler=taking_all)
-    load = TypicalLoad.of(simulate(server, workload).records)
-    return IdleMachine(machine=machine, load=load, budgets=_measure_budgets(calibration, load))
+    fitting = cut_to(workload, machine.max_model_len)
+    load = TypicalLoad.of(simulate(server, fitting).records)
+    by_budget = _measure_budgets(calibration, load)
+    times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
+    return IdleMachine(
+        machine=machine,
+        load=load,
+        budgets=times,
+        steps=list(itertools.chain.from_iterable(by_budget.values())),
+    )
 
 
-def _measure_budgets(calibration: Calibration, load: TypicalLoad) -> list[BudgetTime]:
-    """As long as they take no time to speak of."""
-    measured: list[BudgetTime] = []
+def _measure_budgets(calibration: Calibration, load: TypicalLoad) -> dict[int, list[MeasuredStep]]:
+    """Steps by their token budget, up to the first that takes too long."""
+    measured: dict[int, list[MeasuredStep]] = {}
     for budget in BUDGETS:
         if budget <= load.num_streams:
             continue
-        steps = [_step(calibration, load, budget) for _ in range(_REPEATS)]
-        measured.append(BudgetTime(budget, statistics.median(seconds for _, seconds in steps)))
-        if measured[-1].measured_s > _LONGEST_STEP_S:
+        measured[budget] = [_step(calibration, load, budget) for _ in range(_REPEATS)]
+        if _median_s(measured[budget]) > _LONGEST_STEP_S:
             break
     return measured
+
+
+def _median_s(steps: Sequence[MeasuredStep]) -> float:
+    return statistics.median(seconds for _, seconds in steps)
 
 
 def _step(calibration: Calibration, load: TypicalLoad, budget: int) -> MeasuredStep:

@@ -1,0 +1,235 @@
+"""What tracing costs, and whether `legato explain` adds up to what clients measure.
+
+    python -m benchmarks.tracing [--streams 16] [--pairs 10] [--requests 50] ...
+
+Both on one server. First, streams run without pause, and traced windows alternate with untraced
+ones; the cost is the ratio of the tokens in both. Then a mixed run is traced, and each request's
+TTFT and all its gaps, as `explain` adds them up, are compared with its client's.
+"""
+
+import argparse
+import asyncio
+import math
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.servers import SERVE, running_server
+from legato.bench.token_stream import TokenStream
+from legato.observe.attribution import Attribution
+from legato.observe.request_story import read_story
+
+_SETTLE_S = 0.5
+_MAX_TOKEN = 40_000
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A request as its client saw it: when it was sent, when its tokens came."""
+
+    request_id: str
+    sent_s: float
+    token_times_s: list[float]
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """Seconds, as the client measured them and as the parts of `explain` add up.
+
+    Attributes:
+        e2e_s: from sending to the last token.
+        worst_itl_s: the longest gap that the client saw, and the same one as explained.
+    """
+
+    ttft_s: tuple[float, float]
+    e2e_s: tuple[float, float]
+    worst_itl_s: tuple[float, float]
+
+
+def main() -> None:
+    arguments = _parse()
+    console = Console(highlight=False)
+    command = f"{SERVE} --max-num-batched-tokens {arguments.budget}"
+    with running_server(command) as url:
+        asyncio.run(_measure(console, url, arguments))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=16, help="that run without pause")
+    parser.add_argument("--pairs", type=int, default=10, help="of windows; 0 measures no cost")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds")
+    parser.add_argument("--requests", type=int, default=50, help="of the mixed run")
+    parser.add_argument("--rate", type=float, default=1.0, help="of the mixed run, a second")
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+async def _measure(console: Console, url: str, arguments: argparse.Namespace) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as http:
+        if arguments.pairs:
+            await _print_cost(console, http, arguments)
+        measured, trace = await _mixed_run(http, arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.jsonl"
+            path.write_bytes(trace)
+            compared = [_compare(path, request) for request in measured]
+        _print_comparison(console, compared)
+
+
+async def _print_cost(
+    console: Console, http: httpx.AsyncClient, arguments: argparse.Namespace
+) -> None:
+    """Tokens a second in traced and untraced windows, in the order ABBA."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    async with _streams(http, arguments.streams, arguments.seed) as token_times_s:
+        for pair in range(arguments.pairs):
+            for is_traced in (False, True) if pair % 2 else (True, False):
+                rates[is_traced].append(
+                    await _window(http, token_times_s, arguments.window, is_traced=is_traced)
+                )
+    ratios = np.array(rates[True]) / np.array(rates[False])
+    error = ratios.std(ddof=1) / math.sqrt(len(ratios))
+    console.print(
+        f"{arguments.streams} streams: {np.mean(rates[False]):.1f} tokens/s untraced, "
+        f"{np.mean(rates[True]):.1f} traced; ratio of pairs: median {np.median(ratios):.4f}, "
+        f"mean {ratios.mean():.4f} +- {error:.4f}"
+    )
+
+
+async def _window(
+    http: httpx.AsyncClient, token_times_s: list[float], seconds: float, *, is_traced: bool
+) -> float:
+    """Tokens a second."""
+    if is_traced:
+        (await http.post("/trace/start", json={})).raise_for_status()
+    await asyncio.sleep(_SETTLE_S)
+    begun_s, num_before = time.monotonic(), len(token_times_s)
+    await asyncio.sleep(seconds)
+    rate = (len(token_times_s) - num_before) / (time.monotonic() - begun_s)
+    if is_traced:
+        (await http.post("/trace/stop")).raise_for_status()
+    return rate
+
+
+@asynccontextmanager
+async def _streams(
+    http: httpx.AsyncClient, num_streams: int, seed: int
+) -> AsyncIterator[list[float]]:
+    """Clients that each ask again when they have their answer; yields when their tokens came."""
+    token_times_s: list[float] = []
+    rng = random.Random(seed)
+
+    async def client() -> None:
+        while True:
+            prompt = _prompt(rng, 64)
+            await _complete(http, f"stream-{rng.random()}", prompt, 256, token_times_s)
+
+    clients = [asyncio.create_task(client()) for _ in range(num_streams)]
+    try:
+        while len(token_times_s) < 20 * num_streams:
+            await asyncio.sleep(0.1)
+        yield token_times_s
+    finally:
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _mixed_run(
+    http: httpx.AsyncClient, arguments: argparse.Namespace
+) -> tuple[list[Measured], bytes]:
+    """Short and long prompts and answers, Poisson arrivals; with the run's trace."""
+    rng = random.Random(arguments.seed)
+    (await http.post("/trace/start", json={})).raise_for_status()
+    running: list[asyncio.Task[Measured]] = []
+    for index in range(arguments.requests):
+        num_prompt = rng.choice((20, 100, 300, 1000, 2000))
+        num_output = rng.choice((8, 32, 64))
+        request_id = f"mixed-{index}"
+        prompt = _prompt(rng, num_prompt)
+        running.append(asyncio.create_task(_complete(http, request_id, prompt, num_output, [])))
+        await asyncio.sleep(rng.expovariate(arguments.rate))
+    measured = await asyncio.gather(*running)
+    trace = await http.post("/trace/stop")
+    trace.raise_for_status()
+    return measured, trace.content
+
+
+async def _complete(
+    http: httpx.AsyncClient,
+    request_id: str,
+    prompt: list[int],
+    num_tokens: int,
+    token_times_s: list[float],
+) -> Measured:
+    body = {
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    stream = TokenStream(token_times_s)
+    request = http.build_request(
+        "POST", "/v1/completions", json=body, headers={"X-Request-Id": request_id}
+    )
+    sent_s = time.monotonic()
+    response = await http.send(request, stream=True)
+    async for chunk in response.aiter_raw():
+        stream.feed(chunk, time.monotonic())
+    await response.aclose()
+    return Measured(request_id, sent_s, token_times_s)
+
+
+def _prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(10, _MAX_TOKEN) for _ in range(num_tokens)]
+
+
+def _compare(trace: Path, measured: Measured) -> Compared:
+    attribution = Attribution(read_story(trace, measured.request_id))
+    first = attribution.first_token()
+    assert first is not None
+    gaps = [attribution.gap(index) for index in range(len(measured.token_times_s) - 1)]
+    added_s = [sum(span.parts.values()) for span in (first, *gaps)]
+    came_s = measured.token_times_s
+    seen_s = np.diff(came_s)
+    worst = int(seen_s.argmax())
+    return Compared(
+        ttft_s=(came_s[0] - measured.sent_s, added_s[0]),
+        e2e_s=(came_s[-1] - measured.sent_s, sum(added_s)),
+        worst_itl_s=(float(seen_s[worst]), added_s[worst + 1]),
+    )
+
+
+def _print_comparison(console: Console, compared: list[Compared]) -> None:
+    table = Table(
+        f"{len(compared)} requests", "median", "error, median", "p95", "largest", "within 1 %",
+        "ms, median", "ms, largest",
+    )  # fmt: skip
+    for field, name in (("ttft_s", "TTFT"), ("e2e_s", "end to end"), ("worst_itl_s", "worst ITL")):
+        seen_s, added_s = np.array([getattr(request, field) for request in compared]).T
+        error_s = np.abs(added_s - seen_s)
+        error = error_s / seen_s
+        table.add_row(
+            name,
+            f"{1e3 * np.median(seen_s):.1f} ms",
+            *(f"{np.quantile(error, q):.2%}" for q in (0.5, 0.95, 1.0)),
+            f"{int((error <= 0.01).sum())} of {len(error)}",
+            f"{1e3 * np.median(error_s):.2f}",
+            f"{1e3 * error_s.max():.2f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

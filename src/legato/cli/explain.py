@@ -1,0 +1,147 @@
+"""`legato explain`: where a request's time went."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from legato.observe.attribution import Attribution, Cause, Span
+    from legato.observe.request_story import RequestStory
+
+_WORDS: "dict[Cause, str]" = {
+    "http_in": "HTTP: reading the request and tokenizing its prompt",
+    "inbox": "waiting until the step that ran when it came had ended",
+    "queue": "in the queue, while other requests' tokens were computed",
+    "memory": "in the queue, until blocks of the KV cache were free",
+    "preemption": "preempted: waiting for blocks again, and computing again what was lost",
+    "own_prefill": "computing its own prompt",
+    "others_prefill": "others' prompts",
+    "own_decode": "computing its own tokens",
+    "others_decode": "the tokens of other streams in the same steps",
+    "yielded": "passed over, for streams with a promise",
+    "between_steps": "between steps: what the engine does to tell and to be told",
+    "unrecorded": "steps that the trace does not have",
+    "http_out": "HTTP: from the engine to the client's socket",
+}
+_ENDS = {
+    "prompt_end": "reached the prompt's end",
+    "token_budget": "filled the token budget",
+    "time_budget": "as long as a token's deadline allowed",
+    "memory": "kept short after memory ran out",
+    "turn": "shorter for a best-effort request's turn",
+}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "explain",
+        help="say where a request's time went",
+        description="Say in words where the time to a request's first token went, and its longest "
+        "gaps between tokens. The parts add up to what its client saw.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "trace", type=Path, metavar="TRACE", help="lines of JSON, as serve --trace FILE.jsonl"
+    )
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="the id of the answer (chatcmpl-...), X-Request-Id, or the engine's own id",
+    )
+    parser.add_argument(
+        "--choice", type=int, default=0, metavar="N", help="which completion (%(default)s)"
+    )
+    parser.add_argument(
+        "--gaps", type=int, default=3, metavar="N", help="longest gaps to explain (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain one request; returns the exit status."""
+    from legato.observe.attribution import Attribution
+    from legato.observe.request_story import read_story
+
+    story = read_story(args.trace, args.request_id, args.choice)
+    for line in explanation(story, Attribution(story), args.gaps):
+        print(line)
+    return 0
+
+
+def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:
+    """Lines of text; `num_gaps` bounds the gaps that are explained."""
+    lines = [_title(story), *_caveats(story), *_chunks(story), ""]
+    first = attribution.first_token()
+    if first is None:
+        lines.append("The way to its first token is not in the trace.")
+    else:
+        lines += _span("Time to first token", first)
+    gaps = attribution.gaps()
+    longest = sorted(range(len(gaps)), key=lambda index: -gaps[index])[:num_gaps]
+    for index in longest:
+        span = attribution.gap(index)
+        after_s = span.start_s - attribution.told_s[0]
+        lines += [
+            "",
+            *_span(f"Token {index + 1} to the next, {after_s:.3f} s after the first", span),
+        ]
+    return lines
+
+
+def _title(story: "RequestStory") -> str:
+    words = [f"Request {story.request_id}"]
+    if story.arrived is not None:
+        arrived = story.arrived
+        words.append(f"{arrived.num_prompt_tokens} prompt tokens, class {arrived.slo_class}")
+    if story.ended is not None:
+        ended = story.ended
+        words.append(f"{ended.num_output_tokens} tokens came, {ended.num_cached_tokens} cached")
+        reason = story.answer and story.answer.finish_reasons.get(story.choice)
+        words.append(f"ended: {reason or ended.finish_reason}")
+        if ended.error is not None:
+            words.append(ended.error)
+    return "; ".join(words)
+
+
+def _caveats(story: "RequestStory") -> list[str]:
+    lines = []
+    if story.arrived is None:
+        lines.append("It came before the trace began.")
+    if story.ended is None:
+        lines.append("It had not ended when the trace did.")
+    if story.answer is None:
+        lines.append("Its answer is not in the trace: times are the engine's, without HTTP.")
+    elif not story.answer.is_streamed:
+        lines.append("It was not streamed: its client had nothing before the end.")
+    if story.num_dropped:
+        lines.append(f"{story.num_dropped} records are missing: writing could not keep up.")
+    return lines
+
+
+def _chunks(story: "RequestStory") -> list[str]:
+    prefill = [chunk for _, chunk in story.own_chunks() if chunk.ended_by != "decode"]
+    if not prefill:
+        return []
+    ends = Counter(chunk.ended_by for chunk in prefill)
+    told = ", ".join(f"{count} {_ENDS[reason]}" for reason, count in ends.most_common())
+    num_preemptions = sum(story.request_id in step.preempted for step in story.steps)
+    again = f"; preempted {num_preemptions} times" if num_preemptions else ""
+    num_tokens = sum(chunk.num_tokens for chunk in prefill)
+    return [f"{num_tokens} tokens computed in {len(prefill)} chunks: {told}{again}"]
+
+
+def _span(title: str, span: "Span") -> list[str]:
+    lines = [f"{title}: {span.seconds:.4f} s"]
+    for cause, seconds in sorted(span.parts.items(), key=lambda part: -part[1]):
+        share = seconds / span.seconds if span.seconds else 0.0
+        lines.append(f"  {seconds:9.4f} s {share:6.1%}  {_WORDS[cause]}{_whose(cause, span)}")
+    return lines
+
+
+def _whose(cause: "Cause", span: "Span") -> str:
+    if cause != "others_prefill":
+        return ""
+    [(request_id, num_tokens)] = span.others.most_common(1)
+    others = f" and {len(span.others) - 1} more" if len(span.others) > 1 else ""
+    return f": {request_id} ({num_tokens} tokens){others}"

@@ -1,0 +1,171 @@
+"""The parts of a wait are those of its schedule, and add up to the whole."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato.cli.explain import explanation
+from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
+from legato.core.step_record import AnswerRecord, EngineRecord, RequestArrived, StepRecord
+from legato.observe.attribution import Attribution, Span
+from legato.observe.request_story import RequestStory, read_story
+from legato.observe.trace_file import JsonlTrace, TraceHeader
+from tests.observe.recorded import BETWEEN_S, STEP_S, TOKEN_S, recorded_run
+
+HEADER = TraceHeader(started_s=0.0, unix_s=None, settings={})
+
+
+def story_of(records: list[EngineRecord], request_id: str) -> RequestStory:
+    """As `read_story` puts it together, without a file."""
+    story = RequestStory(request_id=request_id)
+    for record in records:
+        if isinstance(record, RequestArrived) and record.request_id == request_id:
+            story.arrived = record
+        elif isinstance(record, StepRecord) and story.arrived is not None:
+            story.steps.append(record)
+    return story
+
+
+def first_token(records: list[EngineRecord], request_id: str) -> Span:
+    span = Attribution(story_of(records, request_id)).first_token()
+    assert span is not None
+    return span
+
+
+def test_a_prompt_alone_waits_for_itself() -> None:
+    span = first_token(recorded_run([(0.0, 64, 1)], budget=32), "0")
+    assert span.parts == pytest.approx(
+        {
+            "inbox": BETWEEN_S,
+            "own_prefill": 2 * STEP_S + 64 * TOKEN_S,
+            "between_steps": BETWEEN_S,
+        }
+    )
+
+
+def test_who_waits_behind_a_prompt_waits_for_it() -> None:
+    records = recorded_run([(0.0, 96, 1), (0.0, 16, 1)], budget=32)
+    span = first_token(records, "1")
+    full_s = STEP_S + 32 * TOKEN_S
+    assert span.parts == pytest.approx(
+        {
+            "inbox": BETWEEN_S,
+            "others_prefill": 3 * full_s,
+            "own_prefill": STEP_S + 16 * TOKEN_S,
+            "between_steps": 3 * BETWEEN_S,
+        }
+    )
+    assert span.others == {"0": 96}
+
+
+def test_a_step_is_shared_by_tokens() -> None:
+    records = recorded_run([(0.0, 8, 9), (0.02, 40, 1)], budget=32)
+    parts = first_token(records, "1").parts
+    # 31 of its tokens beside one of the stream's, and then 9.
+    mixed_s, rest_s = STEP_S + 32 * TOKEN_S, STEP_S + 10 * TOKEN_S
+    assert parts["own_prefill"] == pytest.approx(mixed_s * 31 / 32 + rest_s * 9 / 10)
+    assert parts["others_decode"] == pytest.approx(mixed_s / 32 + rest_s / 10)
+    gap = Attribution(story_of(records, "0")).gap(0)
+    assert gap.parts["others_prefill"] == pytest.approx(mixed_s * 31 / 32)
+
+
+def test_who_waits_for_a_place_is_in_the_queue() -> None:
+    parts = first_token(recorded_run([(0.0, 8, 5), (0.0, 8, 1)], max_num_seqs=1), "1").parts
+    assert parts["queue"] == pytest.approx(5 * STEP_S + 12 * TOKEN_S)
+
+
+def test_who_waits_for_blocks_waits_for_memory() -> None:
+    parts = first_token(recorded_run([(0.0, 20, 8), (0.0, 40, 1)], num_blocks=12), "1").parts
+    assert parts["memory"] > 5 * STEP_S
+
+
+def test_a_preempted_stream_waits_for_its_preemption() -> None:
+    records = recorded_run([(0.0, 20, 20), (0.0, 20, 20)], num_blocks=16)
+    [preempted] = {i for r in records if isinstance(r, StepRecord) for i in r.preempted}
+    attribution = Attribution(story_of(records, preempted))
+    gaps = attribution.gaps()
+    longest = attribution.gap(gaps.index(max(gaps)))
+    assert longest.parts["preemption"] > 0.5 * longest.seconds
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.floats(0.0, 0.5), st.integers(1, 60), st.integers(1, 12)),
+        min_size=1,
+        max_size=8,
+    ),
+    budget=st.integers(4, 64),
+    num_blocks=st.integers(24, 80),
+    max_num_seqs=st.integers(1, 6),
+)
+@settings(deadline=None)
+def test_parts_add_up(
+    arrivals: list[tuple[float, int, int]], budget: int, num_blocks: int, max_num_seqs: int
+) -> None:
+    records = recorded_run(
+        sorted(arrivals), budget=budget, num_blocks=num_blocks, max_num_seqs=max_num_seqs
+    )
+    for index, (_, _, num_output) in enumerate(sorted(arrivals)):
+        attribution = Attribution(story_of(records, str(index)))
+        assert len(attribution.told_s) == num_output
+        first = attribution.first_token()
+        assert first is not None
+        spans = [first, *map(attribution.gap, range(num_output - 1))]
+        for span in spans:
+            assert math.isclose(sum(span.parts.values()), span.seconds, abs_tol=1e-9)
+            assert all(seconds > 0 for seconds in span.parts.values())
+            assert "unrecorded" not in span.parts
+        assert sum(span.seconds for span in spans) == pytest.approx(
+            attribution.told_s[-1] - sorted(arrivals)[index][0]
+        )
+
+
+def answered(records: list[EngineRecord], request_id: str) -> AnswerRecord:
+    """An answer that took 5 ms to read, and 3 ms to write each token."""
+    attribution = Attribution(story_of(records, request_id))
+    return AnswerRecord(
+        http_id="abc",
+        operation="chat",
+        is_streamed=True,
+        request_ids={0: request_id},
+        received_s=-0.005,
+        ended_s=attribution.came_s[-1] + 0.003,
+        sent_s={0: [time_s + 0.003 for time_s in attribution.came_s]},
+        finish_reasons={0: FinishReason.LENGTH},
+        error=None,
+        error_type=None,
+        num_prompt_tokens=1,
+        num_output_tokens=1,
+        n=1,
+        max_tokens=None,
+        temperature=0.0,
+        top_p=1.0,
+        trace_context={},
+    )
+
+
+def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> None:
+    records = recorded_run()
+    path = tmp_path / "t.jsonl"
+    trace = JsonlTrace(path, HEADER)
+    trace.write([*records, answered(records, "1")])
+    trace.close()
+    stories = [read_story(path, asked) for asked in ("1", "abc", "chatcmpl-abc")]
+    for story in stories:
+        assert story.request_id == "1"
+        assert story.answer == answered(records, "1")
+        first = Attribution(story).first_token()
+        assert first is not None
+        assert first.start_s == -0.005
+        assert first.parts["http_out"] == pytest.approx(0.003)
+        assert first.seconds == pytest.approx(sum(first.parts.values()))
+    text = "\n".join(explanation(stories[0], Attribution(stories[0]), 1))
+    assert "90 prompt tokens" in text
+    assert "filled the token budget" in text
+    assert "others' prompts: 2 (" in text
+    with pytest.raises(ConfigError, match="no request 'def'"):
+        read_story(path, "def")
