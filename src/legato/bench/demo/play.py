@@ -40,7 +40,8 @@ def write_svg(view: View, path: Path) -> None:
     """
     run = view.runs[-1]
     most = _SHOWN_SHARE * run.traffic.long_prompt
-    moment_s = next(at_s for at_s, num_computed in run.progress if num_computed >= most)
+    computed_s = next(at_s for at_s, num_computed in run.progress if num_computed >= most)
+    moment_s = next(at_s for at_s in run.token_times_s[0] if at_s >= computed_s)
     console = Console(record=True, width=_SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(view.at(moment_s, _SVG_COLUMNS))
     # rich's picture would ask the web for its font.

@@ -25,7 +25,7 @@ _NUM_BLOCKS = 32
 _MAX_MODEL_LEN = 64
 _STEP_S = 0.01
 _TITLES: dict[Policy, str] = {
-    "prefill-first": "Prefill first: R1 waits for its second token while R2's prompt is computed",
+    "prefill-first": "Prefill first: R1 waits while R2's prompt is computed",
     "stall-free": "Stall-free: R1 goes on, and R2's prompt gets what is left of each step",
 }
 
