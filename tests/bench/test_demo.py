@@ -76,7 +76,7 @@ def test_a_prompt_must_fit(machine: StepTimeModel) -> None:
 def test_a_strip_shows_a_stall_in_red() -> None:
     """Ten tokens a second for two seconds, none for two, and ten a second again."""
     times_s = [*(i / 10 for i in range(20)), *(4 + i / 10 for i in range(10))]
-    drawn = strip(times_s, (0.0, 6.0), 40, now_s=5.0, slo_s=0.5)
+    drawn = strip(times_s, (0.0, 6.0), 40, now_s=4.95, slo_s=0.5)
     kinds = re.fullmatch(r"([▁-█]+)(·+)([▁-█]+)( +)", drawn.plain)
     assert kinds is not None
     red = {i for span in drawn.spans if "red" in str(span.style) for i in range(*span[:2])}
