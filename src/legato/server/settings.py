@@ -98,4 +98,5 @@ async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
         context.client.reconfigure(body.apply(context.client.scheduler_config))
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error
+    context.metrics.slos.promise(context.client.scheduler_config.classes)
     return json_response(describe(context.client))
