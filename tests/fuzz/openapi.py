@@ -28,7 +28,7 @@ def check_answers(server: ServerProcess, num_examples: int) -> Counter[str]:
     for found in document.get_all_operations():
         operation = found.ok()
         _check(operation, GenerationMode.POSITIVE, num_examples, told)
-        if operation.method == "post":
+        if operation.body:
             _check(operation, GenerationMode.NEGATIVE, num_examples, told)
     return told
 
