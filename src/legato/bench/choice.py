@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from legato.bench.mixes import MIXES, draw_mix
+from legato.bench.quantiles import are_quantiles, draw_quantiles
 from legato.bench.traces import read_workload
 from legato.bench.workload import (
     Workload,
@@ -18,18 +19,18 @@ from legato.bench.workload import (
 from legato.core.errors import ConfigError
 
 Arrivals = Literal["trace", "poisson"]
-_MIX_SIZE = 100
+_NUM_DRAWN = 100
 
 
 class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a workload.
 
     Attributes:
-        source: a file, or a key of `MIXES`.
-        num_requests: how many of its requests; None takes a file's all, and 100 of a mix.
-        rate_per_s: None takes the file's own; a mix's requests then all arrive at once.
-        arrivals: the file's own pattern or a random one; None takes the file's, and of a mix a
-            random one.
+        source: a file, a key of `MIXES`, or quantiles.
+        num_requests: how many of its requests; None takes a file's all, and 100 of what is drawn.
+        rate_per_s: None takes the file's own; requests that are drawn then all arrive at once.
+        arrivals: the file's own pattern or a random one; None takes the file's, and of what is
+            drawn a random one.
         duration_s: leaves out what arrives later.
         max_model_len: longest prompt plus output in tokens; None cuts nothing.
     """
@@ -66,15 +67,19 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rate_per_s=rate_per_s, arrivals="poisson").load()
 
     def _drawn(self) -> Workload:
+        num_drawn = self.num_requests or _NUM_DRAWN
         if self.source in MIXES:
-            return draw_mix(self.source, self.num_requests or _MIX_SIZE, self.seed)
+            return draw_mix(self.source, num_drawn, self.seed)
+        if are_quantiles(self.source):
+            return draw_quantiles(self.source, num_drawn, self.seed)
         path = Path(self.source)
         if not path.exists():
             raise ConfigError(f"no file or mix {self.source!r}; mixes are: {', '.join(MIXES)}")
         return read_workload(path)[: self.num_requests]
 
     def _arriving(self, workload: Workload) -> Workload:
-        is_random = self.arrivals == "poisson" or (self.arrivals is None and self.source in MIXES)
+        is_drawn = self.source in MIXES or are_quantiles(self.source)
+        is_random = self.arrivals == "poisson" or (self.arrivals is None and is_drawn)
         if is_random:
             rate_per_s = self.rate_per_s or mean_rate_per_s(workload)
             return with_poisson_arrivals(workload, rate_per_s, self.seed)

@@ -1,7 +1,7 @@
 """Benchmarks in the terminal: progress while they run, tables when they have."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import rich.table
@@ -31,6 +31,18 @@ def print_trial(trial: Trial) -> None:
         f"{trial.rate_per_s:.3g}/s {verdict}: ITL p99 {duration(trial.p99_itl_s)}, median delay "
         f"{duration(trial.median_delay_s)}, {trial.num_failed} failed"
     )
+
+
+@contextmanager
+def step_bar(description: str, num_steps: int) -> Iterator[Callable[[int], None]]:
+    """Shows on stderr how many of some steps are done; yields what is told their number."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(description, total=num_steps)
+        yield lambda num_done: progress.update(task, completed=num_done)
 
 
 @contextmanager

@@ -1,27 +1,20 @@
 """Reports as plots: SVG for a page, each report in a colour of its own."""
 
-import io
 from collections.abc import Iterable, Sequence
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
+from legato.bench.figures import durations, log_durations, log_ticks, new_figure, svg
 from legato.bench.record import gaps_s
 from legato.bench.report import CapacityReport, ProbeReport, Report, RunReport, by_kind
-from legato.bench.tables import duration
 
-_WIDTH_INCHES = 7.0
-_ROW_INCHES = 2.6
 _PROBE_ROW_INCHES = 1.3
 _NUM_QUANTILES = 301
 _NUM_TIME_BINS = 60
 _MEDIAN = 50
 _TAIL = 99
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def plots(reports: Sequence[Report]) -> list[str]:
@@ -34,7 +27,7 @@ def plots(reports: Sequence[Report]) -> list[str]:
         figures.append(_capacity_curves(capacities))
     if probes:
         figures.append(_probe_streams(probes))
-    return [_svg(figure) for figure in figures]
+    return [svg(figure) for figure in figures]
 
 
 def _ttft_cdf(runs: Sequence[RunReport]) -> Figure:
@@ -47,7 +40,7 @@ def _itl_cdf(runs: Sequence[RunReport]) -> Figure:
 
 def _itl_over_time(runs: Sequence[RunReport]) -> Figure:
     """Median and 99th percentile of the gaps that end within each sixtieth of a run."""
-    figure, [axes] = _figure("Inter-token latency over time: median, 99th percentile dashed")
+    figure, [axes] = new_figure("Inter-token latency over time: median, 99th percentile dashed")
     for index, run in enumerate(runs):
         bins = _time_bins(*_itl_points(run))
         if not bins:
@@ -58,24 +51,24 @@ def _itl_over_time(runs: Sequence[RunReport]) -> Figure:
             axes.plot(middles_s, values_s, style, color=f"C{index}", label=label, linewidth=1.2)
     axes.set_xlabel("seconds since the start")
     axes.set_yscale("log")
-    _log_durations(axes.yaxis)
+    log_durations(axes.yaxis)
     return figure
 
 
 def _ttft_by_length(runs: Sequence[RunReport]) -> Figure:
-    figure, [axes] = _figure("Time to first token by length of the prompt")
+    figure, [axes] = new_figure("Time to first token by length of the prompt")
     for run in runs:
         # Rasterized, because thousands of points are too much for a page.
         axes.plot(*_ttft_points(run), ".", markersize=4, label=run.name, rasterized=True)
     axes.set_xlabel("tokens of the prompt")
     axes.set_yscale("log")
-    _log_durations(axes.yaxis)
+    log_durations(axes.yaxis)
     return figure
 
 
 def _capacity_curves(reports: Sequence[CapacityReport]) -> Figure:
     """P99 ITL and median scheduling delay by rate."""
-    figure, [itl_axes, delay_axes] = _figure("Trials by rate; dotted: the limits", num_rows=2)
+    figure, [itl_axes, delay_axes] = new_figure("Trials by rate; dotted: the limits", num_rows=2)
     for report in reports:
         rule = report.capacity.rule
         trials = sorted(report.capacity.trials, key=lambda trial: trial.rate_per_s)
@@ -88,19 +81,19 @@ def _capacity_curves(reports: Sequence[CapacityReport]) -> Figure:
     delay_axes.set_ylabel("median delay")
     delay_axes.set_xlabel("requests a second")
     delay_axes.set_xscale("log")
-    _log_ticks(delay_axes.xaxis)
+    log_ticks(delay_axes.xaxis)
     delay_axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
     itl_axes.set_yscale("log")
-    _log_durations(itl_axes.yaxis)
+    log_durations(itl_axes.yaxis)
     # Delays are around zero while a server keeps up.
     delay_axes.set_yscale("symlog", linthresh=0.1)
-    _durations(delay_axes.yaxis)
+    durations(delay_axes.yaxis)
     return figure
 
 
 def _probe_streams(reports: Sequence[ProbeReport]) -> Figure:
     """Every token of every stream: how long it was waited for."""
-    figure, rows = _figure(
+    figure, rows = new_figure(
         "Each dot a token: how long its stream had waited for it",
         num_rows=len(reports),
         row_inches=_PROBE_ROW_INCHES,
@@ -113,20 +106,20 @@ def _probe_streams(reports: Sequence[ProbeReport]) -> Figure:
             axes.plot(times_s[1:], np.diff(times_s), ".", markersize=3, color="C0", rasterized=True)
         axes.set_title(report.name, loc="left", fontsize=9)
         axes.set_yscale("log")
-        _log_durations(axes.yaxis)
+        log_durations(axes.yaxis)
     rows[-1].set_xlabel("seconds since the long prompts were sent; shaded until their first tokens")
     return figure
 
 
 def _cdf(title: str, curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
     """Args: curves: name and values in seconds of each."""
-    figure, [axes] = _figure(f"{title}: fraction within")
+    figure, [axes] = new_figure(f"{title}: fraction within")
     quantiles = np.linspace(0.0, 1.0, _NUM_QUANTILES)
     for index, (name, values_s) in enumerate(curves):
         if values_s.size:
             axes.plot(np.quantile(values_s, quantiles), quantiles, color=f"C{index}", label=name)
     axes.set_xscale("log")
-    _log_durations(axes.xaxis)
+    log_durations(axes.xaxis)
     return figure
 
 
@@ -161,43 +154,3 @@ def _time_bins(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, np.
 def _floats(values: Iterable[float | None]) -> np.ndarray:
     """None becomes NaN, which leaves a hole in a curve."""
     return np.array(list(values), dtype=np.float64)
-
-
-def _figure(
-    title: str, *, num_rows: int = 1, row_inches: float = _ROW_INCHES, share_y: bool = False
-) -> tuple[Figure, list[Axes]]:
-    size = (_WIDTH_INCHES, num_rows * row_inches + 0.8)
-    figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    rows = figure.subplots(num_rows, sharex=True, sharey=share_y, squeeze=False)[:, 0].tolist()
-    for axes in rows:
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelsize=8)
-    return figure, rows
-
-
-def _log_durations(axis: Axis) -> None:
-    _log_ticks(axis)
-    _durations(axis)
-
-
-def _log_ticks(axis: Axis) -> None:
-    """Enough of them for a part of a decade."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _durations(axis: Axis) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
-
-
-def _svg(figure: Figure) -> str:
-    """The figure as an element that can stand within HTML."""
-    axes = figure.axes[0]
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8)
-    written = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(written, format="svg", dpi=150, metadata=_NO_METADATA)
-    svg = written.getvalue()
-    return svg[svg.index("<svg") :]

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import itemgetter
 
+from legato.bench.delays import NO_DELAYS, Delays
 from legato.bench.record import RequestRecord, Status
 from legato.bench.workload import Workload, WorkloadRequest
 from legato.core.outputs import FinishReason, RequestOutput
@@ -20,12 +22,20 @@ _STATUSES: dict[FinishReason, Status] = {
 class SimulatedClients:
     """Sends each request when it is due, and notes what comes.
 
+    Args:
+        delays: on the way to the scheduler and back.
+
     Attributes:
         counts: of the requests that were sent; those in flight are "cancelled".
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, delays: Delays = NO_DELAYS) -> None:
         self._workload = workload
+        self._delays = delays
+        arrivals_s = [request.arrival_s + delays.intake(request) for request in workload]
+        # Key place in the workload; a short prompt may overtake a long one on its way.
+        self._arrivals_s = dict(sorted(enumerate(arrivals_s), key=itemgetter(1)))
+        self._places = list(self._arrivals_s)
         self._num_sent = 0
         self._token_times_s: list[list[float]] = [[] for _ in workload]
         self._records: dict[int, RequestRecord] = {}  # key place in the workload
@@ -35,21 +45,24 @@ class SimulatedClients:
     def next_arrival_s(self) -> float | None:
         if self._num_sent == len(self._workload):
             return None
-        return self._workload[self._num_sent].arrival_s
+        return self._arrivals_s[self._places[self._num_sent]]
 
     def send(self, now_s: float) -> list[AddRequest]:
         """The requests that have arrived since."""
         sent: list[AddRequest] = []
-        while self.next_arrival_s is not None and self.next_arrival_s <= now_s:
-            sent.append(_message(str(self._num_sent), self._workload[self._num_sent]))
+        while (arrival_s := self.next_arrival_s) is not None and arrival_s <= now_s:
+            place = self._places[self._num_sent]
+            sent.append(_message(str(place), self._workload[place], arrival_s))
             self._num_sent += 1
         self.counts["cancelled"] += len(sent)
         return sent
 
     def receive(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
-        for output in outputs:
+        """Take what a step that ended at `now_s` brought."""
+        for num_before, output in enumerate(outputs):
             index = int(output.request_id)
-            self._token_times_s[index] += [round(now_s, 6)] * len(output.new_token_ids)
+            received_s = round(now_s + self._delays.delivery(num_before), 6)
+            self._token_times_s[index] += [received_s] * len(output.new_token_ids)
             if output.finish_reason is not None:
                 self._end(index, output)
 
@@ -73,7 +86,7 @@ class SimulatedClients:
         )
 
 
-def _message(request_id: str, request: WorkloadRequest) -> AddRequest:
+def _message(request_id: str, request: WorkloadRequest, arrival_s: float) -> AddRequest:
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=(0,) * request.num_prompt_tokens,
@@ -81,5 +94,5 @@ def _message(request_id: str, request: WorkloadRequest) -> AddRequest:
         service=ServiceParams(
             slo_class=request.slo_class or INTERACTIVE, priority=request.priority
         ),
-        arrival_time_s=request.arrival_s,
+        arrival_time_s=arrival_s,
     )

@@ -3,10 +3,12 @@
 Minutes pass in seconds, and the same seed always gives the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
+from legato.bench.delays import Delays
 from legato.bench.profiles import Profile
 from legato.bench.record import OnProgress, RequestRecord
 from legato.bench.simulated_clients import SimulatedClients
@@ -14,11 +16,13 @@ from legato.bench.truth import Truth, calibrate
 from legato.bench.workload import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.plan import StepPlan
 from legato.core.step_record import EngineRecord
 from legato.engine.core import EngineCore
 from legato.engine.messages import EngineStats
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
@@ -27,8 +31,30 @@ _STEPS_PER_PROGRESS = 256
 OnRecords = Callable[[list[EngineRecord]], None]
 
 
+class Simulable(Protocol):
+    """A server that can be simulated.
+
+    Attributes:
+        max_model_len: longest prompt plus output in tokens.
+        scheduler: as configured.
+    """
+
+    @property
+    def scheduler(self) -> SchedulerConfig: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def delays(self) -> Delays: ...
+
+    def start(self, clock: VirtualClock) -> EngineCore:
+        """An engine that is as good as calibrated, at rest."""
+        ...
+
+
 class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server to simulate.
+    """A server on a machine of which only a profile is known.
 
     Attributes:
         overhead_s: what passes between two steps.
@@ -50,29 +76,59 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
             if not getattr(self, name) >= 0.0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
+    @property
+    def max_model_len(self) -> int:
+        return self.profile.max_model_len
+
+    @property
+    def delays(self) -> Delays:
+        return Delays(turnaround_s=self.overhead_s)
+
     def start(self, clock: VirtualClock) -> EngineCore:
-        """An engine that is as good as calibrated, at rest."""
-        profile, block_size = self.profile, CacheConfig().block_size
-        config = self.scheduler.resolve(profile.max_model_len)
-        # A workload tells lengths, not tokens: what its prompts share is not known.
-        kv = KVCacheManager(
-            -(-profile.kv_cache_tokens // block_size), block_size, enable_prefix_caching=False
-        )
+        profile = self.profile
         calibration = calibrate(
             profile.costs,
             max_model_len=profile.max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=self.scheduler.max_num_seqs,
             noise=self.noise,
             seed=self.seed,
         )
         truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
-        scheduler = Scheduler(
-            config,
+        return simulated_engine(
+            clock,
+            self.scheduler,
+            belief=calibration,
+            step_time_s=truth.step_time_s,
             max_model_len=profile.max_model_len,
-            kv=kv,
-            step_time=StepTimeModel(calibration),
+            kv_cache_tokens=profile.kv_cache_tokens,
         )
-        return EngineCore(scheduler, kv, SimulatedExecutor(clock, truth.step_time_s), clock)
+
+
+def simulated_engine(
+    clock: VirtualClock,
+    config: SchedulerConfig,
+    *,
+    belief: Sequence[MeasuredStep],
+    step_time_s: Callable[[StepPlan], float],
+    max_model_len: int,
+    kv_cache_tokens: int,
+) -> EngineCore:
+    """The engine's loop on an executor whose steps only last.
+
+    Args:
+        belief: what a calibration tells the scheduler of steps.
+        step_time_s: what they take.
+    """
+    block_size = CacheConfig().block_size
+    # A workload tells lengths, not tokens: what its prompts share is not known.
+    kv = KVCacheManager(-(-kv_cache_tokens // block_size), block_size, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        config.resolve(max_model_len),
+        max_model_len=max_model_len,
+        kv=kv,
+        step_time=StepTimeModel(belief),
+    )
+    return EngineCore(scheduler, kv, SimulatedExecutor(clock, step_time_s), clock)
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +147,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    server: SimulatedServer,
+    server: Simulable,
     workload: Workload,
     on_progress: OnProgress | None = None,
     on_records: OnRecords | None = None,
@@ -109,16 +165,17 @@ def simulate(
     clock = VirtualClock()
     core = server.start(clock)
     core.set_recording(is_on=on_records is not None)
-    clients = SimulatedClients(workload)
-    num_steps = 0
+    clients = SimulatedClients(workload, server.delays)
+    num_steps, num_tokens = 0, 0
     while clients.next_arrival_s is not None or core.has_work:
         if not core.has_work and clients.next_arrival_s is not None:
             clock.advance_to(clients.next_arrival_s)
         # What comes from here on, until the step has ended, waits for the next one.
         events = clients.send(clock.now_s)
-        clock.advance_to(clock.now_s + server.overhead_s)
+        clock.advance_to(clock.now_s + server.delays.turnaround(num_tokens))
         planned_s = clock.now_s
         outputs = core.step(events)
+        num_tokens = len(outputs)
         clients.receive(outputs, clock.now_s)
         if clock.now_s == planned_s and core.has_work:
             raise RuntimeError(f"at {planned_s} s there is work, but no step")
@@ -135,8 +192,8 @@ def simulate(
     )
 
 
-def _check(server: SimulatedServer, workload: Workload) -> None:
-    classes, max_model_len = server.scheduler.classes, server.profile.max_model_len
+def _check(server: Simulable, workload: Workload) -> None:
+    classes, max_model_len = server.scheduler.classes, server.max_model_len
     for request in workload:
         if request.slo_class not in (None, *classes):
             raise ConfigError(

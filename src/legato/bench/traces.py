@@ -4,6 +4,7 @@
 - Mooncake's traces: JSONL with `timestamp` in milliseconds, `input_length`, `output_length`. Which
   prompts share a prefix (`hash_ids`) is not read.
 - Legato's own: JSONL with the fields of `WorkloadRequest`.
+- Recorded traffic: what `legato serve --trace` wrote, as lines of JSON.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,11 @@ import msgspec
 
 from legato.bench.workload import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
+from legato.core.slo import INTERACTIVE
+from legato.core.step_record import RequestArrived, RequestEnded
+from legato.observe.trace_file import open_binary, read_trace
 
+_RECORDED = b'{"kind":"trace"'
 _AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -30,6 +35,8 @@ def read_workload(path: Path) -> Workload:
     Raises:
         ConfigError: the file cannot be read, holds no request, or a line of it is malformed.
     """
+    if _is_recorded(path):
+        return _from_zero(_recorded_requests(path))
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -81,6 +88,39 @@ def _parse_mooncake(line: str) -> WorkloadRequest:
 
 def _parse_legato(line: str) -> WorkloadRequest:
     return msgspec.json.decode(line, type=WorkloadRequest)
+
+
+def _is_recorded(path: Path) -> bool:
+    try:
+        with open_binary(path, "rb") as file:
+            return file.read(len(_RECORDED)) == _RECORDED
+    except OSError:
+        return False  # which reading it as text will tell of
+
+
+def _recorded_requests(path: Path) -> list[WorkloadRequest]:
+    """Those that had ended; what they would have become if they had not been refused is a guess."""
+    _, lines = read_trace(path)
+    arrived: dict[str, RequestArrived] = {}  # key request id
+    requests = []
+    for line in lines:
+        if isinstance(line, RequestArrived) and not line.is_rerun:
+            arrived[line.request_id] = line
+        elif isinstance(line, RequestEnded) and line.request_id in arrived:
+            requests.append(_recorded_request(arrived.pop(line.request_id), line))
+    if not requests:
+        raise ConfigError(f"{path} has no requests that ended")
+    return requests
+
+
+def _recorded_request(arrival: RequestArrived, end: RequestEnded) -> WorkloadRequest:
+    return WorkloadRequest(
+        arrival.arrived_s,
+        arrival.num_prompt_tokens,
+        end.num_output_tokens or arrival.max_tokens or 1,
+        None if arrival.slo_class == INTERACTIVE else arrival.slo_class,
+        arrival.priority,
+    )
 
 
 def _from_zero(requests: list[WorkloadRequest]) -> Workload:

@@ -13,6 +13,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
 def positive(text: str) -> float:
     """A number above 0; inf is one."""
     value = _number(text)

@@ -10,36 +10,43 @@ if TYPE_CHECKING:
     from legato.bench.choice import WorkloadChoice
 
 
-def add_workload_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags from which `workload_choice` builds a `WorkloadChoice`, but for `--seed`."""
+def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool = False) -> None:
+    """Add the flags from which `workload_choice` builds a `WorkloadChoice`, but for `--seed`.
+
+    Args:
+        model_is_local: `--max-model-len` is among the flags of its engine.
+    """
     group = parser.add_argument_group("workload")
     group.add_argument(
         "--workload",
         required=True,
-        metavar="FILE|MIX",
-        help="an Azure trace (CSV), a Mooncake trace or Legato's own format (JSONL), or one of the "
-        "mixes chat, code, summarize, mixed, interactive+batch, long-prompts-vs-short",
+        metavar="FILE|MIX|QUANTILES",
+        help="an Azure trace (CSV), a Mooncake trace, Legato's own format or what `legato serve "
+        "--trace` recorded (JSONL); one of the mixes chat, code, summarize, mixed, "
+        "interactive+batch, long-prompts-vs-short; or quantiles of the lengths, such as 'prompt "
+        "p50=300 p99=4000, output p50=150'",
     )
     group.add_argument(
         "--num-requests",
         type=count,
         metavar="N",
-        help="how many to send (default: all of a file, 100 of a mix)",
+        help="how many to send (default: all of a file, else 100)",
     )
     group.add_argument(
         "--duration", type=duration_s, metavar="TIME", help="send only those that arrive before"
     )
-    group.add_argument(
-        "--max-model-len",
-        type=count,
-        metavar="TOKENS",
-        help="cut prompts and outputs to fit (default: the model's)",
-    )
+    if not model_is_local:
+        group.add_argument(
+            "--max-model-len",
+            type=count,
+            metavar="TOKENS",
+            help="cut prompts and outputs to fit (default: the model's)",
+        )
     group.add_argument(
         "--rate",
         type=positive,
         metavar="R",
-        help="requests a second; inf sends all at once (default: the file's own, inf of a mix)",
+        help="requests a second; inf sends all at once (default: the file's own, else inf)",
     )
     group.add_argument(
         "--arrivals",
@@ -63,6 +70,6 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
         rate_per_s=args.rate,
         arrivals=args.arrivals,
         duration_s=args.duration,
-        max_model_len=args.max_model_len or max_model_len,
+        max_model_len=getattr(args, "max_model_len", None) or max_model_len,
         seed=args.seed,
     )

@@ -73,6 +73,23 @@ class Calibration:
         self._forget()
         return measured
 
+    def measure(self, *, num_rows: int, context: int, start: int, num_tokens: int) -> MeasuredStep:
+        """One step of decodes and a chunk beside them, once `run` has been through.
+
+        Args:
+            num_rows, context: decodes, and the keys that each reads, in whole blocks.
+            start, num_tokens: of the chunk. It begins earlier, and is shorter, where fewer tokens
+                were computed in `run`.
+        """
+        num_tokens = min(num_tokens, self._num_cached)
+        chunk = self._chunk(
+            "prefill", min(start, self._num_cached - num_tokens), num_tokens, samples=False
+        )
+        num_blocks = max(1, min(context, self._num_cached) // self._block_size)
+        measured = self._measure([*self._rows(num_rows, num_blocks), chunk])
+        self._forget()
+        return measured
+
     def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
         """Compute one prompt, with chunks that grow as long as they take no time to speak of."""
         while self._num_cached < self._limit and self._clock() - started_s < _FILL_S:
@@ -95,7 +112,10 @@ class Calibration:
         if not num_rows:
             return
         room = self._num_cached // num_rows // self._block_size
-        num_blocks = self._random.randint(1, max(1, room))
+        yield from self._rows(num_rows, self._random.randint(1, max(1, room)))
+
+    def _rows(self, num_rows: int, num_blocks: int) -> Iterator[ScheduledChunk]:
+        """Decodes that each read so many blocks."""
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
             blocks = tuple(range(first, first + num_blocks))
@@ -143,3 +163,4 @@ class Calibration:
         ended = tuple(self._known - {last.request_id})
         self._executor.submit(self._plan([last], ended))
         self._executor.collect()
+        self._known = {last.request_id}

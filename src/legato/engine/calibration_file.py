@@ -36,7 +36,7 @@ def read_calibration(path: Path) -> tuple[Key, list[MeasuredStep]]:
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Measurements)
-        return found.key, [(_shape(counts), seconds) for counts, seconds in found.steps]
+        return found.key, [(shape_of(counts), seconds) for counts, seconds in found.steps]
     except FileNotFoundError:
         raise
     except (OSError, msgspec.DecodeError, AttributeError) as error:
@@ -69,7 +69,9 @@ class CalibrationFile:
 
     def save(self, steps: list[MeasuredStep]) -> None:
         """Write them, all or nothing. A folder that is not writable is worth a warning only."""
-        data = _Measurements(self._key, [(_counts(shape), seconds) for shape, seconds in steps])
+        data = _Measurements(
+            self._key, [(shape_counts(shape), seconds) for shape, seconds in steps]
+        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent)
@@ -80,11 +82,17 @@ class CalibrationFile:
             logger.warning("the calibration is not kept: %s", error)
 
 
-def _counts(shape: StepShape) -> dict[str, float]:
+def shape_counts(shape: StepShape) -> dict[str, float]:
+    """What a file keeps of a shape; key the count's name."""
     return {name: getattr(shape, name) for name in StepShape.__slots__}
 
 
-def _shape(counts: dict[str, float]) -> StepShape:
+def shape_of(counts: dict[str, float]) -> StepShape:
+    """Inverse of `shape_counts`.
+
+    Raises:
+        AttributeError: a shape has no such count.
+    """
     shape = StepShape()
     for name, count in counts.items():
         setattr(shape, name, count)

@@ -1,6 +1,9 @@
 """What a step's duration depends on."""
 
-from legato.core.plan import StepPlan
+from collections.abc import Iterable
+
+from legato.core.plan import ScheduledChunk, StepPlan
+from legato.core.step_record import ChunkRecord
 
 
 class StepShape:
@@ -39,10 +42,15 @@ class StepShape:
     @classmethod
     def of(cls, plan: StepPlan) -> "StepShape":
         """The shape of a finished plan."""
+        return cls.of_chunks(plan.chunks)
+
+    @classmethod
+    def of_chunks(cls, chunks: Iterable[ScheduledChunk | ChunkRecord]) -> "StepShape":
+        """The same, from its chunks."""
         shape = cls()
-        for chunk in plan.chunks:
+        for chunk in chunks:
             if chunk.num_tokens == 1 and chunk.num_samples and chunk.start:
-                shape.add_decode(chunk.end)
+                shape.add_decode(chunk.start + 1)
             else:
                 shape.add_prefill(chunk.start, chunk.num_tokens, samples=bool(chunk.num_samples))
         return shape

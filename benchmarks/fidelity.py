@@ -1,0 +1,115 @@
+"""Does simulation say what a real server does?
+
+    python -m benchmarks.fidelity --workload TRACE [--rate R] [--learn N] [--num-requests N] ...
+
+Learns the machine from the first requests of a trace, as `legato tune` does; `--machine` takes one
+that was learned before. Then requests that come later in the trace, which the machine was not
+fitted to, go through the real server and through the simulation, under the same settings. Prints
+throughput and latencies of both. Where there are several real runs (those of earlier calls with the
+same output folder count), they tell how far reality is from itself.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from legato.bench.machine import Machine, MeasuredServer, read_machine, write_machine
+from legato.bench.prompts import RandomPrompts
+from legato.bench.report import RunReport, read_report, write_report
+from legato.bench.simulation import simulate
+from legato.bench.summary import Slos, Summary, summarize
+from legato.bench.traces import read_workload
+from legato.bench.workload import Workload, cut_to, rescaled
+from legato.cli.flags import add_engine_flags, engine_config
+from legato.core.config import EngineConfig
+from legato.tune.learn import learn
+from legato.tune.real import run_real
+
+_NUM_SEEDS = 8
+_VOCAB_SIZE = 32_000
+
+_FIGURES: dict[str, Callable[[Summary], float | None]] = {
+    "requests/s": lambda summary: summary.requests_per_s,
+    "total tokens/s": lambda summary: summary.total_tokens_per_s,
+    "TTFT p50, s": lambda summary: summary.ttft_s and summary.ttft_s.p50,
+    "TTFT p99, s": lambda summary: summary.ttft_s and summary.ttft_s.p99,
+    "ITL p50, s": lambda summary: summary.itl_s and summary.itl_s.p50,
+    "ITL p99, s": lambda summary: summary.itl_s and summary.itl_s.p99,
+}
+"""Key what is compared."""
+
+
+def main() -> None:
+    arguments = _parse()
+    console = Console(highlight=False, soft_wrap=True)
+    config = engine_config(arguments)
+    trace = read_workload(arguments.workload)
+    machine = _machine(arguments, config, trace, console)
+    first = arguments.learn
+    tested = rescaled(trace[first : first + arguments.num_requests], arguments.rate)
+    tested = cut_to(tested, machine.max_model_len)
+    for _ in range(arguments.runs):
+        _run(arguments, config, tested)
+    reports = [read_report(path) for path in sorted(arguments.output.glob("real-*.json"))]
+    real = [report.summary for report in reports if isinstance(report, RunReport)]
+    simulated = []
+    for seed in range(_NUM_SEEDS):
+        server = MeasuredServer(machine=machine, scheduler=config.scheduler, seed=seed)
+        simulated.append(summarize(simulate(server, tested).records, Slos()))
+    console.print(_table(real, simulated))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", type=Path, required=True, help="a trace")
+    parser.add_argument("--rate", type=float, default=0.6, help="mean arrivals a second")
+    parser.add_argument("--learn", type=int, default=30, help="requests to learn the machine from")
+    parser.add_argument("--num-requests", type=int, default=80, help="requests to compare")
+    parser.add_argument("--runs", type=int, default=1, help="of the real server")
+    parser.add_argument("--machine", type=Path, help="machine.json of an earlier call")
+    parser.add_argument("--output", type=Path, default=Path("out/fidelity"))
+    add_engine_flags(parser)
+    return parser.parse_args()
+
+
+def _machine(
+    arguments: argparse.Namespace, config: EngineConfig, trace: Workload, console: Console
+) -> Machine:
+    if arguments.machine is not None:
+        return read_machine(arguments.machine)
+    learning = rescaled(trace[: arguments.learn], arguments.rate)
+    learned = learn(config, learning, _prompts(), console.print)
+    write_machine(arguments.output / "machine.json", learned.machine)
+    return learned.machine
+
+
+def _run(arguments: argparse.Namespace, config: EngineConfig, workload: Workload) -> None:
+    """Send the workload to a real server, and keep what came of it."""
+    records = run_real(config, workload, _prompts(), "real").records
+    place = len(list(arguments.output.glob("real-*.json")))
+    report = RunReport.of("real", {}, Slos(), records)
+    write_report(arguments.output / f"real-{place}.json", report)
+
+
+def _prompts() -> RandomPrompts:
+    return RandomPrompts(vocab_size=_VOCAB_SIZE, seed=0)
+
+
+def _table(real: Sequence[Summary], simulated: Sequence[Summary]) -> Table:
+    runs = [f"real {place + 1}" for place in range(len(real))]
+    table = Table("", *runs, "simulated", "simulated / real", "real max / min")
+    for name, of in _FIGURES.items():
+        values = np.array([of(summary) for summary in real], dtype=float)
+        mean = float(np.mean(np.array([of(summary) for summary in simulated], dtype=float)))
+        told = [f"{value:.4g}" for value in values]
+        ratios = [f"{mean / values.mean():.3f}", f"{values.max() / values.min():.3f}"]
+        table.add_row(name, *told, f"{mean:.4g}", *(ratios if len(values) else ["", ""]))
+    return table
+
+
+if __name__ == "__main__":
+    main()

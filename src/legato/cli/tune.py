@@ -1,0 +1,147 @@
+"""`legato tune`: find the settings of a server for a workload and its SLOs."""
+
+import argparse
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legato.cli.bench_flags import add_output_flag
+from legato.cli.durations import duration_s
+from legato.cli.flags import add_engine_flags, engine_config, given_fields
+from legato.cli.numbers import count, whole
+from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from legato.tune.report import TuneReport
+    from legato.tune.run import TuneConfig
+
+_EXTRA_MODULES = ("httpx", "matplotlib", "optuna")
+_NOT_SETTINGS = {"run", "output"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "tune",
+        help="find the settings of a server for a workload and its SLOs",
+        description="Measure the machine, search settings in simulation for the highest goodput, "
+        "verify the best ones on the machine, and print the flags of `legato serve`. Settings of "
+        "the scheduler that are given here are not searched.",
+        allow_abbrev=False,
+    )
+    add_workload_flags(parser, model_is_local=True)
+    add_engine_flags(parser)
+    _add_tuning_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune, print what came of it and write it as JSON and as a page; returns the exit status."""
+    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[tune]'")
+    from rich.console import Console
+
+    from legato.tune.run import tune
+
+    logging.basicConfig(level=logging.ERROR)
+    config = _tune_config(args)
+    workload = workload_choice(args, None).load()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+    _publish(args.output, tune(config, workload, settings, console.print))
+    return 0
+
+
+def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tuning")
+    group.add_argument(
+        "--trials", type=count, default=96, metavar="N", help="candidates to simulate (%(default)s)"
+    )
+    group.add_argument(
+        "--finalists",
+        type=whole,
+        default=2,
+        metavar="N",
+        help="candidates to run on the machine; 0 trusts the simulation (%(default)s)",
+    )
+    for name, default, what in (
+        ("record", "45s", "to learn the machine from"),
+        ("verify", "60s", "to run each finalist with"),
+    ):
+        group.add_argument(
+            f"--{name}-duration",
+            type=duration_s,
+            default=default,
+            metavar="TIME",
+            help=f"how much of the workload {what} (%(default)s)",
+        )
+    group.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE",
+        help="machine.json of an earlier tuning, instead of measuring the machine again",
+    )
+    group.add_argument(
+        "--processes",
+        type=count,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="that simulate (%(default)s)",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=count,
+        default=32_000,
+        metavar="N",
+        help="prompts are random tokens below this (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+    add_output_flag(group)
+
+
+def _tune_config(args: argparse.Namespace) -> "TuneConfig":
+    from legato.tune.run import TuneConfig
+
+    return TuneConfig(
+        engine=engine_config(args),
+        given=given_fields(args, SchedulerConfig),
+        num_trials=args.trials,
+        num_finalists=args.finalists,
+        record_s=args.record_duration,
+        verify_s=args.verify_duration,
+        machine=args.machine,
+        vocab_size=args.vocab_size,
+        num_processes=args.processes,
+        seed=args.seed,
+        output=args.output,
+    )
+
+
+def _publish(folder: Path, report: "TuneReport") -> None:
+    from legato.bench.console import print_table
+    from legato.bench.page import render
+    from legato.tune.plots import tune_plots
+    from legato.tune.report import write_tune_report
+    from legato.tune.serve_flags import command_line
+    from legato.tune.tables import certainty, tune_tables
+
+    tables = tune_tables(report)
+    for table in tables:
+        print_table(table)
+    best = report.finalists[0]
+    advice = {
+        "recommended": command_line(best.flags),
+        "how sure": certainty(report),
+        "effort": f"{report.machine_s:.0f} s on the real engine, {report.search_s:.0f} s of "
+        f"simulation: {report.num_trials} trials of {report.space_size:,} candidates",
+    }
+    write_tune_report(folder / "tune.json", report)
+    texts = [("Recommendation", advice), ("Settings", report.settings)]
+    page = folder / "tune.html"
+    page.write_text(render("legato tune", tables, tune_plots(report), texts), encoding="utf-8")
+    print(*advice.values(), sep="\n")
+    print(f"written to {page}, and as JSON beside it")

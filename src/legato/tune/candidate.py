@@ -1,0 +1,131 @@
+"""One way to configure the scheduler, and the space of all that are tried."""
+
+from typing import Any, Literal
+
+import msgspec
+import optuna
+
+from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+
+Steps = Literal["slo", "fixed", "prefill-first"]
+
+_BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_NUM_SEQS = (4, 8, 16, 32, 64, 128, 256)
+_PACES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
+_ORDERS: tuple[PrefillOrder, ...] = ("fcfs", "srf", "edf")
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that are chosen by tuning.
+
+    Attributes:
+        steps: sized by the ITL and TPOT SLOs, by a fixed number of tokens with running streams
+            first, or the same with prompts first.
+        pace: fraction of the ITL and TPOT SLOs that the scheduler is told to keep, which leaves the
+            rest as a margin; 1 where steps are not sized by them.
+    """
+
+    steps: Steps
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    prefill_order: PrefillOrder
+    shed_load: bool = False
+    pace: float = 1.0
+
+    def configure(self, goal: SchedulerConfig) -> SchedulerConfig:
+        """The scheduler's settings.
+
+        Args:
+            goal: what is not searched, with the SLOs that clients are to see.
+        """
+        pace = self.pace if self.steps == "slo" else None
+        return msgspec.structs.replace(
+            goal,
+            policy="prefill-first" if self.steps == "prefill-first" else "stall-free",
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            prefill_order=self.prefill_order,
+            shed_load=self.shed_load,
+            itl_slo_s=_scaled(goal.itl_slo_s, pace),
+            tpot_slo_s=_scaled(goal.tpot_slo_s, pace),
+            slo_classes={name: _paced(slo, pace) for name, slo in goal.slo_classes.items()},
+        )
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be chosen; one value is as good as given."""
+
+    steps: tuple[Steps, ...]
+    max_num_batched_tokens: tuple[int, ...]
+    max_num_seqs: tuple[int, ...]
+    prefill_order: tuple[PrefillOrder, ...]
+    shed_load: tuple[bool, ...]
+    pace: tuple[float, ...]
+
+    @classmethod
+    def around(cls, goal: SchedulerConfig, given: dict[str, Any], max_model_len: int) -> "Space":
+        """All that makes a difference to what is promised.
+
+        Args:
+            given: settings that are not to be searched; key a field of `SchedulerConfig`.
+        """
+        by_policy: dict[Policy | None, tuple[Steps, ...]] = {
+            "stall-free": ("fixed",),
+            "prefill-first": ("prefill-first",),
+        }
+        steps = by_policy.get(given.get("policy"), ("fixed", "prefill-first"))
+        if goal.promises_pace:
+            steps = ("slo", *steps)
+        budgets = tuple(budget for budget in _BUDGETS if budget <= max_model_len)
+
+        def chosen(name: str, searched: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (given[name],) if name in given else searched
+
+        return cls(
+            steps=steps,
+            max_num_batched_tokens=chosen("max_num_batched_tokens", budgets),
+            max_num_seqs=chosen("max_num_seqs", _NUM_SEQS),
+            prefill_order=chosen("prefill_order", _ORDERS if goal.promises_ttft else _ORDERS[:2]),
+            shed_load=chosen("shed_load", (False, True) if goal.promises_ttft else (False,)),
+            pace=_PACES if goal.promises_pace else (1.0,),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many different candidates there are."""
+        num_others = len(self.max_num_batched_tokens) * len(self.max_num_seqs)
+        num_others *= len(self.prefill_order) * len(self.shed_load)
+        is_paced = "slo" in self.steps
+        return num_others * (len(self.steps) - is_paced + is_paced * len(self.pace))
+
+    def suggest(self, trial: optuna.Trial) -> Candidate:
+        """The next candidate of a study."""
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, getattr(self, name))
+            for name in self.__struct_fields__
+            if name != "pace"
+        }
+        if chosen["steps"] == "slo":
+            chosen["pace"] = trial.suggest_categorical("pace", self.pace)
+        return Candidate(**chosen)
+
+
+def check_goal(goal: SchedulerConfig) -> None:
+    """Raises `ConfigError` where there is nothing to tune for, or no chunk to size."""
+    if not (goal.promises_pace or goal.promises_ttft):
+        raise ConfigError("tuning is for SLOs, such as --itl-slo 100ms, but none is set")
+    if not goal.enable_chunked_prefill:
+        raise ConfigError("tuning sizes chunks, but chunked prefill is off")
+
+
+def _scaled(seconds: float | None, factor: float | None) -> float | None:
+    """To the tenth of a millisecond, as a flag has it; None promises nothing."""
+    return None if seconds is None or factor is None else round(seconds * factor, 4)
+
+
+def _paced(slo: SloClass, pace: float | None) -> SloClass:
+    return SloClass(
+        itl_s=_scaled(slo.itl_s, pace), tpot_s=_scaled(slo.tpot_s, pace), ttft_s=slo.ttft_s
+    )

@@ -1,0 +1,64 @@
+"""Learns a machine: the idle engine first, then a part of the workload through the real server."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from legato.bench.machine import Machine
+from legato.bench.prompts import RandomPrompts
+from legato.bench.workload import Workload, cut_to
+from legato.core.config import EngineConfig
+from legato.tune.budget_table import BudgetRow, budget_rows
+from legato.tune.measure import TypicalLoad, measure_idle
+from legato.tune.real import record_real
+
+Tell = Callable[[str], None]
+"""Told what is being done."""
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that can be simulated.
+
+    Attributes:
+        load: what a chunk of prefill meets under the workload.
+        budgets: what steps of candidate token budgets take beside that load.
+        wall_s: that the machine was needed for.
+    """
+
+    machine: Machine
+    load: TypicalLoad
+    budgets: list[BudgetRow]
+    wall_s: float
+
+
+def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell: Tell) -> Learned:
+    """Measure the machine under this configuration.
+
+    Args:
+        workload: is cut to the model's context.
+
+    Raises:
+        ConfigError: settings that contradict each other, the model or the machine.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    started_s = time.monotonic()
+    tell("measuring the idle engine")
+    idle = measure_idle(config, workload)
+    workload = cut_to(workload, idle.machine.max_model_len)
+    tell(f"recording {len(workload)} requests on the real engine")
+    run, recording = record_real(config, workload, prompts, "recording")
+    machine = Machine.fit(
+        idle.machine.belief,
+        recording.measured_steps(),
+        larger=idle.steps,
+        delays=recording.delays(run.records, run.start_s),
+        max_model_len=idle.machine.max_model_len,
+        kv_cache_tokens=idle.machine.kv_cache_tokens,
+    )
+    return Learned(
+        machine=machine,
+        load=idle.load,
+        budgets=budget_rows(machine, idle.load, idle.budgets, config.scheduler.itl_slo_s),
+        wall_s=time.monotonic() - started_s,
+    )

@@ -1,0 +1,141 @@
+"""Measures the idle engine: what a calibration does, and steps of the budgets that one may choose.
+
+In a process of its own, so that the model's memory is free again for the servers that follow.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import msgspec
+
+from legato.bench.delays import Delays
+from legato.bench.machine import Machine, MeasuredServer
+from legato.bench.record import RequestRecord
+from legato.bench.simulation import simulate
+from legato.bench.workload import Workload, cut_to
+from legato.core.config import EngineConfig
+from legato.engine.build import calibration_file, load_machinery, new_calibration
+from legato.engine.calibration import Calibration
+from legato.scheduler.cost_fit import MeasuredStep
+
+BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_REPEATS = 3
+_LONGEST_STEP_S = 2.0
+
+
+class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk of prefill meets.
+
+    Attributes:
+        num_streams: that decode at once, on average.
+        context: keys that each of them reads, on average.
+        start: half of a prompt, where a chunk begins on average.
+    """
+
+    num_streams: int
+    context: int
+    start: int
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord]) -> "TypicalLoad":
+        """By Little's law, from requests of which at least one finished."""
+        finished = [record for record in records if record.status == "ok"]
+        decoding_s = sum(r.token_times_s[-1] - r.token_times_s[0] for r in finished)
+        duration_s = max(r.token_times_s[-1] for r in finished)
+        prompts = [r.request.num_prompt_tokens for r in finished]
+        outputs = [r.request.num_output_tokens for r in finished]
+        return cls(
+            num_streams=max(1, round(decoding_s / duration_s)),
+            context=round(statistics.mean(prompts) + statistics.mean(outputs) / 2),
+            start=round(statistics.mean(prompts) / 2),
+        )
+
+
+class BudgetTime(msgspec.Struct, frozen=True):
+    """Attributes: measured_s: the median of a few steps of `num_tokens` on the idle engine."""
+
+    num_tokens: int
+    measured_s: float
+
+
+class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured.
+
+    Attributes:
+        machine: nothing is known yet of a server on it.
+        steps: of all budgets.
+    """
+
+    machine: Machine
+    load: TypicalLoad
+    budgets: list[BudgetTime]
+    steps: list[MeasuredStep]
+
+
+def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
+    """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
+
+    Args:
+        workload: is cut to the model's context.
+
+    Raises:
+        ConfigError: settings that contradict each other, the model or the machine.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure, config, workload).result()
+
+
+def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
+    machinery = load_machinery(config)
+    calibration = new_calibration(machinery)
+    steps = calibration.run(lambda share: None)  # noqa: ARG005
+    calibration_file(machinery).save(steps)
+    machine = Machine.fit(
+        steps,
+        [],
+        delays=Delays(),
+        max_model_len=machinery.max_model_len,
+        kv_cache_tokens=machinery.kv.num_blocks * machinery.kv.block_size,
+    )
+    # Whatever is refused would say nothing of the load.
+    taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
+    server = MeasuredServer(machine=machine, scheduler=taking_all)
+    fitting = cut_to(workload, machine.max_model_len)
+    load = TypicalLoad.of(simulate(server, fitting).records)
+    by_budget = _measure_budgets(calibration, load)
+    times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
+    return IdleMachine(
+        machine=machine,
+        load=load,
+        budgets=times,
+        steps=list(itertools.chain.from_iterable(by_budget.values())),
+    )
+
+
+def _measure_budgets(calibration: Calibration, load: TypicalLoad) -> dict[int, list[MeasuredStep]]:
+    """Steps by their token budget, up to the first that takes too long."""
+    measured: dict[int, list[MeasuredStep]] = {}
+    for budget in BUDGETS:
+        if budget <= load.num_streams:
+            continue
+        measured[budget] = [_step(calibration, load, budget) for _ in range(_REPEATS)]
+        if _median_s(measured[budget]) > _LONGEST_STEP_S:
+            break
+    return measured
+
+
+def _median_s(steps: Sequence[MeasuredStep]) -> float:
+    return statistics.median(seconds for _, seconds in steps)
+
+
+def _step(calibration: Calibration, load: TypicalLoad, budget: int) -> MeasuredStep:
+    return calibration.measure(
+        num_rows=load.num_streams,
+        context=load.context,
+        start=load.start,
+        num_tokens=budget - load.num_streams,
+    )

@@ -1,0 +1,172 @@
+"""Tuning from end to end: measure, record, search, verify."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.bench.console import step_bar
+from legato.bench.machine import read_machine, write_machine
+from legato.bench.prompts import RandomPrompts
+from legato.bench.record import RequestRecord
+from legato.bench.summary import Slos, summarize
+from legato.bench.workload import Workload, cut_to, within
+from legato.core.config import EngineConfig
+from legato.core.slo import INTERACTIVE
+from legato.tune.candidate import Candidate, Space, check_goal
+from legato.tune.front import pareto_front
+from legato.tune.lead import lead
+from legato.tune.learn import Learned, Tell, learn
+from legato.tune.real import run_real
+from legato.tune.report import Finalist, TuneReport
+from legato.tune.score import score
+from legato.tune.search import SearchResult, Tried, search
+from legato.tune.serve_flags import serve_flags
+from legato.tune.trial import Problem, evaluate
+
+_NUM_RUNS = 8
+"""Simulations of a finalist."""
+
+
+class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to tune.
+
+    Attributes:
+        engine: its settings that are not searched; its promises are the SLOs to keep.
+        given: settings of the scheduler that were given; key a field of `SchedulerConfig`.
+        num_trials: candidates to simulate.
+        num_finalists: candidates to run on the machine; with 0 nothing is.
+        record_s, verify_s: of the workload, to learn the machine from and to run finalists with.
+        machine: a file of an earlier tuning to take the machine from, instead of measuring it.
+        vocab_size: prompts are random tokens below this.
+        output: the folder that the machine is kept in.
+    """
+
+    engine: EngineConfig
+    given: dict[str, Any]
+    num_trials: int
+    num_finalists: int
+    record_s: float
+    verify_s: float
+    machine: Path | None
+    vocab_size: int
+    num_processes: int
+    seed: int
+    output: Path
+
+
+def tune(
+    config: TuneConfig, workload: Workload, settings: dict[str, Any], tell: Tell
+) -> TuneReport:
+    """Find the settings under which a workload has the highest goodput.
+
+    Args:
+        workload: not cut to the model's context.
+        settings: for the report; key a flag's name.
+
+    Raises:
+        ConfigError: what is set contradicts itself, the model, the machine or the workload.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    goal = config.engine.scheduler
+    check_goal(goal)
+    slos = Slos(default=goal.classes[INTERACTIVE], by_class=goal.classes)
+    learned: Learned | None = None
+    if config.machine is None:
+        learned = _learn(config, workload, tell)
+        machine = learned.machine
+    else:
+        machine = read_machine(config.machine)
+    workload = cut_to(workload, machine.max_model_len)
+    problem = Problem(machine=machine, workload=workload, goal=goal, slos=slos)
+    space = Space.around(goal, config.given, machine.max_model_len)
+    tell(f"trying {config.num_trials} of {space.size:,} candidates in simulation")
+    started_s = time.monotonic()
+    with step_bar("trials", config.num_trials) as on_trial:
+        found = search(
+            problem,
+            space,
+            num_trials=config.num_trials,
+            seed=config.seed,
+            num_processes=config.num_processes,
+            on_trial=on_trial,
+        )
+    search_s = time.monotonic() - started_s
+    finalists = _finalists(config, problem, found)
+    records: list[list[RequestRecord]] = []
+    started_s = time.monotonic()
+    if config.num_finalists:
+        finalists, records = _verify(config, problem, finalists, tell)
+    verify_s = time.monotonic() - started_s if config.num_finalists else 0.0
+    return TuneReport(
+        settings=settings,
+        slo=slos.default,
+        load=learned.load if learned else None,
+        budgets=learned.budgets if learned else [],
+        machine_s=(learned.wall_s if learned else 0.0) + verify_s,
+        search_s=search_s,
+        space_size=space.size,
+        num_trials=found.num_trials,
+        tried=found.tried,
+        front=pareto_front(found.tried),
+        finalists=finalists,
+        leads=[lead(records[0], other, slos, config.seed) for other in records[1:]],
+    )
+
+
+def _learn(config: TuneConfig, workload: Workload, tell: Tell) -> Learned:
+    prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
+    learned = learn(config.engine, within(workload, config.record_s), prompts, tell)
+    write_machine(config.output / "machine.json", learned.machine)
+    return learned
+
+
+def _finalists(config: TuneConfig, problem: Problem, found: SearchResult) -> list[Finalist]:
+    """The best candidates, at least one, with what is to be expected of them when they are run."""
+    part = within(problem.workload, config.verify_s)
+    problem = msgspec.structs.replace(problem, workload=part)
+    return [
+        Finalist(
+            name=chr(ord("A") + place),
+            candidate=one.candidate,
+            flags=serve_flags(_engine(config, one.candidate)),
+            predicted=evaluate(problem, one.candidate, 1.0, _NUM_RUNS),
+        )
+        for place, one in enumerate(different(found.tried, max(1, config.num_finalists)))
+    ]
+
+
+def _verify(
+    config: TuneConfig, problem: Problem, finalists: Sequence[Finalist], tell: Tell
+) -> tuple[list[Finalist], list[list[RequestRecord]]]:
+    """Run the finalists on the real engine; returns them and their records, the best first."""
+    part = within(problem.workload, config.verify_s)
+    runs = []
+    for finalist in finalists:
+        tell(f"running finalist {finalist.name} on the real engine")
+        prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
+        run = run_real(_engine(config, finalist.candidate), part, prompts, finalist.name)
+        summary = summarize(run.records, problem.slos)
+        verified = msgspec.structs.replace(
+            finalist, measured=summary, measured_score=score(summary, problem.slos)
+        )
+        runs.append((verified, run.records))
+    runs.sort(key=lambda run: run[0].measured_score or 0.0, reverse=True)
+    return [finalist for finalist, _ in runs], [records for _, records in runs]
+
+
+def different(tried: Sequence[Tried], most: int) -> list[Tried]:
+    """The first candidates that came to different figures: others differ in what never mattered."""
+    kept: dict[tuple[float, float, float], Tried] = {}
+    for one in tried:
+        figures = one.figures
+        key = (figures.goodput_per_s, figures.itl_p99_s, figures.ttft_p99_s)
+        kept.setdefault(key, one)
+    return list(kept.values())[:most]
+
+
+def _engine(config: TuneConfig, candidate: Candidate) -> EngineConfig:
+    scheduler = candidate.configure(config.engine.scheduler)
+    return msgspec.structs.replace(config.engine, scheduler=scheduler)

@@ -1,0 +1,58 @@
+"""One candidate, simulated."""
+
+import math
+
+import msgspec
+
+from legato.bench.machine import Machine, MeasuredServer
+from legato.bench.simulation import simulate
+from legato.bench.summary import Slos, Summary, summarize
+from legato.bench.workload import Workload, mean_rate_per_s, rescaled, within
+from legato.core.config import SchedulerConfig
+from legato.tune.candidate import Candidate
+from legato.tune.score import Figures
+
+_SATURATION = 4.0
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tuned for.
+
+    Attributes:
+        goal: the scheduler's settings that are not searched, with the SLOs to keep.
+        slos: by which a request is judged.
+    """
+
+    machine: Machine
+    workload: Workload
+    goal: SchedulerConfig
+    slos: Slos
+
+
+def evaluate(problem: Problem, candidate: Candidate, share: float, num_runs: int) -> Figures:
+    """Simulate a candidate.
+
+    Args:
+        share: of the workload, from its beginning.
+        num_runs: that differ in how steps err.
+    """
+    duration_s = share * problem.workload[-1].arrival_s
+    part = problem.workload if share >= 1.0 else within(problem.workload, duration_s)
+    # Requests that all come at once have no beginning to stop at.
+    summaries = [_run(problem, candidate, part or problem.workload, run) for run in range(num_runs)]
+    return Figures.mean(summaries, problem.slos)
+
+
+def saturate(problem: Problem, candidate: Candidate) -> float:
+    """Tokens a second when requests come several times as fast, in simulation."""
+    hurried, rate_per_s = problem.workload, mean_rate_per_s(problem.workload)
+    if math.isfinite(rate_per_s):
+        hurried = rescaled(hurried, _SATURATION * rate_per_s)
+    return _run(problem, candidate, hurried, 0).total_tokens_per_s
+
+
+def _run(problem: Problem, candidate: Candidate, workload: Workload, seed: int) -> Summary:
+    server = MeasuredServer(
+        machine=problem.machine, scheduler=candidate.configure(problem.goal), seed=seed
+    )
+    return summarize(simulate(server, workload).records, problem.slos)

@@ -1,0 +1,61 @@
+"""`legato tune` from outside."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from legato.bench.machine import write_machine
+from legato.cli.main import main
+from tests.cli.test_main import legato
+from tests.tune.machines import CPU
+
+CODE = ("--workload", "prompt p50=300 p90=900, output p50=4 p90=8", "--rate", "2")
+SLOS = ("--itl-slo", "300ms", "--ttft-slo", "3s")
+
+
+def test_on_the_machine(tmp_path: Path) -> None:
+    """From the first measurement to a line that starts a server."""
+    durations = ("--record-duration", "3s", "--verify-duration", "2s")
+    done = legato(
+        *("tune", *CODE, *SLOS, *durations, "--num-requests", "12", "--trials", "12"),
+        *("--max-num-seqs", "8", "--calibration-dir", str(tmp_path), "-o", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("legato serve")]
+    assert shlex.split(line)[shlex.split(line).index("--max-num-seqs") + 1] == "8"
+    report = json.loads((tmp_path / "tune.json").read_text())
+    first, second = report["finalists"]
+    assert first["measured_score"] >= second["measured_score"]
+    assert first["measured"]["num_requests"].keys() <= {"ok", "refused"}
+    assert len(report["leads"]) == 1
+    assert report["budgets"][0]["measured_s"] > 0.0
+    assert "<svg" in (tmp_path / "tune.html").read_text()
+    assert (tmp_path / "machine.json").exists()
+
+
+def test_on_a_machine_that_was_learned_before(tmp_path: Path) -> None:
+    write_machine(tmp_path / "machine.json", CPU)
+    done = legato(
+        *("tune", *CODE, *SLOS, "--num-requests", "10", "--trials", "12", "--finalists", "0"),
+        *("--machine", str(tmp_path / "machine.json"), "-o", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "what simulation says" in done.stdout
+    assert json.loads((tmp_path / "tune.json").read_text())["machine_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "none is set"),
+        ((*SLOS, "--machine", "nowhere.json"), "nowhere.json"),
+        ((*SLOS, "--no-enable-chunked-prefill"), "chunked prefill"),
+    ],
+)
+def test_what_cannot_be_tuned(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *CODE, *flags]) == 2
+    assert message in capsys.readouterr().err
