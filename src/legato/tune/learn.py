@@ -61,8 +61,8 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
     )
     if machine.errors.disturbed > _MOST_DISTURBED:
         tell(
-            f"{machine.errors.disturbed:.0%} of the recorded steps took far longer than others like "
-            "them: something else ran on the machine, and what follows is for a machine like that"
+            f"{machine.errors.disturbed:.0%} of the recorded steps took far longer than others "
+            "like them: something else ran on the machine, and what follows is for such a machine"
         )
     return Learned(
         machine=machine,
