@@ -4,9 +4,9 @@
     python -m benchmarks.tuning --tuned out/tune [the same flags] [--most N]
 
 Runs the whole workload under the first finalist of a tuning, and under every combination of token
-budgets, ways to size steps, numbers of running requests, and shedding load. What has been run before
-with the same output folder is not run again, and `--most` bounds the runs of one call, so that a
-grid of an hour can be had in pieces. Prints goodput and seconds of the machine.
+budgets, ways to size steps, numbers of running requests, and shedding load. What has been run
+before with the same output folder is not run again, and `--most` bounds the runs of one call, so
+that a grid of an hour can be had in pieces. Prints goodput and seconds of the machine.
 """
 
 import argparse

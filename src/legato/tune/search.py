@@ -136,6 +136,11 @@ def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) 
     ]
     # Those simulated several times stay in front: one run's luck does not count.
     return [
-        *sorted(tried[: len(close)], key=lambda one: one.figures.score, reverse=True),
+        *sorted(tried[: len(close)], key=_place),
         *tried[len(close) :],
     ]
+
+
+def _place(one: Tried) -> tuple[float, tuple[object, ...]]:
+    """By score; of candidates that differ in what never mattered, smaller settings first."""
+    return -one.figures.score, msgspec.structs.astuple(one.candidate)
