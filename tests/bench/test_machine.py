@@ -78,6 +78,10 @@ def test_errors_come_together_as_they_were_measured(ratios: list[float], seed: i
     assert errors.quantile(PREFILL, 0.5) == pytest.approx(np.median(ratios))
 
 
+def test_steps_that_something_else_held_up_are_counted() -> None:
+    assert StepErrors(decodes=(1.0, 1.2), prefills=(0.9, 1.1, 2.1)).disturbed == 0.2
+
+
 def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "machine.json"
     write_machine(path, CPU)

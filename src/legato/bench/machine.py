@@ -23,6 +23,7 @@ from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
+_DISTURBED = 1.3
 _BLOCK = 32
 """Steps whose errors are drawn together."""
 
@@ -48,6 +49,11 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             decodes=tuple(ratios[False] or ratios[True]),
             prefills=tuple(ratios[True] or ratios[False]),
         )
+
+    @property
+    def disturbed(self) -> float:
+        """Share of steps that were so long that something else must have had the machine."""
+        return float(np.mean(np.array(self.decodes + self.prefills) > _DISTURBED))
 
     def quantile(self, shape: StepShape, probability: float) -> float:
         """What a fraction `probability` of such steps is off by at most."""

@@ -13,6 +13,9 @@ from legato.tune.budget_table import BudgetRow, budget_rows
 from legato.tune.measure import TypicalLoad, measure_idle
 from legato.tune.real import record_real
 
+_MOST_DISTURBED = 0.1
+"""Of recorded steps; on a machine of its own it is one in twenty or less."""
+
 Tell = Callable[[str], None]
 """Told what is being done."""
 
@@ -56,6 +59,11 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
         max_model_len=idle.machine.max_model_len,
         kv_cache_tokens=idle.machine.kv_cache_tokens,
     )
+    if machine.errors.disturbed > _MOST_DISTURBED:
+        tell(
+            f"{machine.errors.disturbed:.0%} of the recorded steps took far longer than others "
+            "like them: something else ran on the machine, and what follows is for such a machine"
+        )
     return Learned(
         machine=machine,
         load=idle.load,

@@ -5,13 +5,14 @@ drops most after a part of the workload (successive halving, Li et al., arXiv:18
 in batches, so that one seed gives the same search whatever the number of processes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
 import msgspec
 import optuna
+from optuna.trial import TrialState
 
 from legato.tune.candidate import Candidate, Space
 from legato.tune.score import Figures
@@ -65,9 +66,10 @@ def search(
     known: dict[Candidate, Figures | None] = {}  # None where it was dropped
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         for first in range(0, num_trials, _BATCH):
-            trials = [study.ask() for _ in range(min(_BATCH, num_trials - first))]
-            _try(study, problem, space, trials, known, pool)
-            on_trial(first + len(trials))
+            num_asked = min(_BATCH, num_trials - first)
+            suggested = _suggest(study, space, num_asked, known)
+            _try(study, problem, suggested, known, pool)
+            on_trial(first + num_asked)
         whole = {candidate: figures for candidate, figures in known.items() if figures}
         return SearchResult(tried=_compare(problem, whole, pool), num_trials=num_trials)
 
@@ -75,35 +77,45 @@ def search(
 def _try(
     study: optuna.Study,
     problem: Problem,
-    space: Space,
-    trials: Sequence[optuna.Trial],
+    left: dict[optuna.Trial, Candidate],
     known: dict[Candidate, Figures | None],
     pool: Executor,
 ) -> None:
     """Simulate a batch on growing parts of the workload, as long as it is worth it."""
-    candidates = {trial.number: space.suggest(trial) for trial in trials}
-    left = []
-    for trial in trials:
-        if candidates[trial.number] in known:
-            # The same again: a study learns nothing from it.
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        else:
-            known[candidates[trial.number]] = None
-            left.append(trial)
-    for rung, share in enumerate(_SHARES):
+    for rung, share in enumerate(_SHARES, start=1):
         run = partial(evaluate, problem, share=share, num_runs=1)
-        results = list(pool.map(run, [candidates[trial.number] for trial in left]))
-        for trial, figures in zip(left, results, strict=True):
-            trial.report(figures.score, rung + 1)
-        if share == _SHARES[-1]:
-            for trial, figures in zip(left, results, strict=True):
-                known[candidates[trial.number]] = figures
-                study.tell(trial, figures.score)
-            return
-        dropped = [trial for trial in left if trial.should_prune()]
-        for trial in dropped:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        left = [trial for trial in left if trial not in dropped]
+        results = dict(zip(left, pool.map(run, left.values()), strict=True))
+        for trial, figures in results.items():
+            trial.report(figures.score, rung)
+        if rung < len(_SHARES):
+            left = {trial: candidate for trial, candidate in left.items() if _goes_on(study, trial)}
+            continue
+        for trial, figures in results.items():
+            known[left[trial]] = figures
+            study.tell(trial, figures.score)
+
+
+def _goes_on(study: optuna.Study, trial: optuna.Trial) -> bool:
+    is_dropped = trial.should_prune()
+    if is_dropped:
+        study.tell(trial, state=TrialState.PRUNED)
+    return not is_dropped
+
+
+def _suggest(
+    study: optuna.Study, space: Space, num_trials: int, known: dict[Candidate, Figures | None]
+) -> dict[optuna.Trial, Candidate]:
+    """New candidates, and they are known from here on; of one that was, a study learns nothing."""
+    suggested = {}
+    for _ in range(num_trials):
+        trial = study.ask()
+        candidate = space.suggest(trial)
+        if candidate in known:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            known[candidate] = None
+            suggested[trial] = candidate
+    return suggested
 
 
 def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) -> list[Tried]:
@@ -124,6 +136,11 @@ def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) 
     ]
     # Those simulated several times stay in front: one run's luck does not count.
     return [
-        *sorted(tried[: len(close)], key=lambda one: one.figures.score, reverse=True),
+        *sorted(tried[: len(close)], key=_place),
         *tried[len(close) :],
     ]
+
+
+def _place(one: Tried) -> tuple[float, tuple[object, ...]]:
+    """By score; of candidates that differ in what never mattered, smaller settings first."""
+    return -one.figures.score, msgspec.structs.astuple(one.candidate)
