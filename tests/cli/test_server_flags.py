@@ -1,6 +1,7 @@
 """The server's flags and the settings they make."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,22 @@ def test_every_flag_reaches_its_field() -> None:
     assert all(
         getattr(config, name) != getattr(defaults, name) for name in config.__struct_fields__
     )
+
+
+def test_keys_from_a_file_are_added(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("b\n\nc\n")
+    assert config_of("--api-key-file", str(file)).api_keys == ("b", "c")
+    assert config_of("--api-key", "a", "--api-key-file", str(file)).api_keys == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
+def test_a_file_without_keys_opens_nothing(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match="api-key-file"):
+        config_of("--api-key-file", str(file))
 
 
 @pytest.mark.parametrize(

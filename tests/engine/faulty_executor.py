@@ -1,8 +1,8 @@
 """Faults at the executor's boundary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.executor.base import Executor
 
 FindFault = Callable[[StepPlan], Exception | None]
@@ -20,6 +20,9 @@ class FaultyExecutor:
         self.steps: list[StepPlan] = []
         self.find_fault = find_fault
         self._executor = executor
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._executor.move(moves)
 
     def submit(self, plan: StepPlan) -> None:
         error = self.find_fault(plan)

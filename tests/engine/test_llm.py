@@ -151,6 +151,31 @@ def test_a_warm_hit_reads_what_was_written_in_the_models_own_dtype() -> None:
         assert got.logprob == pytest.approx(expected.logprob, abs=0.1)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_what_was_evicted_comes_back_from_host_memory(dtype: Any, tolerance: float) -> None:
+    """The cache holds one prompt of the three at a time, and the host all others."""
+    block_bytes = 32 * 23_040 * (2 if dtype == "float32" else 1)
+    llm = LLM(
+        dtype=dtype,
+        max_model_len=640,
+        kv_cache_memory_bytes=20 * block_bytes,
+        swap_space_bytes=60 * block_bytes,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=0)
+    prompts: list[Any] = [
+        {"prompt_token_ids": list(range(start, start + 500))} for start in (1000, 2000, 3000)
+    ]
+    cold, warm = (
+        [llm.generate(p, params, use_tqdm=False)[0].outputs[0] for p in prompts] for _ in range(2)
+    )
+    assert [output.num_cached_tokens for output in cold] == [0, 0, 0]
+    assert [output.num_cached_tokens for output in warm] == [480, 480, 480]
+    for got, expected in zip(warm, cold, strict=True):
+        assert got.token_ids == expected.token_ids or dtype != "float32"
+        first, expected_first = (got.logprobs or [])[0], (expected.logprobs or [])[0]
+        assert first.logprob == pytest.approx(expected_first.logprob, abs=tolerance)
+
+
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:
     params = SamplingParams(seed=11, temperature=1.0, max_tokens=20)
     (alone,) = llm.generate("Once upon a time", params, use_tqdm=False)

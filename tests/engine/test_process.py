@@ -8,7 +8,7 @@ import pytest
 from legato.core.config import EngineConfig
 from legato.engine import build
 from legato.engine.ipc import Channel, pack_frame
-from legato.engine.messages import EngineFailed, EngineInfo, EngineReady, FromEngine
+from legato.engine.messages import CacheInfo, EngineFailed, EngineInfo, EngineReady, FromEngine
 from legato.engine.process import FromFrontEnd, _serve
 from tests.engine.test_core import Engine, request
 
@@ -18,6 +18,7 @@ INFO = EngineInfo(
     max_model_len=400,
     vocab_size=32_000,
     eos_token_ids=(),
+    cache=CacheInfo(num_blocks=1, block_size=32, enable_prefix_caching=True),
     slo_classes={},
     default_sampling={},
     settings={},

@@ -5,7 +5,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.engine.messages import EngineInfo
+from legato.engine.messages import CacheInfo, EngineInfo
 from legato.engine.prompts import build_requests
 
 INFO = EngineInfo(
@@ -14,6 +14,7 @@ INFO = EngineInfo(
     max_model_len=10,
     vocab_size=100,
     eos_token_ids=(2,),
+    cache=CacheInfo(num_blocks=1, block_size=32, enable_prefix_caching=True),
     slo_classes=SchedulerConfig().classes,
     default_sampling={},
     settings={},

@@ -205,7 +205,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVCacheManager(num_blocks=12, block_size=2)
+        self.kv = KVCacheManager(num_blocks=12, block_size=2, num_host_slots=4)
         self.held: list[Request] = []
         self.num_added = 0
 

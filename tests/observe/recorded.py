@@ -25,7 +25,11 @@ def recorded_run(
 
     A step of n tokens takes `STEP_S + n * TOKEN_S`, and `BETWEEN_S` passes before each.
     """
-    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        admission_optimism=1.0,  # so that there are preemptions
+    )
     kv = KVCacheManager(num_blocks, 4)
     clock = VirtualClock()
     core = EngineCore(

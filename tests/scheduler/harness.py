@@ -5,9 +5,11 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.plan import BlockMove, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -43,6 +45,7 @@ class Harness:
         max_model_len: int = 128,
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
+        num_host_slots: int = 0,
         step_time: StepTimeModel | None = None,
         step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
         **settings: Any,
@@ -55,7 +58,10 @@ class Harness:
         ).resolve(max_model_len)
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(
-            num_blocks, block_size, enable_prefix_caching=enable_prefix_caching
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            num_host_slots=num_host_slots,
         )
         self.scheduler = Scheduler(
             self.config, max_model_len=max_model_len, kv=self.kv, step_time=step_time
@@ -69,8 +75,10 @@ class Harness:
         self.num_cached: dict[str, int] = {}
         self.num_computed: dict[str, int] = {}
         self.plans: list[StepPlan] = []
-        self.cache: dict[tuple[int, int], int] = {}
+        self.cache: dict[tuple[int, int], int | None] = {}
         """Key (block, offset), value a checksum of the token there and of all before it."""
+        self.host: dict[int, list[int | None]] = {}
+        """Key slot, value the same of the tokens of the block that was copied there."""
         self.known: set[str] = set()
         """Requests that the executor has been told of and not yet of their end."""
 
@@ -106,6 +114,12 @@ class Harness:
         self.finish_reasons[request_id] = []
         self.num_cached[request_id] = self.num_computed[request_id] = 0
         self.take(self.scheduler.apply([request], self.clock()))
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Change fields of `SchedulerConfig`."""
+        changed = msgspec.structs.replace(self.config, **settings)
+        self.config = changed.resolve(self.max_model_len)
+        self.scheduler.reconfigure(self.config, self.clock())
 
     def abort(self, request_id: str) -> None:
         self.take(self.scheduler.apply([AbortRequest(request_id=request_id)], self.clock()))
@@ -167,6 +181,7 @@ class Harness:
     ) -> None:
         """Compute a step; of the requests in `failing` nothing, though it spoils their blocks."""
         self.hear(plan)
+        self.move(plan.moves)
         computed = [chunk for chunk in plan.chunks if chunk.request_id not in failing]
         for chunk in computed:
             self.read_cache(chunk)
@@ -193,6 +208,15 @@ class Harness:
         self.known.difference_update(plan.ended_requests)
         self.known.update(request.request_id for request in plan.new_requests)
         assert self.known.issuperset(chunk.request_id for chunk in plan.chunks)
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """Copy blocks to and from the host."""
+        for move in moves:
+            slots = [(move.block_id, offset) for offset in range(self.kv.block_size)]
+            if move.to_host:
+                self.host[move.slot] = [self.cache.get(slot) for slot in slots]
+            else:
+                self.cache.update(zip(slots, self.host[move.slot], strict=True))
 
     def spoil_cache(self, chunk: ScheduledChunk) -> None:
         """What an attempt that fails may leave behind."""

@@ -54,6 +54,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "ttft_slo_s": interactive.ttft_s,
         "slo_classes": {"other": other},
         "shed_load": promises_ttft and draw(st.booleans()),
+        "admission_optimism": draw(st.sampled_from([0.5, 0.0, 1.0])),
     }
 
 
@@ -88,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler=scheduler_settings(),
         num_blocks=st.integers(8, 40),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        num_host_slots=st.sampled_from([0, 4, 40]),
         costs=true_costs(),
         is_calibrated=st.booleans(),
         seed=st.integers(0, 2**16),
@@ -97,6 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler: dict[str, Any],
         num_blocks: int,
         enable_prefix_caching: bool,
+        num_host_slots: int,
         costs: StepCosts,
         is_calibrated: bool,
         seed: int,
@@ -104,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness = Harness(
             num_blocks=num_blocks,
             enable_prefix_caching=enable_prefix_caching,
+            num_host_slots=num_host_slots,
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=12,
@@ -135,6 +139,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         if self.harness.added:
             self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.added))))
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule(scheduler=scheduler_settings())
+    def reconfigure(self, scheduler: dict[str, Any]) -> None:
+        self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
 
     @precondition(lambda self: self.in_flight is None)
     @rule()

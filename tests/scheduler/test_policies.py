@@ -63,43 +63,6 @@ def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
     assert schedule(harness) == [{"a": 5, "b": 3}, {"a": 1, "b": 3, "c": 1}]
 
 
-def test_the_latest_admitted_is_preempted_and_comes_back_first() -> None:
-    harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32)
-    harness.add("old", 12, max_tokens=12)
-    harness.add("new", 12, max_tokens=12)
-    harness.add("later", 1, max_tokens=1)
-    harness.drain()
-    preempted = [plan.preempted for plan in harness.plans if plan.preempted]
-    assert preempted
-    assert all(ids == ("new",) for ids in preempted)
-    assert harness.scheduler.stats.num_preemptions == len(preempted)
-    for request_id in harness.added:
-        assert harness.finish_reasons[request_id] == [FinishReason.LENGTH]
-        assert harness.tokens[request_id] == harness.expected_tokens(request_id)
-
-
-def test_a_preempted_request_goes_before_those_that_wait() -> None:
-    harness = Harness(budget=64, num_blocks=8, block_size=4, max_model_len=32, max_num_seqs=2)
-    harness.add("old", 12, max_tokens=12)
-    harness.add("new", 12, max_tokens=12)
-    harness.add("later", 1, max_tokens=1)
-    harness.drain()
-    chunks = [chunk for plan in harness.plans for chunk in plan.chunks]
-    begun = [c.request_id for c in chunks if c.start == 0 or c.num_tokens > 1]
-    assert begun == ["old", "new", "new", "later"]
-
-
-def test_admission_leaves_each_running_stream_a_block() -> None:
-    """Request "a" fills 1 of 4 blocks and is about to need another; "b" needs 3."""
-    harness = Harness(num_blocks=4, block_size=4, max_model_len=16)
-    harness.add("a", 3, max_tokens=4)
-    harness.step()
-    harness.add("b", 9, max_tokens=1)
-    harness.drain()
-    assert schedule(harness) == [{"a": 3}, {"a": 1}, {"a": 1}, {"a": 1}, {"b": 9}]
-    assert harness.scheduler.stats.num_preemptions == 0
-
-
 def test_one_too_many_waiting_is_refused() -> None:
     harness = Harness(max_waiting=2)
     for request_id in "abc":

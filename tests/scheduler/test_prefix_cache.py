@@ -87,7 +87,9 @@ def test_a_conversation_goes_on_where_it_was() -> None:
 
 
 def test_a_preempted_request_comes_back_through_the_cache() -> None:
-    harness = Harness(budget=64, num_blocks=12, block_size=4, max_model_len=40)
+    harness = Harness(
+        budget=64, num_blocks=12, block_size=4, max_model_len=40, admission_optimism=1.0
+    )
     harness.add("old", 12, max_tokens=20)
     harness.add("new", 12, max_tokens=20)
     harness.drain()
@@ -157,6 +159,7 @@ def test_many_random_operations(seed: int) -> None:
         budget=choose.randint(1, 40),
         max_num_seqs=choose.randint(2, 8),
         num_blocks=choose.randint(9, 30),
+        num_host_slots=choose.choice((0, 3, 30)),
         block_size=4,
         max_model_len=32,
         max_waiting=10,

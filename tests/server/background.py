@@ -27,8 +27,9 @@ class BackgroundStream:
         assert not self._thread.is_alive()
 
     def _read(self) -> None:
+        headers = self._server.http.headers
         with (
-            httpx.Client(base_url=self._server.url, timeout=60) as http,
+            httpx.Client(base_url=self._server.url, headers=headers, timeout=60) as http,
             http.stream("POST", "/v1/completions", json=self._request) as response,
         ):
             for line in response.iter_lines():

@@ -65,9 +65,16 @@ def test_keys_come_into_no_log(limited: ServerProcess) -> None:
     assert SECRET not in repr(ServerConfig(api_keys=(SECRET,)))
 
 
-def test_probes_need_no_key(limited: ServerProcess) -> None:
-    for path in ("/health", "/version", "/metrics"):
+def test_probes_and_the_empty_dashboard_need_no_key(limited: ServerProcess) -> None:
+    for path in ("/health", "/version", "/metrics", "/dashboard", "/dashboard/main.js"):
         assert limited.http.get(path).status_code == 200
+
+
+def test_what_the_dashboard_shows_and_changes_needs_one(limited: ServerProcess) -> None:
+    for path in ("/dashboard/events", "/settings"):
+        assert limited.http.get(path).status_code == 401
+    assert limited.http.patch("/settings", json={"itl_slo_s": 1}).status_code == 401
+    assert limited.http.get("/settings", headers=KEY).json()["asked"]["itl_slo_s"] is None
 
 
 def test_client_sees_authentication_error(limited: ServerProcess) -> None:

@@ -1,72 +1,186 @@
 """GET /metrics."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.launch import MODEL, ServerProcess
+from tests.server.launch import MODEL, ServerProcess, running_server
 
-NAMES = {
-    "legato:num_requests_running",
-    "legato:num_requests_waiting",
-    "legato:kv_cache_usage_perc",
-    "legato:num_preemptions",
-    "legato:num_steps_over_budget",
-    "legato:num_failed_steps",
-    "legato:num_engine_restarts",
-    "legato:prefix_cache_queries",
-    "legato:prefix_cache_hits",
-    "legato:slo_unattainable",
-    "legato:step_time_margin",
-    "legato:prompt_tokens",
-    "legato:generation_tokens",
-    "legato:request_success",
-    "legato:request_errors",
-    "legato:time_to_first_token_seconds",
-    "legato:inter_token_latency_seconds",
-    "legato:request_time_per_output_token_seconds",
-    "legato:e2e_request_latency_seconds",
-    "legato:request_prompt_tokens",
-    "legato:request_generation_tokens",
-}
+LONG_PROMPT = [1000 + i % 5000 for i in range(4000)]
+FLAGS = (
+    "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=400ms",
+    "--slo-class", "hopeless:itl=0.001ms,tpot=0.001ms", "--shed-load", "--no-calibrate",
+    "--max-num-seqs", "2", "--max-waiting", "2",
+)  # fmt: skip
 
 
-def test_names_and_label(http: httpx.Client) -> None:
-    families = [
-        family
-        for family in text_string_to_metric_families(http.get("/metrics").text)
-        if not family.name.endswith("_created")  # prometheus_client's own
-    ]
-    assert {family.name for family in families} == NAMES
-    assert {s.labels["model_name"] for family in families for s in family.samples} == {MODEL}
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("watched")
+    with running_server(folder, *FLAGS, "--calibration-dir", str(folder)) as server:
+        # More steps, of both kinds, than it takes to know how long one lasts.
+        complete(server, prompt=[6000 + i for i in range(1500)], max_tokens=20)
+        yield server
 
 
-def test_a_request_is_counted_once_everywhere(server: ServerProcess) -> None:
+def complete(server: ServerProcess, **fields: Any) -> None:
+    request = {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True, **fields}
+    server.http.post("/v1/completions", json=request).raise_for_status()
+
+
+class Growth:
+    """How much samples have grown since it was made."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._before = _samples(server)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return _sum(_samples(self._server), name, labels) - _sum(self._before, name, labels)
+
+
+def _samples(server: ServerProcess) -> list[Any]:
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return [sample for family in families for sample in family.samples]
+
+
+def _sum(samples: list[Any], name: str, labels: dict[str, str]) -> float:
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name == f"legato:{name}" and labels.items() <= sample.labels.items()
+    )
+
+
+def test_the_models_name_is_on_everything(http: httpx.Client) -> None:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["model_name"] for sample in samples} == {MODEL}
+    assert all(sample.name.startswith("legato:") for sample in samples)
+
+
+def test_a_request_is_counted_once_everywhere(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    complete(watched, n=2, prompt=[3, 1, 4, 1])
     expected = {
         "prompt_tokens_total": 2 * 4,
+        "prompt_tokens_cached_total": 0,
         "generation_tokens_total": 2 * 5,
         "time_to_first_token_seconds_count": 2,
         "inter_token_latency_seconds_count": 2 * 4,
         "request_time_per_output_token_seconds_count": 2,
         "e2e_request_latency_seconds_count": 2,
+        "request_queue_time_seconds_count": 2,
         "request_prompt_tokens_sum": 2 * 4,
+        "request_prefill_kv_computed_tokens_sum": 2 * 4,
         "request_generation_tokens_sum": 2 * 5,
+        "request_max_num_generation_tokens_sum": 5,
+        "request_params_n_sum": 2,
+        "request_params_max_tokens_sum": 5,
         "request_success_total": 2,
     }
-    before = {name: server.metric(name) for name in expected}
-    request = {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True, "n": 2}
-    server.http.post("/v1/completions", json=request)
-    assert {name: server.metric(name) - before[name] for name in expected} == expected
+    assert {name: growth(name) for name in expected} == expected
+    assert growth("request_success_total", finished_reason="length") == 2
 
 
-def test_times_are_in_order(server: ServerProcess) -> None:
-    request = {"prompt": "Once", "max_tokens": 3, "ignore_eos": True, "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=request) as response:
-        response.read()
-    ttft = server.metric("time_to_first_token_seconds_sum")
-    assert 0 < ttft < server.metric("e2e_request_latency_seconds_sum")
+def test_the_parts_of_a_requests_time_add_up(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    complete(watched, prompt=[5] * 300, max_tokens=20)
+    seconds = {
+        part: growth(f"request_{part}_time_seconds_sum")
+        for part in ("queue", "prefill", "decode", "inference")
+    }
+    assert all(value > 0.0 for value in seconds.values())
+    assert seconds["inference"] == pytest.approx(seconds["prefill"] + seconds["decode"])
+    whole_s = seconds["queue"] + seconds["inference"]
+    assert growth("e2e_request_latency_seconds_sum") == pytest.approx(whole_s)
+    first_s = seconds["queue"] + seconds["prefill"]
+    assert growth("time_to_first_token_seconds_sum") == pytest.approx(first_s)
+    gaps_s = growth("inter_token_latency_seconds_sum")
+    assert gaps_s == pytest.approx(seconds["decode"])
 
 
-def test_errors_are_counted_by_status(server: ServerProcess) -> None:
-    before = server.metric("request_errors_total", status="400")
-    server.http.post("/v1/completions", json={})
-    assert server.metric("request_errors_total", status="400") == before + 1
+def test_every_step_is_seen(watched: ServerProcess) -> None:
+    """Those that only compute a part of a prompt, too."""
+    growth, prompt = Growth(watched), LONG_PROMPT[:2500]
+    complete(watched, prompt=prompt, max_tokens=4)
+    assert growth("iteration_prefill_tokens_sum") == len(prompt)
+    assert growth("iteration_decode_tokens_sum") == 3
+    assert growth("iteration_tokens_total_sum") == len(prompt) + 3
+    num_chunks = growth("prefill_chunks_total")
+    assert num_chunks >= 2  # a step holds 2,048 tokens
+    assert growth("prefill_chunks_total", ended_by="prompt_end") == 1
+    for name in ("iteration_tokens_total", "step_time_seconds", "step_time_ratio"):
+        assert growth(f"{name}_count") == num_chunks + 3
+    assert 0 < watched.metric("prefill_chunk_tokens") <= 2048
+
+
+def test_promises_are_judged_by_class(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    for slo_class in ("interactive", "hopeless", "batch"):
+        complete(watched, slo_class=slo_class)
+    kept = {"slo_class": "interactive", "verdict": "in_time"}
+    broken = {"slo_class": "hopeless", "verdict": "late"}
+    assert growth("slo_checks_total", slo="ttft", **kept) == 1
+    assert growth("slo_checks_total", slo="itl", **kept) == 4
+    assert growth("slo_checks_total", slo="itl", **broken) == 4
+    assert growth("slo_checks_total", slo="tpot", **broken) == 1
+    assert growth("slo_checks_total") == 10
+    assert growth("slo_requests_total", slo_class="interactive", verdict="attained") == 1
+    assert growth("slo_requests_total", slo_class="hopeless", verdict="missed") == 1
+    assert growth("slo_requests_total") == 2
+
+
+def test_what_cannot_be_in_time_is_refused_or_waives_its_promise(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    hasty = {"slo_class": "hasty"}
+    with pytest.raises(httpx.HTTPStatusError, match="429"):
+        complete(watched, prompt=LONG_PROMPT[::-1], **hasty)
+    assert growth("request_refused_total", reason="ttft_slo") == 1
+    assert growth("slo_requests_total", verdict="refused", **hasty) == 1
+    complete(watched, prompt=LONG_PROMPT[::-1], allow_best_effort=True, **hasty)
+    assert growth("slo_requests_total", verdict="waived", **hasty) == 1
+    assert growth("slo_checks_total") == 0
+    assert growth("slo_requests_total") == 2
+
+
+def test_a_full_queue_is_a_reason(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    with pytest.raises(httpx.HTTPStatusError, match="429"):
+        complete(watched, n=8)  # which come together: two run, and two wait
+    assert growth("request_refused_total", reason="queue_full") == 8
+    assert growth("request_success_total", finished_reason="refused") == 8
+    watched.wait_for_metric("num_requests_running", 0)
+
+
+def test_errors_are_counted_by_status_and_nonsense_is_no_label(watched: ServerProcess) -> None:
+    growth = Growth(watched)
+    watched.http.post("/v1/completions", json={})
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        complete(watched, slo_class="platinum")
+    assert growth("request_errors_total", status="400") == 2
+    assert growth("request_refused_total", reason="invalid") == 1
+    assert "platinum" not in watched.http.get("/metrics").text
+
+
+def test_an_slo_is_a_bound_of_a_bucket(watched: ServerProcess) -> None:
+    for name, le in (("inter_token_latency", "61.0"), ("time_to_first_token", "600.0")):
+        counted = {"le": le, "slo_class": "interactive"}
+        assert watched.metric(f"{name}_seconds_bucket", **counted) > 0
+        assert watched.metric("slo_seconds", slo="itl", slo_class="interactive") == 61.0
+
+
+def test_cached_tokens(watched: ServerProcess) -> None:
+    prompt = list(range(1000, 1100))
+    complete(watched, prompt=prompt)
+    growth = Growth(watched)
+    complete(watched, prompt=prompt)
+    num_cached = growth("prompt_tokens_cached_total")
+    assert 0 < num_cached < 100
+    assert growth("prefix_cache_hits_total") == num_cached
+    assert growth("request_prefill_kv_computed_tokens_sum") == 100 - num_cached
+    assert watched.metric("kv_cache_cached_perc") > 0.0
+    assert watched.metric("kv_cache_usage_perc") == 0.0

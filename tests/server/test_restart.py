@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.background import BackgroundRequest, BackgroundStream
 from tests.server.launch import ServerProcess, running_server, wait_until
+from tests.server.watch import steps, watching
 
 GREEDY: dict[str, Any] = {"prompt": "The sky is", "max_tokens": 8, "temperature": 0}
 
@@ -30,6 +31,7 @@ def kill_engine(server: ServerProcess) -> bool:
 
 def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProcess) -> None:
     server = one_at_a_time
+    server.http.patch("/settings", json={"max_num_batched_tokens": 48}).raise_for_status()
     undisturbed = server.http.post("/v1/completions", json=GREEDY).json()
     running = BackgroundStream(server)
     waiting = BackgroundRequest(server, **GREEDY)
@@ -50,6 +52,9 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     assert answer.status_code == 200
     assert answer.json()["choices"] == undisturbed["choices"]
     assert server.http.get("/health").status_code == 200
+    with watching(server) as updates:
+        server.http.post("/v1/completions", json=GREEDY)
+        assert next(steps(updates))["budget_tokens"] == 48, "it has forgotten its settings"
     server.wait_for_metric("num_requests_running", 0)
     assert server.metric("num_engine_restarts_total") == 1
     assert server.metric("kv_cache_usage_perc") == 0

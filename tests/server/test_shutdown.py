@@ -24,6 +24,9 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     """What runs is finished; what comes is refused, with an answer; then the server is gone."""
     engine = own_server.engine
     stream = BackgroundStream(own_server, max_tokens=200)
+    watcher = own_server.http.send(
+        own_server.http.build_request("GET", "/dashboard/events"), stream=True
+    )
     own_server.process.send_signal(number)
     while (health := own_server.http.get("/health")).status_code == 200:
         pass
@@ -32,6 +35,7 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
     assert refused.json()["error"]["code"] == "shutting_down"
+    watcher.read()  # to its end: nobody waits for who only watches
     stream.join()
     assert stream.is_complete
     assert len(stream.chunks) == 200

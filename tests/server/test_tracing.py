@@ -87,7 +87,7 @@ def stream(traced: Traced, prompt: str = "Hello", **fields: object) -> Seen:
 
 
 def test_a_story_lies_within_what_the_client_saw_and_adds_up(traced: Traced) -> None:
-    streams = [BackgroundStream(traced.server, max_tokens=40) for _ in range(2)]
+    streams = [BackgroundStream(traced.server, max_tokens=100) for _ in range(2)]
     seen = stream(traced, LONG_PROMPT)
     for running in streams:
         running.join()

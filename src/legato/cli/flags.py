@@ -33,10 +33,15 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `engine_config` builds an `EngineConfig`."""
-    _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
-    _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
+    add_machine_flags(parser)
     _add_promise_flags(parser.add_argument_group("promises", argument_default=argparse.SUPPRESS))
     _add_scheduler_flags(parser.add_argument_group("scheduler", argument_default=argparse.SUPPRESS))
+
+
+def add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those that say what runs, and on what, but nothing of how it is scheduled."""
+    _add_model_flags(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
+    _add_cache_flags(parser.add_argument_group("KV cache", argument_default=argparse.SUPPRESS))
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -223,6 +228,14 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         help="keep the blocks of prompts and outputs, and share them among requests that begin "
         "alike (default: yes)",
     )
+    group.add_argument(
+        "--swap-space",
+        dest="swap_space_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="host memory, such as 4GiB, for blocks of a GPU's cache that would be forgotten "
+        "(default: none)",
+    )
 
 
 def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
@@ -245,6 +258,14 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help=f"requests that may wait; one more is refused (default: {defaults.max_waiting})",
+    )
+    group.add_argument(
+        "--admission-optimism",
+        type=float,
+        metavar="FRACTION",
+        help="how little room is kept in the cache for what running requests still generate: at 0 "
+        "for all that they may, so that none is preempted, at 1 for the least, so that most run at "
+        f"once (default: {defaults.admission_optimism})",
     )
     group.add_argument(
         "--policy",

@@ -5,7 +5,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 from legato import __version__
-from legato.cli import bench, calibrate, chat, explain, generate, serve, simulate, trace, tune
+from legato.cli import (
+    bench,
+    calibrate,
+    chat,
+    demo,
+    explain,
+    generate,
+    serve,
+    simulate,
+    trace,
+    tune,
+)
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 
 _USAGE_ERROR = 2
@@ -31,6 +42,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, generate, chat, calibrate, bench, simulate, tune, explain, trace):
+    for command in (
+        serve,
+        generate,
+        chat,
+        demo,
+        calibrate,
+        bench,
+        simulate,
+        tune,
+        explain,
+        trace,
+    ):
         command.add_parser(subparsers)
     return parser

@@ -62,4 +62,5 @@ def _announce(info: "EngineInfo", url: str) -> None:
         f"(try: curl {url}/v1/completions -H 'Content-Type: application/json' "
         '-d \'{"prompt": "Once upon a time"}\')'
     )
+    console.print(f"Dashboard: {url}/dashboard")
     sys.stdout.flush()

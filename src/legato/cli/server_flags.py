@@ -5,6 +5,7 @@ flag that is not given leaves no trace.
 """
 
 import argparse
+from pathlib import Path
 
 from legato.cli.durations import duration_s
 from legato.cli.flags import byte_size, given_fields
@@ -33,6 +34,8 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     for name, flag in (("api_keys", "--api-key"), ("allowed_origins", "--allowed-origins")):
         if name in given:
             given[name] = _listed(given[name], flag)
+    if "api_key_file" in args:
+        given["api_keys"] = (*given.get("api_keys", ()), *_read_keys(args.api_key_file))
     return ServerConfig(**given)
 
 
@@ -45,6 +48,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         metavar="KEY",
         help="ask clients for this key; may be repeated, or list several with commas",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="the same from a file, one key a line, so that no list of processes shows them",
     )
     group.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: MODEL)"
@@ -141,3 +150,13 @@ def _listed(flags: list[str], flag: str) -> tuple[str, ...]:
     if not values:
         raise ConfigError(f"{flag} is empty")
     return values
+
+
+def _read_keys(path: Path) -> tuple[str, ...]:
+    try:
+        keys = tuple(path.read_text(encoding="utf-8").split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file cannot be read: {error}") from error
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} holds no key")
+    return keys

@@ -117,6 +117,13 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         help="most requests running at once (%(default)s)",
     )
     group.add_argument(
+        "--admission-optimism",
+        type=float,
+        default=SchedulerConfig().admission_optimism,
+        metavar="FRACTION",
+        help="how little room is kept for what running requests still generate (%(default)s)",
+    )
+    group.add_argument(
         "--shed-load",
         action="store_true",
         help="refuse a request at once whose TTFT SLO cannot be met",

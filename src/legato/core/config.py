@@ -56,12 +56,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             0.25 of the host's, which other programs want too.
         enable_prefix_caching: keep blocks of prompts and outputs, and share them among requests
             that begin alike.
+        swap_space_bytes: of host memory, for blocks that are evicted.
     """
 
     block_size: int = 32
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float | None = None
     enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -70,6 +72,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(
                 f"memory utilization must be in (0, 1], got {self.memory_utilization}"
             )
+        if self.swap_space_bytes and not self.enable_prefix_caching:
+            raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +91,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             request's that names none; see `SloClass`.
         slo_classes: further classes; key the name. "batch" is there without being told.
         shed_load: refuse a request at once whose TTFT SLO cannot be met.
+        admission_optimism: how little room is kept for what running requests still generate, in
+            [0, 1]: at 0 for all that they may, at 1 for no more than the shortest outputs took.
     """
 
     policy: Policy = "stall-free"
@@ -100,6 +106,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ttft_slo_s: float | None = None
     slo_classes: dict[str, SloClass] = msgspec.field(default_factory=dict)
     shed_load: bool = False
+    admission_optimism: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -108,6 +115,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_waiting < 0:
             raise ConfigError(f"max_waiting must be at least 0, got {self.max_waiting}")
+        if not 0.0 <= self.admission_optimism <= 1.0:
+            raise ConfigError(
+                f"admission_optimism must be in [0, 1], got {self.admission_optimism}"
+            )
         if INTERACTIVE in self.slo_classes:
             raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
         if self.promises_pace and not self.enable_chunked_prefill:
@@ -140,6 +151,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def promises_ttft(self) -> bool:
         return any(slo.ttft_s is not None for slo in self.classes.values())
 
+    def whole_prompt_tokens(self, max_model_len: int) -> int:
+        """A step that holds the longest prompt beside all decodes."""
+        return max_model_len + self.max_num_seqs
+
     def resolve(self, max_model_len: int) -> "SchedulerConfig":
         """Replace "auto" by numbers.
 
@@ -147,7 +162,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ConfigError: without chunked prefill, a budget that the longest prompt would not fit in
                 beside the running decodes, so that it could wait for ever.
         """
-        whole_prompt = max_model_len + self.max_num_seqs
+        whole_prompt = self.whole_prompt_tokens(max_model_len)
         budget = self.max_num_batched_tokens
         if budget is None:
             chunked = 2048 if self.promises_pace else 512

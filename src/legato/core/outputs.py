@@ -15,6 +15,13 @@ class FinishReason(enum.StrEnum):
     REFUSED = "refused"
 
 
+class RefusalReason(enum.StrEnum):
+    """Why a request was refused."""
+
+    QUEUE_FULL = "queue_full"
+    TTFT_SLO = "ttft_slo"
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log probabilities at one position, from the model's raw logits (before any penalty).
 
@@ -38,8 +45,13 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         prompt_logprobs: entries for the prompt tokens that this step scored, likewise.
         stop_reason: the stop token id that ended the request, if one did.
         error: what went wrong, where the finish reason is ERROR or REFUSED.
+        refusal: why it is REFUSED.
         retry_after_s: where it is REFUSED, when the same request is expected to be taken.
         num_cached_tokens: prompt tokens that were not computed because their blocks were cached.
+        is_promise_waived: whether it is served best-effort, as `allow_best_effort` allows.
+        scheduled_s: when the step was planned from which on it ran, on the clock of
+            `AddRequest.arrival_time_s`; None before.
+        received_s: when the server's front end had this, on the same clock; set there.
     """
 
     request_id: str
@@ -49,5 +61,9 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    refusal: RefusalReason | None = None
     retry_after_s: float | None = None
     num_cached_tokens: int = 0
+    is_promise_waived: bool = False
+    scheduled_s: float | None = None
+    received_s: float = 0.0

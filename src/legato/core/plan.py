@@ -31,6 +31,14 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         return self.start + self.num_tokens
 
 
+class BlockMove(msgspec.Struct, frozen=True, gc=False):
+    """A copy of a block to or from a slot of host memory."""
+
+    block_id: int
+    slot: int
+    to_host: bool
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One packed forward pass.
 
@@ -38,6 +46,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         new_requests: requests the executor has not seen before; each has a chunk in this plan.
         ended_requests: ids whose state the executor may drop before this step.
         preempted: ids that gave up their blocks for this step to fit.
+        moves: copies to be made, in this order and once, before the step.
         admitted, held_by: as in `StepRecord`, as are the next.
         predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take.
     """
@@ -47,6 +56,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     new_requests: tuple[AddRequest, ...] = ()
     ended_requests: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
+    moves: tuple[BlockMove, ...] = ()
     admitted: dict[str, int] = msgspec.field(default_factory=dict)
     held_by: Obstacle | None = None
     predicted_s: float | None = None
@@ -58,10 +68,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def part(self, chunks: Sequence[ScheduledChunk]) -> "StepPlan":
-        """The same step with some of its chunks only, and the new requests among these."""
+        """The same step with some of its chunks only, and the new requests among these.
+
+        Copies between blocks and host memory have been made.
+        """
         ids = {chunk.request_id for chunk in chunks}
         new = tuple(request for request in self.new_requests if request.request_id in ids)
-        return msgspec.structs.replace(self, chunks=tuple(chunks), new_requests=new)
+        return msgspec.structs.replace(self, chunks=tuple(chunks), new_requests=new, moves=())
 
 
 class Fault(msgspec.Struct, frozen=True):

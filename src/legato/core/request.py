@@ -48,13 +48,18 @@ class Request:
     Attributes:
         slo: what it is promised.
         is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
-        num_tokens: prompt and output, kept because it is asked for so often.
+        num_tokens, num_prompt_tokens: with and without the output, kept because they are asked for
+            so often.
+        block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
+            them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
         num_hit_tokens: of its tokens, those that were in the cache when the scheduler last looked,
             computed or about to be by another request; until it runs, blocks may come and go.
         num_cached_tokens: prompt tokens that it did not have to compute, for which others had;
             what it finds again after a preemption does not count.
         is_late: whether its TTFT SLO was found to be out of reach while it waited.
+        is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
+        scheduled_s: when the step was planned from which on it ran; None before.
         stalled_since_s: since when no chunk worth having has fitted into a step.
         first_token_s, last_token_s: when its tokens came; None before the first.
         token_due_s: when its next token is due; infinite where nothing is promised, or before its
@@ -62,19 +67,23 @@ class Request:
     """
 
     __slots__ = (
+        "block_keys",
         "finish_reason",
         "first_token_s",
         "is_best_effort",
         "is_late",
+        "is_promise_waived",
         "last_token_s",
         "message",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_hit_tokens",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_tokens",
         "rank",
         "request_id",
+        "scheduled_s",
         "slo",
         "stalled_since_s",
         "step_s",
@@ -86,15 +95,18 @@ class Request:
     def __init__(self, message: AddRequest, slo: SloClass) -> None:
         self.message = message
         self.request_id = message.request_id
-        self.num_tokens = len(message.prompt_token_ids)
+        self.num_prompt_tokens = self.num_tokens = len(message.prompt_token_ids)
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
+        self.is_promise_waived = False
+        self.scheduled_s: float | None = None
         self.stalled_since_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.token_due_s = math.inf
         self.token_ids: list[int] = list(message.prompt_token_ids)
+        self.block_keys: list[bytes] = []
         self.num_computed_tokens = 0
         self.num_hit_tokens = 0
         self.num_cached_tokens = 0
@@ -108,7 +120,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - len(self.message.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -142,7 +154,15 @@ class Request:
     def give_up_promise(self) -> None:
         """Be best-effort from here on."""
         self._promise(SloClass())
+        self.is_promise_waived = True
         self.token_due_s = math.inf
+
+    def change_promise(self, slo: SloClass, now_s: float) -> None:
+        """Be promised something else; a stream's next token is due as if the last came now."""
+        self._promise(slo)
+        self.is_late = False
+        if self.first_token_s is not None:
+            self.token_due_s = self._next_due_s(self.first_token_s, now_s)
 
     def _promise(self, slo: SloClass) -> None:
         self.slo = slo
@@ -170,9 +190,13 @@ class Request:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
+        self.token_due_s = self._next_due_s(self.first_token_s, now_s)
+
+    def _next_due_s(self, first_s: float, last_s: float) -> float:
         slo = self.slo
-        self.token_due_s = math.inf if slo.itl_s is None else now_s + slo.itl_s
-        if slo.tpot_s is not None:
-            # A stream behind its pace is not asked to catch up in one step.
-            on_pace_s = self.first_token_s + self.num_output_tokens * slo.tpot_s
-            self.token_due_s = min(self.token_due_s, max(on_pace_s, now_s + slo.tpot_s))
+        due_s = math.inf if slo.itl_s is None else last_s + slo.itl_s
+        if slo.tpot_s is None:
+            return due_s
+        # A stream behind its pace is not asked to catch up in one step.
+        on_pace_s = first_s + self.num_output_tokens * slo.tpot_s
+        return min(due_s, max(on_pace_s, last_s + slo.tpot_s))

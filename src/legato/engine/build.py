@@ -18,11 +18,11 @@ from legato.core.rows import row_counts
 from legato.engine.calibration import Calibration
 from legato.engine.calibration_file import CalibrationFile
 from legato.engine.core import EngineCore
-from legato.engine.messages import EngineInfo
+from legato.engine.messages import CacheInfo, EngineInfo
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.executor.memory import num_cache_blocks
+from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
@@ -71,7 +71,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo, Tokenize
         machinery.config.scheduler,
         max_model_len=machinery.max_model_len,
         kv=machinery.kv,
-        step_time=StepTimeModel(_known_steps(machinery)),
+        step_time=StepTimeModel(known_steps(machinery)),
     )
     source = resolve_source(config.model.model, config.model.revision)
     tokenizer = load_tokenizer(source)
@@ -115,20 +115,28 @@ def load_machinery(config: EngineConfig) -> Machinery:
         quantization=config.model.quantization,
     )
     _compile_kernels(decoder, scheduler_config)
+    bytes_per_block = _bytes_per_block(decoder, config.cache.block_size)
     num_blocks = num_cache_blocks(
         config.cache,
-        bytes_per_block=_bytes_per_block(decoder, config.cache.block_size),
+        bytes_per_block=bytes_per_block,
         blocks_per_request=-(-max_model_len // config.cache.block_size),
         max_num_seqs=scheduler_config.max_num_seqs,
         device=device,
     )
+    num_host_slots = num_swap_blocks(config.cache, bytes_per_block=bytes_per_block, device=device)
     resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
     kv = KVCacheManager(
         num_blocks,
         config.cache.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_host_slots=num_host_slots,
     )
-    executor = TorchExecutor(decoder, _attention(decoder, kv, machine), kv.block_size)
+    executor = TorchExecutor(
+        decoder,
+        _attention(decoder, kv, machine),
+        kv.block_size,
+        num_host_slots=num_host_slots,
+    )
     kernels = "torch" if machine is None else machine.instructions
     return Machinery(resolved, decoder, kv, executor, max_model_len, kernels)
 
@@ -168,8 +176,8 @@ def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
     compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
 
 
-def _known_steps(machinery: Machinery) -> list[MeasuredStep]:
-    """Steps to begin the step-time model with: from disk, or measured now."""
+def known_steps(machinery: Machinery) -> list[MeasuredStep]:
+    """Steps to begin the step-time model with, where a promise needs it: from disk, or measured."""
     scheduler, calibration = machinery.config.scheduler, machinery.config.calibration
     if not (scheduler.promises_pace or scheduler.promises_ttft):
         return []
@@ -258,6 +266,11 @@ def _describe(machinery: Machinery, defaults: ModelDefaults) -> EngineInfo:
         max_model_len=machinery.max_model_len,
         vocab_size=decoder.spec.vocab_size,
         eos_token_ids=defaults.eos_token_ids,
+        cache=CacheInfo(
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        ),
         slo_classes=config.scheduler.classes,
         default_sampling=defaults.sampling,
         settings={

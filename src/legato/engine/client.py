@@ -4,11 +4,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
@@ -19,7 +19,14 @@ from legato.engine.completion import CompletionDelta
 from legato.engine.completion_stream import CompletionStream
 from legato.engine.connection import EngineConnection
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.messages import EngineInfo, EngineStats, SetRecording, StepOutputs
+from legato.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    Reconfigure,
+    SetRecording,
+    StepOutputs,
+    StepStats,
+)
 from legato.engine.output_queue import OutputQueue
 from legato.engine.prompts import build_requests
 from legato.engine.restarts import Restarts
@@ -56,6 +63,8 @@ class EngineClient:
         info: of the engine that was started first; those after it have the same configuration.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
+        most_batched_tokens: the largest token budget that `reconfigure` takes.
+        on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
     """
 
@@ -74,8 +83,10 @@ class EngineClient:
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
+        self.on_step: Callable[[StepStats], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
         self._config = config
+        self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
         self._max_unread_tokens = max_unread_tokens
         self._connection: EngineConnection | None = connection  # None while there is no engine
         self._restarts = Restarts(loading_s)
@@ -122,6 +133,33 @@ class EngineClient:
     @property
     def num_restarts(self) -> int:
         return self._restarts.count
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """The settings in effect, as they were asked for."""
+        return self._config.scheduler
+
+    def reconfigure(self, scheduler: SchedulerConfig) -> None:
+        """Plan by other settings from the next step on; requests that run go on.
+
+        Args:
+            scheduler: with the same `max_num_seqs` and the same classes of service by name.
+
+        Raises:
+            ConfigError: they contradict each other, or want longer steps than this engine may run.
+            EngineDeadError: there is no engine just now.
+        """
+        resolved = scheduler.resolve(self.info.max_model_len)
+        assert resolved.max_num_batched_tokens is not None
+        if resolved.max_num_batched_tokens > self.most_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens may be {self.most_batched_tokens} at most on a running "
+                f"server, got {resolved.max_num_batched_tokens}"
+            )
+        self.check_running()
+        assert self._connection is not None
+        self._config = msgspec.structs.replace(self._config, scheduler=scheduler)
+        self._connection.send(Reconfigure(resolved))
 
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
@@ -249,14 +287,16 @@ class EngineClient:
 
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
+        now_s = time.monotonic()
+        if step.stats.step is not None:
+            self.on_step(step.stats.step)
         if step.records:
-            now_s = time.monotonic()
             self.records.publish(received(record, now_s) for record in step.records)
         for output in step.outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:
                 job.has_begun = True
-                if not job.outputs.put(output):
+                if not job.outputs.put(msgspec.structs.replace(output, received_s=now_s)):
                     self._forget(output.request_id, abort=True)
 
     def _end_those_begun(self) -> None:
@@ -285,8 +325,18 @@ class EngineClient:
 
 def _raise_if_failed(output: RequestOutput) -> None:
     if output.finish_reason is FinishReason.REFUSED:
+        assert output.refusal is not None
         raise OverloadedError(
-            output.error or "overloaded", retry_after_s=output.retry_after_s or 0.0
+            output.error or "overloaded",
+            reason=output.refusal,
+            retry_after_s=output.retry_after_s or 0.0,
         )
     if output.finish_reason is FinishReason.ERROR:
         raise RequestFailedError(output.error or "the request failed")
+
+
+def _most_batched_tokens(config: SchedulerConfig, max_model_len: int) -> int:
+    """What it starts with, or what any whole prompt takes, which a server must bear as well."""
+    started_with = config.resolve(max_model_len).max_num_batched_tokens
+    assert started_with is not None
+    return max(started_with, config.whole_prompt_tokens(max_model_len))

@@ -20,6 +20,7 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: set on the completion's last delta.
         stop_reason: the stop string or stop token id that ended it, if one did.
         num_cached_tokens: prompt tokens found in the cache.
+        is_promise_waived, scheduled_s, received_s: as in `RequestOutput`.
     """
 
     index: int
@@ -31,6 +32,9 @@ class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    is_promise_waived: bool = False
+    scheduled_s: float | None = None
+    received_s: float = 0.0
 
 
 class Completion:

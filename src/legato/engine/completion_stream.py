@@ -55,6 +55,9 @@ class CompletionStream:
             finish_reason=FinishReason.STOP if stopped else output.finish_reason,
             stop_reason=self._stop.matched if stopped else output.stop_reason,
             num_cached_tokens=output.num_cached_tokens,
+            is_promise_waived=output.is_promise_waived,
+            scheduled_s=output.scheduled_s,
+            received_s=output.received_s,
         )
 
     def _take(self, token_id: int) -> str:

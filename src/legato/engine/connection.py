@@ -16,11 +16,11 @@ from legato.core.request import Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.ipc import FrameDecoder, pack_frame
 from legato.engine.messages import (
+    Control,
     EngineFailed,
     EngineInfo,
     EngineReady,
     FromEngine,
-    SetRecording,
     StepOutputs,
 )
 
@@ -97,7 +97,7 @@ class EngineConnection:
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
         raise AssertionError(f"not what an engine begins with: {messages[0]!r}")
 
-    def send(self, event: Event | SetRecording) -> None:
+    def send(self, event: Event | Control) -> None:
         """To a process that is gone, nothing is sent."""
         self._writer.write(pack_frame(event))
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
 from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
-from legato.engine.messages import EngineStats
+from legato.engine.messages import EngineStats, StepStats
 from legato.engine.recorder import Recorder
 from legato.engine.recovery import attempt, is_sound, run_in_parts
 from legato.executor.base import Executor
@@ -46,6 +47,7 @@ class EngineCore:
         self._num_failed_steps = 0
         self._recorder: Recorder | None = None
         self._planned_s = self._started_s = 0.0
+        self._step: StepStats | None = None
 
     @property
     def has_work(self) -> bool:
@@ -57,7 +59,13 @@ class EngineCore:
             **msgspec.structs.asdict(self._scheduler.stats),
             num_failed_steps=self._num_failed_steps,
             kv_usage=self._kv.usage,
+            num_cached_blocks=self._kv.num_cached_blocks,
+            step=self._step,
         )
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Plan by other settings from the next step on; see `Scheduler.reconfigure`."""
+        self._scheduler.reconfigure(config, self._clock())
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to make records; what has not been taken by then is dropped."""
@@ -83,6 +91,7 @@ class EngineCore:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
+        self._step = None
         outputs = self.apply(events)
         self._planned_s = self._clock()
         plan = self._scheduler.plan(self._planned_s)
@@ -90,6 +99,8 @@ class EngineCore:
         if plan is None:
             return outputs
         self._started_s = self._clock()
+        if plan.moves:
+            self._executor.move(plan.moves)
         result = attempt(self._executor, plan)
         if isinstance(result, Fault):
             return outputs + self._recover(plan, result)
@@ -97,6 +108,7 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         now_s = self._clock()
+        self._step = _step_stats(plan, result, now_s - self._planned_s)
         if self._recorder is not None:
             times_s = self._planned_s, self._started_s, now_s
             self._recorder.note_step(plan, result, times_s, self._scheduler.stats, self._kv)
@@ -120,3 +132,15 @@ class EngineCore:
         if reason and now_s - self._told_s > _WARN_EVERY_S:
             self._told_s = now_s
             logger.warning("an SLO cannot be kept: %s", reason)
+
+
+def _step_stats(plan: StepPlan, result: StepResult, seconds: float) -> StepStats:
+    prefill = [chunk for chunk in plan.chunks if chunk.ended_by != "decode"]
+    is_clean = not (result.faults or result.ran_out_of_memory)
+    return StepStats(
+        num_prefill_tokens=sum(chunk.num_tokens for chunk in prefill),
+        num_decode_tokens=len(plan.chunks) - len(prefill),
+        prefill_ended_by=tuple(chunk.ended_by for chunk in prefill),
+        seconds=seconds,
+        predicted_s=plan.predicted_s if is_clean else None,
+    )

@@ -1,11 +1,18 @@
 """Ways in which a valid request can still go unserved."""
 
+from legato.core.outputs import RefusalReason
+
 
 class OverloadedError(Exception):
-    """Too many requests are waiting; `retry_after_s` is when to try again."""
+    """Too many requests are waiting, for the server or for the SLO.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    Attributes:
+        retry_after_s: when to try again.
+    """
+
+    def __init__(self, message: str, *, reason: RefusalReason, retry_after_s: float) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 

@@ -74,6 +74,7 @@ class LLM:
         model: a Hugging Face folder or hub id, or a path to a GGUF file.
         kv_cache_memory_bytes: size of the KV cache; None takes a fraction of the free memory.
         gpu_memory_utilization: that fraction, in (0, 1].
+        swap_space_bytes: of host memory, for blocks that are evicted from the cache.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -92,6 +93,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
+        swap_space_bytes: int = 0,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int = 64,
         enable_chunked_prefill: bool = True,
@@ -116,6 +118,7 @@ class LLM:
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 memory_utilization=gpu_memory_utilization,
                 enable_prefix_caching=enable_prefix_caching,
+                swap_space_bytes=swap_space_bytes,
             ),
             scheduler=SchedulerConfig(
                 policy=policy,

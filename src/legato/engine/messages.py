@@ -2,15 +2,33 @@
 
 import msgspec
 
+from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EndedBy, EngineRecord
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
     """To the engine: begin or stop to make records of what it does."""
 
     is_on: bool
+
+
+class Reconfigure(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: plan by other settings, which are resolved, from the next step on."""
+
+    scheduler: SchedulerConfig
+
+
+Control = SetRecording | Reconfigure
+
+
+class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache, as it was made."""
+
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         model: as asked for in the configuration.
         max_model_len: longest prompt plus output, in tokens.
         eos_token_ids: tokens at which the model ends its answer.
+        cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
         default_sampling: settings the checkpoint recommends; key a `SamplingParams` field.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
@@ -30,6 +49,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    cache: CacheInfo
     slo_classes: dict[str, SloClass]
     default_sampling: dict[str, float | int]
     settings: dict[str, str]
@@ -38,6 +58,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         """The same, under the name that the API gives the model."""
         name = served_model_name or self.served_model_name
         return msgspec.structs.replace(self, served_model_name=name)
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One step in numbers.
+
+    Attributes:
+        prefill_ended_by: of each prefill chunk, as in `ScheduledChunk`.
+        seconds: from its planning to its result.
+        predicted_s: what was expected of that; None where nothing was, or the step failed.
+    """
+
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    prefill_ended_by: tuple[EndedBy, ...]
+    seconds: float
+    predicted_s: float | None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +87,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         num_prefix_cache_queries: prompt tokens, of requests that had their first token.
         num_prefix_cache_hits: of these, those whose keys and values were cached.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
+        num_cached_blocks: that are kept for later requests, of those not in use.
+        step: the latest; None where none ran since the snapshot before.
     """
 
     num_running: int = 0
@@ -63,6 +101,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
     kv_usage: float = 0.0
+    num_cached_blocks: int = 0
+    step: StepStats | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

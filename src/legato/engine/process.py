@@ -17,9 +17,15 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.engine.core import EngineCore
 from legato.engine.errors import EngineFaultError
 from legato.engine.ipc import Channel, ChannelClosedError
-from legato.engine.messages import EngineFailed, EngineReady, SetRecording, StepOutputs
+from legato.engine.messages import (
+    EngineFailed,
+    EngineReady,
+    Reconfigure,
+    SetRecording,
+    StepOutputs,
+)
 
-FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure
 
 
 def main(fd: int) -> int:
@@ -69,11 +75,13 @@ def _events(messages: Iterable[FromFrontEnd], core: EngineCore) -> list[Event]:
     """What is for the scheduler; the rest is done."""
     events: list[Event] = []
     for message in messages:
-        if isinstance(message, SetRecording):
-            core.set_recording(is_on=message.is_on)
-        else:
-            assert not isinstance(message, EngineConfig), "an engine is configured once"
-            events.append(message)
+        match message:
+            case SetRecording(is_on):
+                core.set_recording(is_on=is_on)
+            case Reconfigure(scheduler):
+                core.reconfigure(scheduler)
+            case AddRequest() | AbortRequest():
+                events.append(message)
     return events
 
 

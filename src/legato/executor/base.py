@@ -1,8 +1,9 @@
 """What runs a step."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import BlockMove, StepPlan, StepResult
 
 
 class Executor(Protocol):
@@ -13,6 +14,10 @@ class Executor(Protocol):
     request has then moved, so that the same chunks may be submitted again, all or some of them;
     but who is new and who has ended has been noted.
     """
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """Copy blocks to and from host memory, one after the other, before the next step."""
+        ...
 
     def submit(self, plan: StepPlan) -> None:
         """Begin a step."""

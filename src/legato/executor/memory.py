@@ -1,10 +1,14 @@
 """How large the KV cache may be."""
 
+import logging
+
 import psutil
 import torch
 
 from legato.core.config import CacheConfig
 from legato.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.25}
 
@@ -43,4 +47,21 @@ def num_cache_blocks(
             f"bytes of KV cache, but it has {memory_bytes:,}: raise --kv-cache-memory or lower "
             "--max-model-len"
         )
+    return num_blocks
+
+
+def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.device) -> int:
+    """Blocks that fit into the configured swap space.
+
+    Raises:
+        ConfigError: not even one does.
+    """
+    num_blocks = config.swap_space_bytes // bytes_per_block
+    if config.swap_space_bytes and not num_blocks:
+        raise ConfigError(
+            f"one block needs {bytes_per_block:,} bytes, but the swap space has "
+            f"{config.swap_space_bytes:,}: raise --swap-space"
+        )
+    if num_blocks and device.type == "cpu":
+        logger.warning("on a CPU, --kv-cache-memory makes more of the memory than --swap-space")
     return num_blocks

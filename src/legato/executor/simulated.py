@@ -2,9 +2,9 @@
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import BlockMove, StepPlan, StepResult
 
 
 class VirtualClock:
@@ -42,6 +42,9 @@ class SimulatedExecutor:
         self._step_time_s = step_time_s
         self._vocab_size = vocab_size
         self._submitted: deque[tuple[StepPlan, float]] = deque()  # (plan, time at which it ends)
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """There is nothing to copy."""
 
     def submit(self, plan: StepPlan) -> None:
         starts_s = self._submitted[-1][1] if self._submitted else self._clock.now_s

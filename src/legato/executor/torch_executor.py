@@ -1,11 +1,14 @@
 """Runs step plans on a torch model."""
 
+from collections.abc import Sequence
+
 import torch
 
 from legato.core.outputs import TokenLogprobs
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
+from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
 from legato.executor.out_of_memory import raising_memory_error
 from legato.executor.sampler import sample
@@ -20,14 +23,28 @@ class TorchExecutor:
     """One packed forward pass a step, and the sampling of its rows.
 
     It keeps each request's tokens between steps, so that a plan names only positions and blocks.
+
+    Args:
+        num_host_slots: blocks that host memory is kept for.
     """
 
-    def __init__(self, model: Decoder, attention: AttentionBackend, block_size: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        block_size: int,
+        *,
+        num_host_slots: int = 0,
+    ) -> None:
         self._model = model
         self._attention = attention
         self._block_size = block_size
         self._sequences: dict[str, SequenceState] = {}  # key request id
         self._result: StepResult | None = None
+        self._host_cache = HostCache(attention.blocks, num_host_slots)
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._host_cache.move(moves)
 
     def submit(self, plan: StepPlan) -> None:
         with raising_memory_error(), torch.inference_mode():

@@ -1,11 +1,15 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
+from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from legato.core.plan import BlockMove
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
-from legato.kv.prefix_tree import Key, Node, PrefixTree
+from legato.kv.host_pool import HostPool
+from legato.kv.prefix_node import Key, Node
+from legato.kv.prefix_tree import PrefixTree
 
 
 class PrefixMatch(NamedTuple):
@@ -49,15 +53,22 @@ class KVCacheManager:
 
     Args:
         enable_prefix_caching: False shares nothing and keeps nothing.
+        num_host_slots: blocks that are kept in host memory when they are evicted.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        num_host_slots: int = 0,
     ) -> None:
         self.block_size = block_size
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._tree = PrefixTree()
+        self._host = HostPool(num_host_slots)
+        self._tree = PrefixTree(self._host)
         self._tables: dict[str, _Table] = {}  # key request id
 
     @property
@@ -144,13 +155,20 @@ class KVCacheManager:
             own = table.block_ids[len(table.shared) :]
             self._pool.free([*own, *self._tree.release(table.shared)])
 
+    def take_moves(self) -> tuple[BlockMove, ...]:
+        """Copies between blocks and host memory, to be made in this order before the next step."""
+        return self._host.take_moves()
+
     def _begin(self, request: Request) -> bool:
         path = self._match(request)
+        num_here = sum(not node.is_spilled for node in path)
         self._tree.use(path)
-        table = _Table(path)
-        if not self._grow(table, self._num_blocks(request) - len(path)):
+        table = _Table(path[:num_here])
+        if not self._grow(table, self._num_blocks(request) - num_here):
             self._tree.release(path)
             return False
+        self._tree.restore(path[num_here:], table.block_ids[num_here : len(path)])
+        table.shared = path
         first, end = len(path), self._num_shareable(request)
         self._tree.extend(
             path,
@@ -188,6 +206,9 @@ class KVCacheManager:
         elif twin.is_computed:
             self._tree.use([twin])
             table.shared.append(twin)
+            if twin.is_spilled:
+                self._tree.replace(twin, block_id)
+                return
             table.block_ids = (
                 *table.block_ids[:index],
                 twin.block_id,
@@ -206,12 +227,23 @@ class KVCacheManager:
         return self._tree.match(self._keys(request, 0, self._num_shareable(request)))
 
     def _keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
-        """Of the request's blocks [first, end)."""
-        token_ids, size = request.token_ids, self.block_size
+        """Of the request's blocks [first, end), made as they are asked for, twice as many again."""
+        keys = request.block_keys
+        for index in range(first, end):
+            if index == len(keys):
+                keys += self._new_keys(request, index, min(end, 2 * index + 8))
+            yield keys[index]
+
+    def _new_keys(self, request: Request, first: int, end: int) -> list[Key]:
+        size = self.block_size
+        tokens = array("i", request.token_ids[first * size : end * size]).tobytes()
+        step = len(tokens) // (end - first)
+        keys = [tokens[start : start + step] for start in range(0, len(tokens), step)]
         salt = request.message.service.cache_salt
-        for start in range(first * size, end * size, size):
-            tokens = tuple(token_ids[start : start + size])
-            yield tokens if start or salt is None else (salt, *tokens)
+        if not first and salt is not None:
+            # Longer than a block's tokens, so that it is never taken for one without a salt.
+            keys[0] = f"{salt}\0".encode() + keys[0]
+        return keys
 
     def _num_shareable(self, request: Request) -> int:
         """Blocks at the start of a request that it may take computed from others."""

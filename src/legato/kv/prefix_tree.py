@@ -8,39 +8,22 @@ their tokens themselves: equal hashes of other tokens never pass for a hit.
 from collections import OrderedDict
 from collections.abc import Iterable
 
-Key = tuple[int | str, ...]
-"""Tokens of one block; in front of a request's first ones the salt that keeps it apart, if any."""
-
-
-class Node:
-    """One full block.
-
-    Attributes:
-        num_missing: tokens at its end whose keys and values are still to be computed, by whichever
-            of its users is scheduled first.
-        num_users: requests whose block table it is in. A user of a node uses all above it too.
-    """
-
-    __slots__ = ("block_id", "children", "key", "num_missing", "num_users", "parent")
-
-    def __init__(self, parent: "Node | None", key: Key, block_id: int, num_missing: int) -> None:
-        self.parent = parent
-        self.key = key
-        self.block_id = block_id
-        self.num_missing = num_missing
-        self.num_users = 0
-        self.children: dict[Key, Node] = {}
-
-    @property
-    def is_computed(self) -> bool:
-        return not self.num_missing
+from legato.kv.host_pool import HostPool
+from legato.kv.prefix_node import Key, Node
 
 
 class PrefixTree:
-    """Full blocks by their tokens. Computed ones stay when their last user goes, until evicted."""
+    """Full blocks by their tokens. Computed ones stay when their last user goes, until evicted.
 
-    def __init__(self) -> None:
-        self._root = Node(None, (), -1, 0)
+    Spilled ones, which are in host memory only, are at the lower ends of the tree.
+
+    Args:
+        host: where evicted blocks go.
+    """
+
+    def __init__(self, host: HostPool) -> None:
+        self._host = host
+        self._root = Node(None, b"", -1, num_missing=0, num_users=0)
         # Least recently used first. A request uses the whole way down to its last block and lets
         # go of the deepest first, so that a node always stands behind those below it: the first
         # one is a leaf, and finding what to evict takes no search.
@@ -74,18 +57,29 @@ class PrefixTree:
         parent = path[-1] if path else self._root
         for key, block_id in zip(keys, block_ids, strict=True):
             assert key not in parent.children, "two blocks with the same tokens"
-            node = Node(parent, key, block_id, num_missing)
-            node.num_users = 1
+            node = Node(parent, key, block_id, num_missing, 1)
             parent.children[key] = node
             path.append(node)
             parent = node
 
     def use(self, nodes: Iterable[Node]) -> None:
-        """Keep nodes, and all above them, from being evicted until they are released."""
+        """Keep nodes, and all above them, where they are until they are released."""
         for node in nodes:
             if not node.num_users:
-                del self._unused[node]
+                if node.is_spilled:
+                    self._host.hold(node)
+                else:
+                    del self._unused[node]
             node.num_users += 1
+
+    def restore(self, nodes: Iterable[Node], block_ids: Iterable[int]) -> None:
+        """Bring spilled nodes, which are in use, back into blocks."""
+        for node, block_id in zip(nodes, block_ids, strict=True):
+            self._host.restore(node, block_id)
+
+    def replace(self, node: Node, block_id: int) -> None:
+        """Give a spilled node, which is in use, a block with the same contents."""
+        self._host.replace(node, block_id)
 
     def release(self, path: list[Node]) -> list[int]:
         """Stop using a way from the root.
@@ -99,18 +93,30 @@ class PrefixTree:
             node.num_users -= 1
             if node.num_users:
                 continue
-            if node.is_computed:
+            if node.is_spilled:
+                self._host.let_go(node)
+            elif node.is_computed:
                 self._unused[node] = None
             else:
-                dropped.append(self._remove(node))
+                dropped.append(node.block_id)
+                self._remove(node)
         return dropped
 
     def evict(self, count: int) -> list[int]:
-        """Forget the `count` least recently used blocks that nobody uses; there must be as many."""
-        return [self._remove(self._unused.popitem(last=False)[0]) for _ in range(count)]
+        """Take back the `count` least recently used blocks that nobody uses; there must be as many.
 
-    def _remove(self, node: Node) -> int:
+        What is in them is spilled, or forgotten.
+        """
+        return [self._evict(self._unused.popitem(last=False)[0]) for _ in range(count)]
+
+    def _evict(self, node: Node) -> int:
+        block_id = node.block_id
+        lost = self._host.spill(node)
+        if lost is not None:
+            self._remove(lost)
+        return block_id
+
+    def _remove(self, node: Node) -> None:
         assert not node.children, "a block is forgotten before those that continue it"
         assert node.parent is not None
         del node.parent.children[node.key]
-        return node.block_id

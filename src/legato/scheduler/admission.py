@@ -1,7 +1,7 @@
 """Whether a new request may wait, is refused at once, or loses its promise."""
 
 from legato.core.config import SchedulerConfig
-from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import Request
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.queues import Queues
@@ -25,7 +25,8 @@ class Admission:
         """The refusal, or None for a request that may wait; it may have become best-effort."""
         if self._queues.num_waiting >= self._config.max_waiting:
             error = f"{self._queues.num_waiting} requests are waiting already"
-            return _refused(request, error, self._forecast.next_end_s(now_s))
+            retry_after_s = self._forecast.next_end_s(now_s)
+            return _refused(request, RefusalReason.QUEUE_FULL, error, retry_after_s)
         if not self._config.shed_load or request.ttft_deadline_s is None:
             return None
         left_s = request.ttft_deadline_s - now_s
@@ -40,13 +41,16 @@ class Admission:
             f"the first token would come in {ttft_s:.1f} s, later than the TTFT SLO of "
             f"{request.slo.ttft_s:g} s allows"
         )
-        return _refused(request, error, ttft_s - left_s)
+        return _refused(request, RefusalReason.TTFT_SLO, error, ttft_s - left_s)
 
 
-def _refused(request: Request, error: str, retry_after_s: float | None) -> RequestOutput:
+def _refused(
+    request: Request, refusal: RefusalReason, error: str, retry_after_s: float | None
+) -> RequestOutput:
     return RequestOutput(
         request_id=request.request_id,
         finish_reason=FinishReason.REFUSED,
+        refusal=refusal,
         error=error,
         retry_after_s=_RETRY_AFTER_S if retry_after_s is None else retry_after_s,
     )

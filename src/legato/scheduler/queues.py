@@ -64,6 +64,14 @@ class Queues:
         self._waiting.move_to_end(request_id)
         return self._waiting[request_id]
 
+    def take_waiting(self) -> list[Request]:
+        """Remove all that wait, for `add` to find them places by another order."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        for queue in self._by_rank.values():
+            queue.clear()
+        return waiting
+
     def rerank(self, request: Request) -> None:
         """Give a waiting request the place that its rank has come to be."""
         self._leave(request)

@@ -17,6 +17,7 @@ from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
+from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_builder import KVManager, StepBuilder
@@ -74,17 +75,13 @@ class Scheduler:
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.prefill_order is not None
-        self._config = config
         self._max_model_len = max_model_len
         self._kv = kv
-        self._classes = config.classes
         self._step_time = step_time or StepTimeModel()
-        self._budget = MemoryBudget(_budget(config, self._step_time))
-        self._fill = POLICIES[config.policy]
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
-        forecast = Forecast(config, self._queues, self._step_time, self._budget)
-        self._admission = Admission(config, self._queues, forecast)
+        self._lengths = OutputLengths(config.admission_optimism, max_model_len)
+        self._configure(config)
         self._in_flight: StepPlan | None = None
         self._planned_s = 0.0
         self._shape = StepShape()
@@ -114,6 +111,37 @@ class Scheduler:
             num_prefix_cache_hits=self._num_prefix_cache_hits,
         )
 
+    def reconfigure(self, config: SchedulerConfig, now_s: float) -> None:
+        """Plan by other settings from the next step on; requests stay where they are.
+
+        A class's new promises hold for its requests that run or wait, too: whoever changes them
+        means what happens now. Those that gave theirs up stay best-effort.
+
+        Args:
+            config: resolved, with the same classes of service by name.
+        """
+        assert self._in_flight is None, "a step is in flight"
+        assert config.prefill_order is not None
+        promised = self._classes
+        self._configure(config)
+        waiting = self._queues.take_waiting()
+        for request in (*self._queues.running.values(), *waiting):
+            name = request.message.service.slo_class
+            if request.slo == promised[name]:
+                request.change_promise(self._classes[name], now_s)
+        self._queues.order = ORDERS[config.prefill_order]
+        for request in waiting:
+            self._queues.add(request)
+
+    def _configure(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._classes = config.classes
+        # Where memory has run out, that is found out again: a whole prompt could not wait for it.
+        self._budget = MemoryBudget(_budget(config, self._step_time))
+        self._fill = POLICIES[config.policy]
+        forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        self._admission = Admission(config, self._queues, forecast)
+
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests and aborts; returns the ends that are known at once."""
         outputs: list[RequestOutput] = []
@@ -131,7 +159,15 @@ class Scheduler:
         self._queues.demote_late(now_s)
         self._budget.recover(now_s)
         self._look_up_waiting()
-        step = StepBuilder(self._queues, self._kv, self._budget, self._turns, self._config, now_s)
+        step = StepBuilder(
+            self._queues,
+            self._kv,
+            self._budget,
+            self._turns,
+            self._lengths,
+            self._config,
+            now_s,
+        )
         self._fill(step)
         self._num_preemptions += len(step.preempted)
         self._note_budget(step)
@@ -166,6 +202,10 @@ class Scheduler:
 
     def _finish(self, step: StepBuilder) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
+        for request_id in step.admitted:
+            request = self._queues.get(request_id)
+            if request is not None and request.scheduled_s is None:
+                request.scheduled_s = self._planned_s
         model = self._step_time
         return StepPlan(
             step_id=self._num_steps,
@@ -173,6 +213,7 @@ class Scheduler:
             new_requests=self._introduce(step.chunks),
             ended_requests=tuple(self._ended),
             preempted=tuple(request.request_id for request in step.preempted),
+            moves=self._kv.take_moves(),
             admitted=step.admitted,
             held_by=step.held_by,
             predicted_s=model.seconds(step.shape) if model.is_known else None,
@@ -268,12 +309,16 @@ class Scheduler:
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
                 num_cached_tokens=request.num_cached_tokens,
+                is_promise_waived=request.is_promise_waived,
+                scheduled_s=request.scheduled_s,
             )
         ]
 
     def _end(self, request: Request) -> None:
         self._queues.remove(request)
         self._kv.release(request)
+        if request.num_output_tokens:
+            self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:
             self._known_to_executor.discard(request.request_id)
             self._ended.append(request.request_id)

@@ -3,12 +3,14 @@
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import BlockMove, ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import PrefixMatch
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
+from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.order import rank
+from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.turns import PrefillTurns
@@ -23,6 +25,9 @@ _MAX_YIELDS = 3
 
 class KVManager(Protocol):
     """What the scheduler asks of the KV cache."""
+
+    @property
+    def block_size(self) -> int: ...
 
     def match(self, request: Request) -> PrefixMatch: ...
 
@@ -40,6 +45,8 @@ class KVManager(Protocol):
 
     def release(self, request: Request) -> None: ...
 
+    def take_moves(self) -> tuple[BlockMove, ...]: ...
+
 
 class StepBuilder:
     """Collects the chunks of one step, taking blocks and preempting as it goes.
@@ -55,6 +62,7 @@ class StepBuilder:
         kv: KVManager,
         budget: StepBudget,
         turns: PrefillTurns,
+        lengths: OutputLengths,
         config: SchedulerConfig,
         now_s: float,
     ) -> None:
@@ -62,6 +70,7 @@ class StepBuilder:
         self._kv = kv
         self._budget = budget
         self._turns = turns
+        self._lengths = lengths
         assert config.max_num_batched_tokens is not None
         self._most = config.max_num_batched_tokens
         self._config = config
@@ -75,6 +84,7 @@ class StepBuilder:
         self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
         self._promised = StepShape()  # decodes of all that run with a promise, once they decode
         self._pace_s = UNLIMITED  # the tightest step that one of these wants
+        self._memory: MemoryForecast | None = None  # of those that run; only where it is asked for
         self._may_admit = True
         self._gave_turn = False  # to a best-effort request, before those with a promise
         self.admitted: dict[str, int] = {}
@@ -205,6 +215,8 @@ class StepBuilder:
         if not self._kv.reserve(request):
             self.held_by = "memory"
             return False
+        if self._memory is not None:
+            self._memory.add(request)
         self._queues.admit(request)
         self.admitted[request.request_id] = match.num_computed_tokens
         self._note_pace(request)
@@ -226,12 +238,24 @@ class StepBuilder:
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
     def _has_place(self, request: Request) -> bool:
-        """Whether one more may run, and its prompt finds blocks."""
-        running = self._queues.running
-        # The spare blocks let each running stream begin its next one.
-        return len(running) < self._config.max_num_seqs and self._kv.fits(
-            request, spare_blocks=len(running)
+        """Whether one more may run, and it and all others would find blocks up to their ends."""
+        num_running = len(self._queues.running)
+        if not num_running:
+            return self._kv.fits(request)
+        if num_running >= self._config.max_num_seqs:
+            return False
+        # What they will want is only worked out between what they want at least and at most.
+        most = -(-self._lengths.longest // self._kv.block_size)
+        return self._kv.fits(request, spare_blocks=(num_running + 1) * most) or (
+            self._kv.fits(request, spare_blocks=num_running + 1)
+            and self._kv.fits(request, spare_blocks=self._memory_forecast().peak_blocks(request))
         )
+
+    def _memory_forecast(self) -> MemoryForecast:
+        if self._memory is None:
+            running = [*self._queues.running.values()]
+            self._memory = MemoryForecast(running, self._lengths, self._kv.block_size)
+        return self._memory
 
     def _can_pace(self, request: Request) -> bool:
         """Whether all streams with a promise would still get their tokens in time beside it."""
@@ -268,29 +292,30 @@ class StepBuilder:
         return True
 
     def _make_room(self, request: Request) -> None:
-        """Preempt until a decode's token finds a block; in the end that may be the request itself.
-
-        The latest admitted goes first, those without a promise before all others.
-        """
+        """Preempt until a decode's token finds a block; in the end perhaps the request itself."""
         victim = None
         while victim is not request and not self._kv.reserve(request):
             victim = self._victim()
             self._preempt(victim)
 
     def _victim(self) -> Request:
-        def is_free(request: Request) -> bool:
-            return request.request_id not in self._in_step
+        """The latest admitted of those that it harms least: no promise, then no stream to stall.
 
-        victim = self._queues.last_running(lambda r: r.is_best_effort and is_free(r))
-        victim = victim or self._queues.last_running(is_free)
-        assert victim is not None, "the request that needs room is not in the step"
-        return victim
+        The latest has, on the whole, least to compute again and most left to generate
+        (docs/experiments.md).
+        """
+        latest_first = reversed(self._queues.running.values())
+        return min(
+            (request for request in latest_first if request.request_id not in self._in_step),
+            key=lambda r: (not r.is_best_effort, r.first_token_s is not None),
+        )
 
     def _preempt(self, request: Request) -> None:
         self._kv.release(request)
         request.preempt()
         request.num_hit_tokens = self._kv.match(request).num_tokens
         self._queues.preempt(request)
+        self._memory = None
         if not request.is_best_effort:
             self._promised.remove_decode(request.num_tokens)
         self.preempted.append(request)

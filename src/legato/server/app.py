@@ -17,14 +17,17 @@ from legato.engine.errors import (
     SlowReaderError,
 )
 from legato.observe.metrics import Metrics
-from legato.server import chat, completions, models, probes, tokenization, trace
+from legato.server import chat, completions, models, probes, settings, tokenization, trace
 from legato.server.chat_format import ChatAnswer
 from legato.server.completion_format import CompletionAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context
+from legato.server.dashboard import events
+from legato.server.dashboard.page import load_assets, page_router
 from legato.server.errors import ApiError, error_response
 from legato.server.lifecycle import Lifecycle
 from legato.server.middleware import (
+    OPEN_PATHS,
     CancelOnDisconnect,
     ReadBody,
     RefuseWhileDraining,
@@ -34,6 +37,7 @@ from legato.server.middleware import (
 from legato.server.models import ModelCard, ModelList
 from legato.server.openapi import DescribedApi
 from legato.server.probes import Health
+from legato.server.settings import SettingsAnswer
 from legato.server.tokenization import DetokenizeAnswer, TokenizeAnswer
 from legato.server.trace import LiveTrace, TraceStarted
 
@@ -44,6 +48,7 @@ _ANSWERS = (
     Health,
     ModelCard,
     ModelList,
+    SettingsAnswer,
     TokenizeAnswer,
     TraceStarted,
 )
@@ -75,14 +80,16 @@ def create_app(
     )
     api.state.context = Context(client, config, metrics, lifecycle)
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
-    for room in (chat, completions, models, tokenization, trace, probes):
+    for room in (chat, completions, models, tokenization, trace, settings, probes, events):
         api.include_router(room.router)
+    assets = load_assets()
+    api.include_router(page_router(assets))
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)
     app: ASGIApp = CancelOnDisconnect(api)
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
-    app = RequireApiKey(app, config.api_keys)
+    app = RequireApiKey(app, config.api_keys, {*OPEN_PATHS, *assets})
     if config.allowed_origins:
         # Around the keys, which a browser does not send when it asks whether it may.
         app = CORSMiddleware(

@@ -31,7 +31,6 @@ async def create_chat_completion(
     body: ChatRequest, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    arrival_s = time.perf_counter()
     context.check_model(body.model)
     context.check_completions(body.n)
     answer_format = ChatFormat(
@@ -56,6 +55,5 @@ async def create_chat_completion(
             prompts=[prompt],
             params=params,
             service=body.service_params(),
-            arrival_s=arrival_s,
         )
         return await respond(job, run_job(context, job), answer_format, body)

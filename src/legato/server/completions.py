@@ -36,7 +36,6 @@ async def create_completion(
     body: CompletionRequest, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Complete one prompt or several."""
-    arrival_s = time.perf_counter()
     context.check_model(body.model)
     context.check_completions(body.n, len(body.prompt))
     for prompt in body.prompt:
@@ -50,7 +49,6 @@ async def create_completion(
         ),
         params=_sampling_params(context, body),
         service=body.service_params(),
-        arrival_s=arrival_s,
     )
     answer_format = CompletionFormat(
         context.client.tokenizer,

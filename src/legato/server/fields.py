@@ -21,16 +21,19 @@ _NULL = {"type": "null"}
 
 
 class RequestModel(BaseModel):
-    """A JSON object that refuses fields it does not know; null is the same as not sent."""
+    """A JSON object that refuses fields it does not know; null is the same as not sent.
+
+    JSON has one kind of number: 16.0 is as good an integer as 16.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
+    def _as_sent(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value is not None}
+        return {name: _whole(value) for name, value in data.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -42,6 +45,10 @@ class RequestModel(BaseModel):
             if _NULL not in fields[name].get("anyOf", ()):
                 fields[name] = {"anyOf": [fields[name], _NULL]}
         return described
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class _Only:

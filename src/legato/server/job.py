@@ -14,7 +14,8 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.completion import CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError
-from legato.observe.metrics import RequestRecorder
+from legato.observe.recorder import JobRecorder
+from legato.observe.request_metrics import INVALID
 from legato.server.answer_recorder import AnswerRecorder
 from legato.server.context import Arrival, Context
 from legato.server.errors import shutting_down
@@ -28,7 +29,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         operation, is_streamed: as in `AnswerRecord`.
         prompts: token ids of each.
-        arrival_s: when the HTTP request came, on the clock of `time.perf_counter`.
     """
 
     arrival: Arrival
@@ -37,7 +37,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[list[int]]
     params: SamplingParams
     service: ServiceParams
-    arrival_s: float
 
     def choice(self, prompt_index: int, delta: CompletionDelta) -> int:
         """Index of the delta's completion among all completions of all prompts."""
@@ -59,18 +58,19 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         EngineDeadError: the engine process died under it, or is not running.
         ApiError: the same, where the server is shutting down.
     """
-    running = _recorders(context, job)
+    recorder = _recorder(context, job)
     answer = AnswerRecorder(context.client.records, job)
     reason = FinishReason.ABORT
     try:
         async with aclosing(_deltas(context, job)) as deltas:
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
-                _record(running, choice, delta)
+                recorder.take(choice, delta)
                 answer.sending(choice, delta)
                 yield prompt_index, delta
-    except (InvalidRequestError, OverloadedError):
-        reason = FinishReason.REFUSED
+    except (InvalidRequestError, OverloadedError) as error:
+        why = error.reason if isinstance(error, OverloadedError) else INVALID
+        recorder.refuse(why, time.monotonic())
         raise
     except Exception as error:
         reason = FinishReason.ERROR
@@ -80,28 +80,18 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         raise
     finally:
         answer.end(sys.exception())
-        for recorder in running.values():
-            recorder.end(reason, time.perf_counter())
+        recorder.end(reason, time.monotonic())
 
 
-def _recorders(context: Context, job: Job) -> dict[int, RequestRecorder]:
-    """One a completion; key its choice index."""
-    return {
-        choice: RequestRecorder(
-            context.metrics,
-            num_prompt_tokens=len(job.prompts[choice // job.params.n]),
-            arrival_s=job.arrival_s,
-        )
-        for choice in range(job.num_choices)
-    }
-
-
-def _record(running: dict[int, RequestRecorder], choice: int, delta: CompletionDelta) -> None:
-    now_s = time.perf_counter()
-    if delta.token_ids:
-        running[choice].add_tokens(len(delta.token_ids), now_s)
-    if delta.finish_reason is not None:
-        running.pop(choice).end(delta.finish_reason, now_s)
+def _recorder(context: Context, job: Job) -> JobRecorder:
+    return JobRecorder(
+        context.metrics,
+        prompt_lens=[len(prompt) for prompt in job.prompts],
+        n=job.params.n,
+        max_tokens=job.params.max_tokens,
+        slo_class=job.service.slo_class,
+        arrival_s=job.arrival.received_s,
+    )
 
 
 def _deltas(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:

@@ -9,6 +9,7 @@ import hmac
 import re
 import time
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,14 +82,18 @@ class RefuseWhileDraining:
 
 
 class RequireApiKey:
-    """Lets nobody pass without one of the keys, except to the paths that probes read."""
+    """Lets nobody pass without one of the keys, except to `open_paths`."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: tuple[str, ...], open_paths: Collection[str]
+    ) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = [_digest(key.encode(errors="surrogateescape")) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._digests and scope["path"] not in OPEN_PATHS and not self._has_key(scope):
+        is_open = not self._digests or scope["path"] in self._open_paths
+        if not is_open and not self._has_key(scope):
             await error_response(invalid_key())(scope, receive, send)
             return
         await self._app(scope, receive, send)

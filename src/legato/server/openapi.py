@@ -31,6 +31,13 @@ _ERRORS = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
 }
 
+# Of a stream, each event is described, as readers of these documents take it.
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]."}},
+    "required": ["data"],
+}
+
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -90,7 +97,7 @@ def responses(
     if answer is not None:
         content["application/json"] = {"schema": _reference(answer)}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     described: Responses = {200: {"description": "The answer.", "content": content}}
     for status in sorted({*_COMMON_ERRORS, *errors}):
         described[int(status)] = {

@@ -1,5 +1,7 @@
 """What supervisors and monitoring ask: /health, /version and /metrics."""
 
+import asyncio
+
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
@@ -44,4 +46,6 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse, responses=responses())
 async def metrics(context: ContextDep) -> Response:
     """Prometheus metrics."""
-    return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    # Apart from the event loop: there are hundreds of lines, and streams would wait for them.
+    text = await asyncio.to_thread(context.metrics.render)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -138,7 +138,9 @@ async def _serve(
 async def _serve_until_stopped(
     client: EngineClient, config: ServerConfig, listener: socket.socket, on_ready: Announce
 ) -> int:
-    metrics = Metrics(client.info.served_model_name, client)
+    info = client.info
+    metrics = Metrics(info.served_model_name, client, cache=info.cache, classes=info.slo_classes)
+    client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.collect()
     gc.freeze()

@@ -26,6 +26,11 @@ class NativeAttentionBackend:
             for (keys, values), window in zip(self._cache, self._spec.sliding_windows, strict=True)
         ]
 
+    @property
+    def blocks(self) -> torch.Tensor:
+        block_values = self._block_size * self._spec.num_kv_heads * self._spec.head_dim
+        return self._cache.view(self._spec.num_layers, 2, -1, block_values)
+
     def begin_step(self, batch: PackedBatch) -> NativeStep:
         return NativeStep(
             self._machine,

@@ -54,6 +54,11 @@ class TorchAttentionBackend:
             device=decoder.device,
         )
 
+    @property
+    def blocks(self) -> torch.Tensor:
+        num_layers, pair, _, num_kv_heads, head_dim = self._cache.shape
+        return self._cache.view(num_layers, pair, -1, self.block_size * num_kv_heads * head_dim)
+
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
         return TorchStepAttention(self._cache, self._written, self.block_size, batch)
 

@@ -1,0 +1,224 @@
+"""What the Grafana dashboard shows: rows of graphs, and their queries in PromQL."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One graph.
+
+    Attributes:
+        unit: Grafana's name of it: s, percentunit, short, reqps.
+        queries: key the legend, value an expression in PromQL.
+        stacked: whether the curves are parts of a whole.
+    """
+
+    title: str
+    text: str
+    unit: str
+    queries: dict[str, str]
+    stacked: bool = False
+
+
+def rate(metric: str, *, by: str = "", **labels: str) -> str:
+    """How fast a counter of the chosen models grows, a second; `by` keeps those labels."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({select(metric, **labels)}[$__rate_interval]))"
+
+
+def quantile(q: float, histogram: str, *, by: str = "") -> str:
+    """A quantile over the chosen models."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', by=labels)})"
+
+
+def mean(histogram: str) -> str:
+    return f"{rate(f'{histogram}_sum')} / {rate(f'{histogram}_count')}"
+
+
+def select(metric: str, **labels: str) -> str:
+    """A metric of the chosen models."""
+    wanted = ['model_name=~"$model"', *(f'{name}="{value}"' for name, value in labels.items())]
+    return f"{metric}{{{', '.join(wanted)}}}"
+
+
+def _latency(title: str, text: str, histogram: str, slo: str) -> Panel:
+    """Percentiles by class, beside what is promised."""
+    quantiles = {
+        f"p{100 * q:g} {{{{slo_class}}}}": quantile(q, histogram, by="slo_class")
+        for q in (0.5, 0.9, 0.99)
+    }
+    promise = {"promised {{slo_class}}": select("legato:slo_seconds", slo=slo)}
+    return Panel(title, text, "s", {**quantiles, **promise})
+
+
+_ATTAINMENT = " / ".join(
+    (
+        rate("legato:slo_checks_total", by="slo_class, slo", verdict="in_time"),
+        rate("legato:slo_checks_total", by="slo_class, slo"),
+    )
+)
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Promises": (
+        Panel(
+            "SLO attainment",
+            "Share of tokens (itl), first tokens (ttft) and paces (tpot) in time.",
+            "percentunit",
+            {"{{slo_class}} {{slo}}": _ATTAINMENT},
+        ),
+        _latency(
+            "Inter-token latency",
+            "The gaps that users feel. A promise is a bound of a bucket.",
+            "legato:inter_token_latency_seconds",
+            "itl",
+        ),
+        _latency(
+            "Time to first token",
+            "From arrival to the first token.",
+            "legato:time_to_first_token_seconds",
+            "ttft",
+        ),
+        Panel(
+            "Goodput",
+            "Requests a second of classes with a promise, by what became of it.",
+            "reqps",
+            {
+                "{{slo_class}} {{verdict}}": rate(
+                    "legato:slo_requests_total", by="slo_class, verdict"
+                )
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Refused",
+            "Completions a second that were refused, by reason.",
+            "reqps",
+            {"{{reason}}": rate("legato:request_refused_total", by="reason")},
+            stacked=True,
+        ),
+        Panel(
+            "Promises that cannot be kept",
+            "1 where the decodes alone take longer than an SLO allows.",
+            "short",
+            {
+                "unattainable": select("legato:slo_unattainable"),
+                "steps over budget a second": rate("legato:num_steps_over_budget_total"),
+            },
+        ),
+    ),
+    "Steps": (
+        Panel(
+            "Tokens of a step",
+            "Mean: one of each running stream, and the prompts' chunks in what is left.",
+            "short",
+            {
+                "decode": mean("legato:iteration_decode_tokens"),
+                "prefill": mean("legato:iteration_prefill_tokens"),
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Duration of a step",
+            "From planning a step to its result.",
+            "s",
+            {f"p{100 * q:g}": quantile(q, "legato:step_time_seconds") for q in (0.5, 0.9, 0.99)},
+        ),
+        Panel(
+            "Measured over predicted",
+            "Of the step-time model; 1 is as predicted. The budget leaves the margin.",
+            "short",
+            {
+                **{
+                    f"p{100 * q:g}": quantile(q, "legato:step_time_ratio") for q in (0.5, 0.9, 0.99)
+                },
+                "1 + margin": f"1 + {select('legato:step_time_margin')}",
+            },
+        ),
+        Panel(
+            "Chunk",
+            "Prompt tokens of the latest step that had any.",
+            "short",
+            {"tokens": select("legato:prefill_chunk_tokens")},
+        ),
+        Panel(
+            "What ends a chunk",
+            "Prefill chunks a second, by why they were no longer.",
+            "short",
+            {"{{ended_by}}": rate("legato:prefill_chunks_total", by="ended_by")},
+            stacked=True,
+        ),
+        Panel(
+            "Tokens a second",
+            "Prompt tokens count at the first token; cached ones did not have to be computed.",
+            "short",
+            {
+                "prompts": rate("legato:prompt_tokens_total"),
+                "of these cached": rate("legato:prompt_tokens_cached_total"),
+                "generated": rate("legato:generation_tokens_total"),
+            },
+        ),
+    ),
+    "Requests": (
+        Panel(
+            "Running and waiting",
+            "Requests.",
+            "short",
+            {
+                "running": select("legato:num_requests_running"),
+                "waiting": select("legato:num_requests_waiting"),
+            },
+        ),
+        Panel(
+            "Where a request's time goes",
+            "Means.",
+            "s",
+            {
+                "queue": mean("legato:request_queue_time_seconds"),
+                "prefill": mean("legato:request_prefill_time_seconds"),
+                "decode": mean("legato:request_decode_time_seconds"),
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Ends",
+            "Completions a second, by reason; and HTTP errors by status.",
+            "reqps",
+            {
+                "{{finished_reason}}": rate("legato:request_success_total", by="finished_reason"),
+                "HTTP {{status}}": rate("legato:request_errors_total", by="status"),
+            },
+        ),
+    ),
+    "Cache and faults": (
+        Panel(
+            "KV cache",
+            "In use by requests, and kept for later ones.",
+            "percentunit",
+            {
+                "in use": select("legato:kv_cache_usage_perc"),
+                "kept": select("legato:kv_cache_cached_perc"),
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Prefix cache hits",
+            "Share of prompt tokens that did not have to be computed.",
+            "percentunit",
+            {
+                "hits": f"{rate('legato:prefix_cache_hits_total')} / "
+                f"{rate('legato:prefix_cache_queries_total')}"
+            },
+        ),
+        Panel(
+            "Preemptions and faults",
+            "A second.",
+            "short",
+            {
+                "preemptions": rate("legato:num_preemptions_total"),
+                "failed steps": rate("legato:num_failed_steps_total"),
+                "engine restarts": rate("legato:num_engine_restarts_total"),
+            },
+        ),
+    ),
+}

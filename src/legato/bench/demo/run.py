@@ -1,0 +1,200 @@
+"""Serves the demo's traffic with one policy after the other, on the real model."""
+
+import time
+
+import torch
+from msgspec.structs import replace
+
+from legato.bench.demo.traffic import Traffic
+from legato.bench.probe_result import ProbeResult
+from legato.bench.prompts import RandomPrompts
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.outputs import RequestOutput
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import EngineRecord, StepRecord
+from legato.engine.build import known_steps, load_machinery
+from legato.engine.core import EngineCore
+from legato.engine.errors import RequestFailedError
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
+
+_LONG = "long prompt"
+_LONG_OUTPUT = 8
+_FIXED_BUDGET = 512
+
+
+def demo_policies(itl_slo_s: float) -> dict[str, SchedulerConfig]:
+    """What is compared; key the name."""
+    fixed = SchedulerConfig(max_num_batched_tokens=_FIXED_BUDGET)
+    return {
+        "whole prompts": SchedulerConfig(enable_chunked_prefill=False),
+        f"prefill first, {_FIXED_BUDGET} tokens": replace(fixed, policy="prefill-first"),
+        f"stall-free, {_FIXED_BUDGET} tokens": fixed,
+        f"stall-free, {1e3 * itl_slo_s:.0f} ms": SchedulerConfig(itl_slo_s=itl_slo_s),
+    }
+
+
+class Run:
+    """One policy's run, while it goes on and after. Times are seconds of `time.monotonic`.
+
+    Attributes:
+        token_times_s: for each stream, when its tokens came.
+        long_sent_s, long_first_s: when the long prompt came, and when its first token did.
+        ended_s: None while it goes on.
+        progress: for each step that held some of the long prompt, when it ended and how many of the
+            prompt's tokens were computed by then.
+        steps: so far.
+    """
+
+    def __init__(self, name: str, traffic: Traffic) -> None:
+        self.name = name
+        self.traffic = traffic
+        self.started_s = time.monotonic()
+        self.token_times_s: list[list[float]] = [[] for _ in range(traffic.num_streams)]
+        self.long_sent_s: float | None = None
+        self.long_first_s: float | None = None
+        self.ended_s: float | None = None
+        self.progress: list[tuple[float, int]] = []
+        self.steps: list[StepRecord] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the streams were watched for long enough after the long prompt."""
+        first_s = self.long_first_s
+        return first_s is not None and time.monotonic() - first_s >= self.traffic.tail_s
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the streams have run for long enough for the long prompt to come."""
+        elapsed_s = time.monotonic() - self.started_s
+        return all(self.token_times_s) and elapsed_s >= self.traffic.steady_s
+
+    @property
+    def stream_ids(self) -> list[str]:
+        """Request ids, by stream; unique among all runs, since all are on one executor."""
+        return [f"{self.name}: {index}" for index in range(self.traffic.num_streams)]
+
+    @property
+    def long_id(self) -> str:
+        return f"{self.name}: {_LONG}"
+
+    def take(self, outputs: list[RequestOutput], records: list[EngineRecord]) -> None:
+        """A step has ended.
+
+        Raises:
+            RequestFailedError: a request has, too, and by an error.
+        """
+        now_s = time.monotonic()
+        streams = {request_id: index for index, request_id in enumerate(self.stream_ids)}
+        for output in outputs:
+            if output.error is not None:
+                raise RequestFailedError(output.error)
+            num_tokens = len(output.new_token_ids)
+            if output.request_id in streams:
+                self.token_times_s[streams[output.request_id]] += [now_s] * num_tokens
+            elif num_tokens and self.long_first_s is None:
+                self.long_first_s = now_s
+        for record in records:
+            if isinstance(record, StepRecord):
+                self._note(record)
+
+    def result(self) -> ProbeResult:
+        """What became of it, once the long prompt has its first token."""
+        assert self.long_sent_s is not None
+        assert self.long_first_s is not None
+        sent_s = self.long_sent_s
+        return ProbeResult(
+            token_times_s=[[at_s - sent_s for at_s in times] for times in self.token_times_s],
+            window_start_s=-self.traffic.steady_s,
+            long_ttfts_s=[self.long_first_s - sent_s],
+        )
+
+    def _note(self, step: StepRecord) -> None:
+        self.steps.append(step)
+        for chunk in step.chunks:
+            if chunk.request_id == self.long_id:
+                end = min(chunk.start + chunk.num_tokens, self.traffic.long_prompt)
+                self.progress.append((step.ended_s, end))
+
+
+class Stage:
+    """A model on which schedulers take turns.
+
+    Raises:
+        ConfigError, UnsupportedModelError: as `build_engine`.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        # Any promise: it is what makes the engine measure, or remember, how long steps take.
+        promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
+        self._machinery = load_machinery(promising)
+        self._steps = known_steps(self._machinery)
+        vocab_size = self._machinery.decoder.spec.vocab_size
+        self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
+
+    @property
+    def max_model_len(self) -> int:
+        return self._machinery.max_model_len
+
+    @property
+    def name(self) -> str:
+        """What runs here, and on what."""
+        machinery = self._machinery
+        dtype = str(machinery.decoder.dtype).removeprefix("torch.")
+        where = f"{machinery.kernels} kernels on {torch.get_num_threads()} threads"
+        if machinery.decoder.device.type != "cpu":
+            where = str(machinery.decoder.device)
+        return f"{machinery.config.model.model}, {dtype}, {where}"
+
+    def step_time(self) -> StepTimeModel:
+        """A model that has learned from the calibration alone."""
+        return StepTimeModel(self._steps)
+
+    def serve(self, run: Run, config: SchedulerConfig) -> None:
+        """Serve the traffic; what comes of it is in `run` as it comes."""
+        core = self._core(config)
+        events = self._streams(run)
+        while not run.is_over:
+            run.take(core.step(events), core.take_records())
+            events = []
+            if run.long_sent_s is None and run.is_steady:
+                events = [self._request(run.long_id, run.traffic.long_prompt, _LONG_OUTPUT)]
+                run.long_sent_s = time.monotonic()
+        run.ended_s = time.monotonic()
+        ids = [*run.stream_ids, run.long_id]
+        core.apply([AbortRequest(request_id=request_id) for request_id in ids])
+
+    def _core(self, config: SchedulerConfig) -> EngineCore:
+        """A new scheduler and an empty cache on the same executor."""
+        machinery = self._machinery
+        kv = KVCacheManager(
+            machinery.kv.num_blocks,
+            machinery.kv.block_size,
+            enable_prefix_caching=machinery.config.cache.enable_prefix_caching,
+        )
+        scheduler = Scheduler(
+            config.resolve(machinery.max_model_len),
+            max_model_len=machinery.max_model_len,
+            kv=kv,
+            step_time=self.step_time(),
+        )
+        core = EngineCore(scheduler, kv, machinery.executor)
+        core.set_recording(is_on=True)
+        return core
+
+    def _streams(self, run: Run) -> list[Event]:
+        num_tokens = self.max_model_len - run.traffic.stream_prompt
+        return [
+            self._request(request_id, run.traffic.stream_prompt, num_tokens)
+            for request_id in run.stream_ids
+        ]
+
+    def _request(self, request_id: str, num_prompt_tokens: int, num_tokens: int) -> AddRequest:
+        return AddRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(self._prompts.draw(num_prompt_tokens)),
+            params=SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens),
+            arrival_time_s=time.monotonic(),
+        )

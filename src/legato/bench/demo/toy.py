@@ -1,0 +1,82 @@
+"""Two short prompts and four tokens a step: the textbook's example, by the engine's own scheduler.
+
+It is how chunked prefill is usually explained (Agrawal et al., Sarathi-Serve, OSDI 2024): what a
+step of a fixed number of tokens holds when prompts of 10 and of 6 tokens come together.
+"""
+
+from rich.table import Table
+
+from legato.core.config import Policy, SchedulerConfig
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import ChunkRecord, StepRecord
+from legato.engine.core import EngineCore
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+
+PROMPTS = {"R1": 10, "R2": 6}
+"""Key the request's name, value the tokens of its prompt."""
+NUM_OUTPUT_TOKENS = 4
+BUDGET = 4
+
+_BLOCK_SIZE = 4
+_NUM_BLOCKS = 32
+_MAX_MODEL_LEN = 64
+_STEP_S = 0.01
+_TITLES: dict[Policy, str] = {
+    "prefill-first": "Prefill first: R1 waits while R2's prompt is computed",
+    "stall-free": "Stall-free: R1 goes on, and R2's prompt gets what is left of each step",
+}
+
+
+def toy_tables() -> list[Table]:
+    """Each policy's steps: which tokens of whom."""
+    return [_table(title, toy_steps(policy)) for policy, title in _TITLES.items()]
+
+
+def toy_steps(policy: Policy) -> list[StepRecord]:
+    """The steps in which the prompts are served that come together."""
+    config = SchedulerConfig(policy=policy, max_num_batched_tokens=BUDGET).resolve(_MAX_MODEL_LEN)
+    kv = KVCacheManager(_NUM_BLOCKS, _BLOCK_SIZE)
+    clock = VirtualClock()
+    core = EngineCore(
+        Scheduler(config, max_model_len=_MAX_MODEL_LEN, kv=kv),
+        kv,
+        SimulatedExecutor(clock, lambda _: _STEP_S),
+        clock,
+    )
+    core.set_recording(is_on=True)
+    core.apply([_request(name, length) for name, length in PROMPTS.items()])
+    while core.has_work:
+        core.step()
+    return [record for record in core.take_records() if isinstance(record, StepRecord)]
+
+
+def _table(title: str, steps: list[StepRecord]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("step", justify="right")
+    for name in PROMPTS:
+        table.add_column(name)
+    table.add_column("tokens", justify="right")
+    for index, step in enumerate(steps, start=1):
+        cells = {chunk.request_id: _cell(chunk) for chunk in step.chunks}
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        table.add_row(str(index), *(cells.get(name, "") for name in PROMPTS), str(num_tokens))
+    return table
+
+
+def _cell(chunk: ChunkRecord) -> str:
+    """What is computed, as a half-open interval of the prompt, and which token comes of it."""
+    prompt_len = PROMPTS[chunk.request_id]
+    end = chunk.start + chunk.num_tokens
+    computed = f"prompt [{chunk.start}, {end})" if chunk.start < prompt_len else "decode"
+    return f"{computed} → token {end - prompt_len + 1}" if chunk.num_samples else computed
+
+
+def _request(name: str, num_prompt_tokens: int) -> AddRequest:
+    return AddRequest(
+        request_id=name,
+        prompt_token_ids=tuple(sum(name.encode()) for _ in range(num_prompt_tokens)),
+        params=SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_OUTPUT_TOKENS),
+    )

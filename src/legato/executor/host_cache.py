@@ -1,0 +1,45 @@
+"""Blocks of the KV cache in host memory."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import torch
+
+from legato.core.plan import BlockMove
+
+_MOST = 64
+"""Blocks that are copied at a stroke, by way of as much memory again."""
+
+
+class HostCache:
+    """As many blocks as `num_slots`, pinned where a GPU is to read them.
+
+    Args:
+        blocks: of the cache, [layers, 2, num_blocks, values of a block].
+    """
+
+    def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
+        self._blocks = blocks
+        num_layers, pair, _, num_values = blocks.shape
+        self._slots = torch.empty(
+            (num_layers, pair, num_slots, num_values),
+            dtype=blocks.dtype,
+            pin_memory=blocks.device.type == "cuda",
+        )
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """Make copies, in their order."""
+        for to_host, group in groupby(moves, attrgetter("to_host")):
+            alike = list(group)
+            for first in range(0, len(alike), _MOST):
+                self._copy(alike[first : first + _MOST], to_host=to_host)
+
+    def _copy(self, moves: list[BlockMove], *, to_host: bool) -> None:
+        device = self._blocks.device
+        block_ids = torch.tensor([move.block_id for move in moves], device=device)
+        slots = torch.tensor([move.slot for move in moves])
+        if to_host:
+            self._slots.index_copy_(2, slots, self._blocks.index_select(2, block_ids).cpu())
+        else:
+            self._blocks.index_copy_(2, block_ids, self._slots.index_select(2, slots).to(device))

@@ -1,0 +1,71 @@
+"""How long the outputs of running requests are going to be, by what others have come to."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from legato.core.request import Request
+
+_WINDOW = 512
+"""Ended requests that are remembered."""
+
+_PRIOR = 256
+"""What an output is expected to be of before any has ended: about a chat's mean."""
+
+Counts = npt.NDArray[np.int64]
+
+
+class OutputLengths:
+    """Recent output lengths, and a quantile of them that is believed.
+
+    Args:
+        optimism: in [0, 1]. At 0 every request is expected to generate all that it may; else what
+            a share `1 - optimism` of the outputs that came as far stayed within, at 1 one token.
+    """
+
+    def __init__(self, optimism: float, max_model_len: int) -> None:
+        self._optimism = optimism
+        self._max_model_len = max_model_len
+        self._recent = deque([_PRIOR], maxlen=_WINDOW)
+        self._sorted: Counts | None = None  # the same; None where it has to be made anew
+
+    def observe(self, num_tokens: int) -> None:
+        """An output ended with so many tokens."""
+        self._recent.append(num_tokens)
+        self._sorted = None
+
+    @property
+    def longest(self) -> int:
+        """What hardly any request will generate more than."""
+        return int(self._ascending()[-1]) if self._optimism else self._max_model_len
+
+    def expected_tokens(self, requests: Sequence[Request]) -> Counts:
+        """Tokens that each is still expected to generate, at least one: [R].
+
+        An output longer than all that are known is expected to last as long again (Lindy's law).
+        """
+        num_tokens = np.array([r.num_tokens for r in requests])
+        num_generated = num_tokens - np.array([r.num_prompt_tokens for r in requests])
+        num_left = np.array([r.message.params.max_tokens for r in requests]) - num_generated
+        num_allowed: Counts = np.clip(num_left, 1, np.maximum(1, self._max_model_len - num_tokens))
+        if not self._optimism:
+            return num_allowed
+        return np.clip(self._believed_tokens(num_generated), 1, num_allowed)
+
+    def _believed_tokens(self, num_generated: Counts) -> Counts:
+        recent = self._ascending()
+        first_longer = recent.searchsorted(num_generated, side="right")
+        num_longer = len(recent) - first_longer
+        num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
+        lengths = recent[first_longer + num_within - 1]
+        # Within none of them: one token, to which the caller rounds up.
+        left = np.where(num_within, lengths - num_generated, 0)
+        believed: Counts = np.where(num_longer, left, num_generated)
+        return believed
+
+    def _ascending(self) -> Counts:
+        if self._sorted is None:
+            self._sorted = np.sort(self._recent)
+        return self._sorted

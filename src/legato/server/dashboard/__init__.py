@@ -1,0 +1,1 @@
+"""The live dashboard: a page, and the records that it draws."""

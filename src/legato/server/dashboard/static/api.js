@@ -1,0 +1,62 @@
+/** Requests to the server that the page came from, with its API key where it asks for one. */
+
+const KEY = "legato-api-key";
+
+/** What the server answers instead of what was asked for. */
+export class ApiError extends Error {
+  constructor(status, message, param) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+/**
+ * @param {string} path below the server's root, without a slash in front
+ * @param {{method?: string, body?: object, signal?: AbortSignal, keepalive?: boolean}} [options]
+ * @returns {Promise<Response>} rejects with an ApiError where the status is not 200
+ */
+async function send(path, { method = "GET", body, signal, keepalive } = {}) {
+  const headers = {};
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.Authorization = `Bearer ${key}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const response = await fetch(new URL(path, document.baseURI), {
+    method, headers, signal, keepalive, body: body && JSON.stringify(body), cache: "no-store",
+  });
+  if (response.ok) return response;
+  const told = await response.json().catch(() => null);
+  const error = told?.error;
+  throw new ApiError(response.status, error?.message ?? response.statusText, error?.param);
+}
+
+/** The JSON that the server answers; options as in `send`. */
+export async function request(path, options) {
+  return (await send(path, options)).json();
+}
+
+/** Yields the data of server-sent events as parsed JSON, to the end; options as in `send`. */
+export async function* events(path, options) {
+  const response = await send(path, options);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (text + value).split("\n\n");
+      text = parts.pop();
+      for (const part of parts) {
+        const data = part.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

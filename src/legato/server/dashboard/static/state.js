@@ -1,0 +1,210 @@
+/**
+ * What the records of the last seconds say: streams with their chunks, steps, latencies.
+ *
+ * All times are seconds on the server's clock. Fields of records keep their names (snake_case).
+ */
+
+/** How much is kept to be drawn, and how much to tell latencies from. */
+const KEPT_S = 40;
+const LATENCY_S = 60;
+const MOST_LATENCIES = 10_000;
+/** A request not heard of for so long, after records were lost, is taken to have ended. */
+const LOST_S = 3;
+const INTERACTIVE = "interactive";
+
+/**
+ * One request. `numPrompt` is null for one that came before this page did; `hasGaps` is whether
+ * records of it were lost.
+ */
+class Stream {
+  constructor(id, lane, arrivedS, numPrompt, sloClass) {
+    Object.assign(this, { id, lane, arrivedS, numPrompt, sloClass });
+    this.chunks = []; // {startS, endS, numTokens, isDecode, samples, gapS}
+    this.numComputed = 0;
+    this.numOutput = 0;
+    this.lastTokenS = null;
+    this.lastGapS = null;
+    this.endedS = null;
+    this.hasGaps = false;
+    this.heardS = arrivedS;
+  }
+
+  get phase() {
+    if (this.endedS !== null) return "ended";
+    if (!this.chunks.length && !this.numComputed) return "waiting";
+    return this.lastTokenS === null ? "prefill" : "decode";
+  }
+}
+
+export class LiveState {
+  /** @param {number} windowS how much of the past is drawn; at most KEPT_S */
+  constructor(windowS) {
+    this.windowS = windowS;
+    this.settings = null;
+    this.stats = null;
+    this.about = null;
+    this.numBlocks = this.numCached = 0;
+    this.#clear();
+  }
+
+  #clear() {
+    this.streams = new Map(); // key request id
+    this.steps = [];
+    this.gaps = []; // {atS, seconds}
+    this.ttfts = [];
+  }
+
+  /** The server's clock, as well as the fastest update so far tells it. */
+  nowS() {
+    return performance.now() / 1000 + this.offsetS;
+  }
+
+  get lastStep() {
+    return this.steps.at(-1) ?? null;
+  }
+
+  /** Blocks of the KV cache, as the latest step left it; null before the first. */
+  get cache() {
+    if (!this.numBlocks) return null;
+    const numUsed = Math.round(this.stats.kv_usage * this.numBlocks);
+    return { numBlocks: this.numBlocks, numUsed, numCached: this.numCached };
+  }
+
+  /** Running and waiting requests, in order of arrival. */
+  get live() {
+    return [...this.streams.values()].filter((stream) => stream.endedS === null);
+  }
+
+  /** Take in one event of the server. */
+  take(update) {
+    if (update.about) this.#begin(update);
+    else if (update.num_restarts !== this.numRestarts) this.#clear();
+    this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
+    this.numRestarts = update.num_restarts;
+    this.stats = update.stats;
+    if (update.settings) this.settings = update.settings;
+    for (const record of update.records) this.#record(record);
+    if (this.numDropped !== update.num_dropped) this.#lose(update);
+    this.#forget(update.now_s);
+  }
+
+  /** A new connection, to another server perhaps. */
+  #begin(update) {
+    this.about = update.about;
+    this.offsetS = -Infinity; // server's clock minus the browser's
+    this.numDropped = 0;
+    this.lostAtS = null;
+    this.#clear();
+  }
+
+  /** Records after these were lost: what they would have told must not pass for a gap. */
+  #lose(update) {
+    this.numDropped = update.num_dropped;
+    this.lostAtS = update.now_s;
+    for (const stream of this.streams.values()) {
+      stream.lastTokenS = null;
+      stream.hasGaps = true;
+    }
+  }
+
+  #record(record) {
+    if (record.kind === "arrived") {
+      const stream = this.#stream(record.request_id, record.arrived_s);
+      stream.arrivedS = record.arrived_s;
+      stream.numPrompt = record.num_prompt_tokens;
+      stream.sloClass = record.slo_class;
+      stream.heardS = record.taken_s;
+    } else if (record.kind === "ended") {
+      const stream = this.#stream(record.request_id, record.ended_s);
+      stream.endedS = record.ended_s;
+    } else {
+      this.#step(record);
+    }
+  }
+
+  #step(record) {
+    const step = {
+      startS: record.planned_s, endS: record.ended_s, limitS: record.limit_s,
+      budget: record.budget_tokens, numDecode: 0, numPrefill: 0,
+    };
+    this.numBlocks = record.num_blocks;
+    this.numCached = record.num_cached_blocks;
+    for (const [id, numCached] of Object.entries(record.admitted)) {
+      this.#stream(id, record.planned_s).numComputed = numCached;
+    }
+    for (const id of record.preempted) this.#stream(id, record.planned_s).numComputed = 0;
+    for (const chunk of record.chunks) this.#chunk(chunk, step);
+    this.steps.push(step);
+  }
+
+  #chunk(record, step) {
+    const stream = this.#stream(record.request_id, step.startS);
+    const isDecode = record.ended_by === "decode";
+    const chunk = {
+      startS: step.startS, endS: step.endS, numTokens: record.num_tokens, isDecode,
+      samples: record.num_samples > 0, gapS: null,
+    };
+    step[isDecode ? "numDecode" : "numPrefill"] += record.num_tokens;
+    stream.numComputed = record.start + record.num_tokens;
+    stream.heardS = step.endS;
+    stream.chunks.push(chunk);
+    if (chunk.samples) this.#token(stream, chunk, step.endS);
+  }
+
+  #token(stream, chunk, atS) {
+    const counts = (stream.sloClass ?? INTERACTIVE) === INTERACTIVE;
+    if (stream.lastTokenS !== null) {
+      chunk.gapS = stream.lastGapS = atS - stream.lastTokenS;
+      if (counts) this.gaps.push({ atS, seconds: chunk.gapS });
+    } else if (stream.numPrompt !== null && !stream.hasGaps && counts) {
+      this.ttfts.push({ atS, seconds: atS - stream.arrivedS });
+    }
+    stream.lastTokenS = atS;
+    stream.numOutput += 1;
+  }
+
+  #stream(id, atS) {
+    let stream = this.streams.get(id);
+    if (!stream) {
+      stream = new Stream(id, this.#freeLane(atS), atS, null, null);
+      this.streams.set(id, stream);
+    }
+    return stream;
+  }
+
+  /** The first lane without a stream that runs or can still be seen. */
+  #freeLane(atS) {
+    const seen = [...this.streams.values()].filter(({ endedS }) =>
+      endedS === null || endedS > atS - this.windowS);
+    const taken = new Set(seen.map((stream) => stream.lane));
+    let lane = 0;
+    while (taken.has(lane)) lane += 1;
+    return lane;
+  }
+
+  #forget(nowS) {
+    dropBefore(this.steps, nowS - KEPT_S, (step) => step.endS);
+    dropBefore(this.gaps, nowS - LATENCY_S, (gap) => gap.atS);
+    if (this.gaps.length > MOST_LATENCIES) this.gaps.splice(0, this.gaps.length - MOST_LATENCIES);
+    dropBefore(this.ttfts, nowS - 10 * LATENCY_S, (ttft) => ttft.atS);
+    for (const stream of this.streams.values()) {
+      dropBefore(stream.chunks, nowS - KEPT_S, (chunk) => chunk.endS);
+      const isLost = this.lostAtS && stream.heardS < this.lostAtS && nowS - this.lostAtS > LOST_S;
+      if (stream.endedS === null && isLost) stream.endedS = stream.heardS;
+      if (stream.endedS !== null && stream.endedS < nowS - KEPT_S) this.streams.delete(stream.id);
+    }
+  }
+}
+
+function dropBefore(list, limitS, timeS) {
+  let count = 0;
+  while (count < list.length && timeS(list[count]) < limitS) count += 1;
+  if (count) list.splice(0, count);
+}
+
+/** The q-quantile of numbers, by the nearest rank; null of none. */
+export function quantile(values, q) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.min(sorted.length - 1, Math.ceil(q * sorted.length) - 1)];
+}

@@ -1,0 +1,45 @@
+/** The time axis that lanes and steps share: the last seconds, now at the right. */
+
+import { label, line } from "./canvas.js";
+
+const LEFT = 92;
+const RIGHT = 10;
+const AXIS_HEIGHT = 16;
+
+export class Timeline {
+  /** @param {{endS: number, windowS: number}} view */
+  constructor(width, height, view) {
+    Object.assign(this, view);
+    this.left = LEFT;
+    this.right = width - RIGHT;
+    this.bottom = height - AXIS_HEIGHT;
+  }
+
+  get startS() {
+    return this.endS - this.windowS;
+  }
+
+  x(timeS) {
+    return this.right - ((this.endS - timeS) / this.windowS) * (this.right - this.left);
+  }
+
+  drawGrid(context, palette) {
+    const everyS = this.windowS > 12 ? 5 : this.windowS > 6 ? 2 : 1;
+    for (let agoS = 0; agoS <= this.windowS; agoS += everyS) {
+      const x = this.x(this.endS - agoS);
+      line(context, x, 0, x, this.bottom, palette.grid);
+      const [text, align] = agoS ? [`−${agoS} s`, "center"] : ["now", "right"];
+      label(context, text, x, this.bottom + AXIS_HEIGHT / 2 + 1, palette.muted, align);
+    }
+  }
+
+  /** Draw with everything outside of the axis cut off. */
+  clipped(context, draw) {
+    context.save();
+    context.beginPath();
+    context.rect(this.left, 0, this.right - this.left, this.bottom);
+    context.clip();
+    draw();
+    context.restore();
+  }
+}

@@ -1,0 +1,118 @@
+"""`legato demo`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legato.bench.demo.toy import toy_steps
+from legato.bench.demo.traffic import sized_traffic
+from legato.bench.demo.view import strip
+from legato.bench.profiles import load_profile
+from legato.core.config import Policy
+from legato.core.errors import ConfigError
+from legato.scheduler.step_time import StepTimeModel
+from tests.scheduler.step_times import calibrate
+
+POLICIES = ("whole prompts", "prefill first, 512 tokens", "stall-free, 512 tokens", "stall-free, ")
+
+
+@pytest.fixture(scope="module")
+def machine() -> StepTimeModel:
+    return StepTimeModel(calibrate(load_profile("smollm2-135m-cpu").costs, 8192))
+
+
+def toy(policy: Policy) -> list[dict[str, tuple[int, int, int]]]:
+    """For each step: key request, value start, end and tokens sampled."""
+    return [
+        {c.request_id: (c.start, c.start + c.num_tokens, c.num_samples) for c in step.chunks}
+        for step in toy_steps(policy)
+    ]
+
+
+def test_the_textbooks_example() -> None:
+    """R1 has 10 prompt tokens, R2 has 6, a step has 4; each generates 4."""
+    assert toy("stall-free") == [
+        {"R1": (0, 4, 0)},
+        {"R1": (4, 8, 0)},
+        {"R1": (8, 10, 1), "R2": (0, 2, 0)},
+        {"R1": (10, 11, 1), "R2": (2, 5, 0)},
+        {"R1": (11, 12, 1), "R2": (5, 6, 1)},
+        {"R1": (12, 13, 1), "R2": (6, 7, 1)},
+        {"R2": (7, 8, 1)},
+        {"R2": (8, 9, 1)},
+    ]
+
+
+def test_the_same_with_prefill_first() -> None:
+    """R1 stands still in the fourth step."""
+    assert toy("prefill-first")[2:5] == [
+        {"R1": (8, 10, 1), "R2": (0, 2, 0)},
+        {"R2": (2, 6, 1)},
+        {"R1": (10, 11, 1), "R2": (6, 7, 1)},
+    ]
+
+
+def test_traffic_is_sized_to_the_machine(machine: StepTimeModel) -> None:
+    fast, slow = sized_traffic(machine, 8192), StepTimeModel(_slower(10.0))
+    assert 250 <= sized_traffic(slow, 8192).long_prompt < fast.long_prompt <= 7000
+    assert sized_traffic(slow, 8192).itl_slo_s == pytest.approx(10 * fast.itl_slo_s, rel=0.1)
+    given = sized_traffic(machine, 8192, itl_slo_s=0.2, long_prompt=600)
+    assert (given.itl_slo_s, given.long_prompt) == (0.2, 600)
+
+
+def _slower(factor: float) -> list:  # type: ignore[type-arg]
+    steps = calibrate(load_profile("smollm2-135m-cpu").costs, 8192)
+    return [(shape, factor * seconds) for shape, seconds in steps]
+
+
+def test_a_prompt_must_fit(machine: StepTimeModel) -> None:
+    with pytest.raises(ConfigError, match="at most 960"):
+        sized_traffic(machine, 1024, long_prompt=1000)
+
+
+def test_a_strip_shows_a_stall_in_red() -> None:
+    """Ten tokens a second for two seconds, none for two, and ten a second again."""
+    times_s = [*(i / 10 for i in range(20)), *(4 + i / 10 for i in range(10))]
+    drawn = strip(times_s, (0.0, 6.0), 40, now_s=5.0, slo_s=0.5)
+    kinds = re.fullmatch(r"([▁-█]+)(·+)([▁-█]+)( +)", drawn.plain)
+    assert kinds is not None
+    red = {i for span in drawn.spans if "red" in str(span.style) for i in range(*span[:2])}
+    assert set(range(*kinds.span(2))) <= red
+    assert not red & set(range(kinds.start(3) + 1, len(drawn)))
+
+
+def test_the_whole(tmp_path: Path) -> None:
+    """On the real model: four policies, a table, a picture with four panels, and the terminal's."""
+    flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
+             "--long-prompt", "600", "--calibration-dir", tmp_path, "--num-threads", "1",
+             "--kv-cache-memory", "512M"]  # fmt: skip
+    command = [sys.executable, "-m", "legato", "demo", *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for policy in POLICIES:
+        assert len(re.findall(f"{policy}.*: longest wait", done.stdout)) >= 1
+    assert "8 streams and a prompt of 600 tokens" in done.stdout
+    picture = (tmp_path / "demo.svg").read_text()
+    assert len(re.findall(r'id="axes_\d+"', picture)) == len(POLICIES)
+    terminal = (tmp_path / "terminal.svg").read_text().replace("&#160;", " ")
+    assert all(policy in terminal for policy in POLICIES)
+    assert "stream 8" in terminal
+    assert "url(http" not in terminal
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--output", "demo.doc"], ".png, .svg, .pdf"),
+        (["--output", "nowhere/demo.png"], "no folder"),
+        (["--itl-slo", "soon"], "duration"),
+    ],
+)
+def test_nonsense_is_told_before_anything_is_loaded(flags: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "legato", "demo", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert told in done.stderr

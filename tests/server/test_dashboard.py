@@ -1,0 +1,69 @@
+"""The dashboard's page and its stream of records, without a browser."""
+
+import json
+import re
+
+import httpx
+
+from tests.server.launch import ServerProcess, long_request
+from tests.server.watch import watching
+
+
+def test_the_page_is_complete_and_asks_nobody_else(http: httpx.Client) -> None:
+    page = http.get("/dashboard")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert not re.search(r"<script>|<style|\son\w+=|https?://|\sstyle=", page.text)
+    paths = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+    assert "dashboard/main.js" in paths
+    for path in paths:
+        asset = http.get(f"/{path}").raise_for_status()
+        assert asset.headers["x-content-type-options"] == "nosniff"
+        for module in re.findall(r'from "\./([^"]+)"', asset.text):
+            http.get(f"/dashboard/{module}").raise_for_status()
+
+
+def test_nothing_else_of_the_folder_is_served(http: httpx.Client) -> None:
+    for path in ("/dashboard/", "/dashboard/index.html", "/dashboard/../page.py", "/dashboard/x"):
+        assert http.get(path).status_code == 404
+
+
+def test_a_request_is_told_in_lengths_and_times(server: ServerProcess) -> None:
+    """From its arrival to its end, and neither what was asked nor what was answered."""
+    headers = {"X-Request-Id": "watched"}
+    request = {"prompt": "The zebra and the", "max_tokens": 6, "ignore_eos": True}
+    with watching(server) as updates:
+        first = next(updates)
+        assert first["about"]["max_model_len"] == 8192
+        assert first["settings"] == server.http.get("/settings").json()
+        answer = server.http.post("/v1/completions", json=request, headers=headers)
+        records, told = [], ""
+        while not any(record["kind"] == "ended" for record in records):
+            update = next(updates)
+            records += update["records"]
+            told += json.dumps(update)
+    arrived, *middle, ended = records
+    assert arrived["num_prompt_tokens"] == 4
+    assert arrived["request_id"] == ended["request_id"]
+    assert "watched" in ended["request_id"]
+    assert ended["num_output_tokens"] == 6
+    assert sum(c["num_samples"] for step in middle for c in step["chunks"]) == 6
+    assert "zebra" not in told
+    assert answer.json()["choices"][0]["text"].strip() not in told
+    assert update["num_dropped"] == 0
+
+
+def test_several_may_watch_and_leave(server: ServerProcess) -> None:
+    with watching(server) as one, watching(server) as other:
+        server.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 2})
+        for updates in (one, other):
+            while not next(updates)["records"]:
+                pass
+    with (
+        watching(server) as updates,
+        server.http.stream("POST", "/v1/completions", json=long_request()) as response,
+    ):
+        next(response.iter_lines())
+        while not next(updates)["stats"]["num_running"]:
+            pass

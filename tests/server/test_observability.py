@@ -1,0 +1,107 @@
+"""The reference, the dashboard and the alerts name metrics that a server has."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import promql_parser as promql
+import pytest
+import yaml
+from observability import dashboard, panels
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.launch import running_server
+
+ROOT = Path(__file__).parents[2]
+_ROW = re.compile(r"\| `(legato:\w+)`(?: \*)? \| (\w+) \|(.*?)\| .+ \|")
+_TARGET = {"instance", "job"}  # labels that Prometheus adds to all that it scrapes
+_CHOSEN = {"$model": ".*", "$__rate_interval": "1m"}  # as Grafana does
+
+ALERTS = {
+    rule["alert"]: rule["expr"]
+    for group in yaml.safe_load((ROOT / "observability" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+}
+QUERIES = {
+    f"{panel.title}, {legend}": query
+    for row in panels.ROWS.values()
+    for panel in row
+    for legend, query in panel.queries.items()
+}
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> list[Metric]:
+    """Of a server that keeps a promise, after a request and an error."""
+    flags = ("--itl-slo", "10s", "--no-calibrate")
+    with running_server(tmp_path_factory.mktemp("server"), *flags) as server:
+        server.http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
+        server.http.post("/v1/completions", json={})
+        text = server.http.get("/metrics").text
+    # prometheus_client makes the others of its own.
+    return [f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")]
+
+
+@pytest.fixture(scope="module")
+def labels(families: list[Metric]) -> dict[str, set[str]]:
+    """Key the name of a sample."""
+    labels: dict[str, set[str]] = {"up": set()}
+    for family in families:
+        assert family.samples, f"nothing shows the labels of {family.name}"
+        for sample in family.samples:
+            labels.setdefault(sample.name, set(_TARGET)).update(sample.labels)
+    return labels
+
+
+def test_the_reference_lists_what_there_is(families: list[Metric]) -> None:
+    listed = _ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+    told = {name: (kind, set(re.findall(r"\w+", labels))) for name, kind, labels in listed}
+    assert len(told) == len(listed)
+    assert told == {family.name: (family.type, _own_labels(family)) for family in families}
+
+
+def _own_labels(family: Metric) -> set[str]:
+    return {name for s in family.samples for name in s.labels} - {"model_name", "le"}
+
+
+@pytest.mark.parametrize("query", [*QUERIES.values(), *ALERTS.values()], ids=[*QUERIES, *ALERTS])
+def test_a_query_asks_for_what_there_is(query: str, labels: dict[str, set[str]]) -> None:
+    for variable, value in _CHOSEN.items():
+        query = query.replace(variable, value)
+    nodes = list(_nodes(promql.parse(query)))
+    selectors = [node for node in nodes if isinstance(node, promql.VectorSelector)]
+    assert selectors
+    known: set[str] = set()
+    for selector in selectors:
+        assert selector.name in labels
+        known |= labels[selector.name] | _TARGET
+        assert {matcher.name for matcher in selector.matchers.matchers} <= known
+    for node in nodes:
+        if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            assert set(node.modifier.labels) <= known
+
+
+def _nodes(expression: promql.Expr) -> Iterator[promql.Expr]:
+    nodes: list[promql.Expr] = []
+    promql.walk(expression, nodes.append)
+    yield from nodes
+
+
+def test_the_dashboard_shows_all_that_the_reference_lists() -> None:
+    """But for the sizes of requests, which hardly change."""
+    listed = {name for name, _, _ in _ROW.findall((ROOT / "docs" / "metrics.md").read_text())}
+    shown = set(re.findall(r"legato:\w+", " ".join(QUERIES.values())))
+    shown |= {re.sub("_(total|bucket|sum|count)$", "", name) for name in shown}
+    unseen = {name.removeprefix("legato:") for name in listed - shown}
+    assert unseen == {
+        "e2e_request_latency_seconds", "request_inference_time_seconds",
+        "request_time_per_output_token_seconds", "request_prompt_tokens",
+        "request_prefill_kv_computed_tokens", "request_generation_tokens",
+        "request_max_num_generation_tokens", "request_params_max_tokens", "request_params_n",
+        "iteration_tokens_total", "cache_config_info",
+    }  # fmt: skip
+
+
+def test_the_dashboard_is_the_one_that_its_panels_make() -> None:
+    assert dashboard.FILE.read_text() == dashboard.text(), "python -m observability.dashboard"

@@ -1,0 +1,99 @@
+"""GET and PATCH /settings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.background import BackgroundStream
+from tests.server.launch import ServerProcess
+from tests.server.watch import steps, watching
+
+AUTO = {
+    "policy": "stall-free", "max_num_batched_tokens": None, "enable_chunked_prefill": True,
+    "prefill_order": None, "itl_slo_s": None, "tpot_slo_s": None, "ttft_slo_s": None,
+}  # fmt: skip
+MOST = 8192 + 64
+
+
+@pytest.fixture(autouse=True)
+def given_back(http: httpx.Client) -> Iterator[None]:
+    yield
+    http.patch("/settings", json=dict.fromkeys(AUTO)).raise_for_status()
+
+
+def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
+    resolved = {**AUTO, "max_num_batched_tokens": 512, "prefill_order": "fcfs"}
+    expected = {"asked": AUTO, "resolved": resolved, "most_batched_tokens": MOST}
+    assert http.get("/settings").json() == expected
+    told = http.patch("/settings", json={"itl_slo_s": 0.5, "ttft_slo_s": 2}).json()
+    assert told["asked"] == {**AUTO, "itl_slo_s": 0.5, "ttft_slo_s": 2.0}
+    assert told["resolved"]["max_num_batched_tokens"] == 2048
+    assert told["resolved"]["prefill_order"] == "edf"
+    assert told == http.get("/settings").json()
+    assert http.patch("/settings", json={"itl_slo_s": None, "ttft_slo_s": None}).json() == expected
+
+
+def test_the_next_steps_keep_to_it_and_streams_go_on(server: ServerProcess) -> None:
+    stream = BackgroundStream(server, max_tokens=120)
+    with watching(server) as updates:
+        for budget in (16, 150):
+            server.http.patch("/settings", json={"max_num_batched_tokens": budget})
+            # A step may have been under way.
+            kept = next(s for s in steps(updates) if s["budget_tokens"] == budget)
+            server.http.post("/v1/completions", json={"prompt": [5] * 200, "max_tokens": 1})
+            held = [next(steps(updates)) for _ in range(3)]
+            assert {step["budget_tokens"] for step in (kept, *held)} == {budget}
+            most = max(sum(chunk["num_tokens"] for chunk in step["chunks"]) for step in held)
+            assert most <= budget
+    stream.join()
+    assert stream.is_complete
+    assert len(stream.chunks) == 120
+
+
+def test_whole_prompts_and_an_slo_in_turn(server: ServerProcess) -> None:
+    def longest_chunk(cache_salt: str) -> int:
+        request = {"prompt": [5] * 400, "max_tokens": 1, "cache_salt": cache_salt}
+        with watching(server) as updates:
+            server.http.post("/v1/completions", json=request).raise_for_status()
+            lengths = []
+            for step in steps(updates):
+                lengths += [chunk["num_tokens"] for chunk in step["chunks"]]
+                if sum(lengths) == 400:
+                    return max(lengths)
+        raise AssertionError
+
+    server.http.patch("/settings", json={"enable_chunked_prefill": False})
+    assert longest_chunk("a") == 400
+    slos = {"enable_chunked_prefill": True, "ttft_slo_s": 100, "itl_slo_s": 5}
+    server.http.patch("/settings", json=slos).raise_for_status()
+    assert longest_chunk("b") <= 2048
+    server.http.patch("/settings", json={"max_num_batched_tokens": 100}).raise_for_status()
+    assert longest_chunk("c") <= 100
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: "),
+        ({"max_num_batched_tokens": MOST + 1}, f"{MOST} at most"),
+        ({"max_num_batched_tokens": "16"}, "max_num_batched_tokens: "),
+        ({"itl_slo_s": -1}, "itl_slo_s: "),
+        ({"itl_slo_s": 1e999}, "JSON"),
+        ({"policy": "best"}, "policy: "),
+        ({"max_num_seqs": 4}, "max_num_seqs is not supported"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 16}, "at least"),
+        ({"enable_chunked_prefill": False, "itl_slo_s": 1}, "without chunked prefill"),
+        ({"itl_slo_s": 1, "policy": "prefill-first"}, "prefill-first"),
+        ([], "must be a JSON object"),
+    ],
+)
+def test_what_cannot_be_changes_nothing(http: httpx.Client, change: Any, told: str) -> None:
+    content = str(change).replace("'", '"').replace("False", "false").replace("inf", "1e999")
+    headers = {"Content-Type": "application/json"}
+    response = http.patch("/settings", content=content, headers=headers)
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert http.get("/settings").json()["asked"] == AUTO
