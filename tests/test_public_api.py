@@ -29,6 +29,7 @@ def test_the_methods_of_llm_are_these() -> None:
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
         "enable_prefix_caching",
+        "swap_space_bytes",
         "max_num_batched_tokens",
         "max_num_seqs",
         "enable_chunked_prefill",

@@ -6,13 +6,13 @@ parts that need no torch (the HTTP server, the scheduler) do not load it.
 
 from typing import TYPE_CHECKING, Any
 
+from legato.core.version import __version__
+
 if TYPE_CHECKING:
     from legato.core.sampling_params import SamplingParams
     from legato.engine.llm import LLM
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

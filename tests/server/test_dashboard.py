@@ -2,11 +2,14 @@
 
 import json
 import re
+import time
+from http.client import HTTPResponse
 
 import httpx
 
 from tests.server.launch import ServerProcess, long_request
 from tests.server.watch import watching
+from tests.server.wire import connect
 
 
 def test_the_page_is_complete_and_asks_nobody_else(http: httpx.Client) -> None:
@@ -67,3 +70,25 @@ def test_several_may_watch_and_leave(server: ServerProcess) -> None:
         next(response.iter_lines())
         while not next(updates)["stats"]["num_running"]:
             pass
+
+
+def test_a_page_that_does_not_read_loses_records_and_is_told(server: ServerProcess) -> None:
+    many = {"prompt": [1], "n": 128, "max_tokens": 1, "ignore_eos": True}
+    with connect(server, receive_buffer_bytes=4096) as sock:
+        sock.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: test\r\n\r\n")
+        response = HTTPResponse(sock)
+        response.begin()
+        for _ in range(18):
+            server.http.post("/v1/completions", json=many).raise_for_status()
+        done_s = time.monotonic()
+        lines = iter(response.readline, b"")
+        updates = (json.loads(line.removeprefix(b"data: ")) for line in lines if line.strip())
+        read = []
+        while not read or read[-1]["now_s"] < done_s or read[-1]["records"]:
+            read.append(next(updates))
+    num_records = sum(len(update["records"]) for update in read)
+    num_dropped = read[-1]["num_dropped"]
+    assert read[0]["num_dropped"] == 0
+    assert num_dropped
+    # Each completion came and ended.
+    assert num_records + num_dropped >= 18 * 128 * 2

@@ -35,6 +35,19 @@ def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
     assert http.patch("/settings", json={"itl_slo_s": None, "ttft_slo_s": None}).json() == expected
 
 
+def test_metrics_go_by_the_new_promises(server: ServerProcess) -> None:
+    def late_tokens() -> float:
+        return server.metric("slo_checks_total", slo="itl", verdict="late")
+
+    before = late_tokens()
+    server.http.patch("/settings", json={"itl_slo_s": 1e-6}).raise_for_status()
+    server.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 6, "ignore_eos": True})
+    assert late_tokens() == before + 5
+    server.http.patch("/settings", json={"itl_slo_s": None}).raise_for_status()
+    server.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 6, "ignore_eos": True})
+    assert late_tokens() == before + 5
+
+
 def test_the_next_steps_keep_to_it_and_streams_go_on(server: ServerProcess) -> None:
     stream = BackgroundStream(server, max_tokens=120)
     with watching(server) as updates:

@@ -99,8 +99,9 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
 
     console.print("Loading the model; the first time, ten seconds go into measuring its steps.")
     stage = Stage(engine_config(args))
+    stage.warm_up()
     traffic = sized_traffic(
-        stage.step_time(),
+        stage.step_time,
         stage.max_model_len,
         itl_slo_s=args.itl_slo,
         long_prompt=args.long_prompt,

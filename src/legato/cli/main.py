@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from legato import __version__
 from legato.cli import (
     bench,
     calibrate,
@@ -18,6 +17,7 @@ from legato.cli import (
     tune,
 )
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from legato.core.version import __version__
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it

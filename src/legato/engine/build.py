@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from legato import __version__
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import row_counts
+from legato.core.version import __version__
 from legato.engine.calibration import Calibration
 from legato.engine.calibration_file import CalibrationFile
 from legato.engine.core import EngineCore

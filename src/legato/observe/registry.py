@@ -23,6 +23,10 @@ class Labelled(Generic[_Metric]):
     def of(self, *values: str) -> _Metric:
         return self._metric.labels(self._model_name, *values)
 
+    def clear(self) -> None:
+        """Forget all values."""
+        self._metric.clear()
+
 
 class MetricRegistry:
     """Args: model_name: value of every metric's first label."""

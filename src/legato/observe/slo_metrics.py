@@ -20,37 +20,42 @@ class SloMetrics:
     """
 
     def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
-        checks = registry.counter(
+        self._all_checks = registry.counter(
             "slo_checks",
             "Promises that fell due: first tokens (ttft), tokens (itl), requests' paces (tpot).",
             "slo_class",
             "slo",
             "verdict",
         )
-        requests = registry.counter(
+        self._all_requests = registry.counter(
             "slo_requests",
             "Requests that were promised something, by whether they attained all of it.",
             "slo_class",
             "verdict",
         )
-        seconds = registry.gauge("slo_seconds", "What is promised.", "slo_class", "slo")
+        self._seconds = registry.gauge("slo_seconds", "What is promised.", "slo_class", "slo")
+        self.promise(classes)
+
+    def promise(self, classes: Mapping[str, SloClass]) -> None:
+        """Go by these promises from now on; counts go on."""
         self._promises = {name: _promises(slo) for name, slo in classes.items()}
         # Key class, promise, whether it was kept; made at once, so that all are shown from 0 on.
         self._checks = {
-            (name, kind, is_kept): checks.of(name, kind, "in_time" if is_kept else "late")
+            (name, kind, is_kept): self._all_checks.of(name, kind, "in_time" if is_kept else "late")
             for name, promises in self._promises.items()
             for kind in promises
             for is_kept in (True, False)
         }
         self._requests = {
-            (name, verdict): requests.of(name, verdict)
+            (name, verdict): self._all_requests.of(name, verdict)
             for name, promises in self._promises.items()
             for verdict in ("attained", "missed", "refused", "waived")
             if promises
         }
+        self._seconds.clear()
         for name, promises in self._promises.items():
             for kind, promised_s in promises.items():
-                seconds.of(name, kind).set(promised_s)
+                self._seconds.of(name, kind).set(promised_s)
 
     def check(self, slo_class: str, kind: str, seconds: float) -> bool:
         """Whether a latency is within what its class promises, if it does; counted if so.

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legato import __version__
 from legato.core.errors import ConfigError
 from legato.core.step_record import AnswerRecord
+from legato.core.version import __version__
 from legato.observe.feed import RecordFeed
 from legato.observe.progress import Progress, Progresses
 

@@ -13,9 +13,9 @@ from typing import IO, cast
 
 import msgspec
 
-from legato import __version__
 from legato.core.errors import ConfigError
 from legato.core.step_record import Record
+from legato.core.version import __version__
 
 VERSION = 1
 

@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from legato import __version__
 from legato.core.errors import InvalidRequestError
+from legato.core.version import __version__
 from legato.engine.client import EngineClient
 from legato.engine.errors import (
     EngineDeadError,

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from legato import __version__
+from legato.core.version import __version__
 from legato.server.answer import json_response
 from legato.server.context import ContextDep
 from legato.server.errors import shutting_down

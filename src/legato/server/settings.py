@@ -64,10 +64,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    asked: what was set, at the start or since; null is "auto".
-    resolved: the same, with every "auto" replaced.
-    most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
+    """The settings in effect.
+
+    Attributes:
+        asked: what was set, at the start or since; null is "auto".
+        resolved: the same, with every "auto" replaced.
+        most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
     """
 
     asked: Settings
@@ -76,7 +78,7 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(client: EngineClient) -> SettingsAnswer:
-    """The settings in effect."""
+    """What the engine goes by now."""
     config = client.scheduler_config
     return SettingsAnswer(
         asked=Settings.of(config),
@@ -98,4 +100,5 @@ async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
         context.client.reconfigure(body.apply(context.client.scheduler_config))
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error
+    context.metrics.slos.promise(context.client.scheduler_config.classes)
     return json_response(describe(context.client))

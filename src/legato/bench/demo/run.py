@@ -1,5 +1,6 @@
 """Serves the demo's traffic with one policy after the other, on the real model."""
 
+import math
 import time
 
 import torch
@@ -122,6 +123,9 @@ class Run:
 class Stage:
     """A model on which schedulers take turns.
 
+    Attributes:
+        step_time: what all of them believe of their steps, and learn from each.
+
     Raises:
         ConfigError, UnsupportedModelError: as `build_engine`.
     """
@@ -130,7 +134,7 @@ class Stage:
         # Any promise: it is what makes the engine measure, or remember, how long steps take.
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
         self._machinery = load_machinery(promising)
-        self._steps = known_steps(self._machinery)
+        self.step_time = StepTimeModel(known_steps(self._machinery))
         vocab_size = self._machinery.decoder.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 
@@ -148,9 +152,14 @@ class Stage:
             where = str(machinery.decoder.device)
         return f"{machinery.config.model.model}, {dtype}, {where}"
 
-    def step_time(self) -> StepTimeModel:
-        """A model that has learned from the calibration alone."""
-        return StepTimeModel(self._steps)
+    def warm_up(self) -> None:
+        """Serve streams alone: the machine may have been busier when it was calibrated."""
+        run = Run("warm-up", Traffic(long_prompt=0, itl_slo_s=math.inf))
+        core, events = self._core(SchedulerConfig()), self._streams(run)
+        while not run.is_steady:
+            run.take(core.step(events), core.take_records())
+            events = []
+        self._end(core, run)
 
     def serve(self, run: Run, config: SchedulerConfig) -> None:
         """Serve the traffic; what comes of it is in `run` as it comes."""
@@ -162,6 +171,9 @@ class Stage:
             if run.long_sent_s is None and run.is_steady:
                 events = [self._request(run.long_id, run.traffic.long_prompt, _LONG_OUTPUT)]
                 run.long_sent_s = time.monotonic()
+        self._end(core, run)
+
+    def _end(self, core: EngineCore, run: Run) -> None:
         run.ended_s = time.monotonic()
         ids = [*run.stream_ids, run.long_id]
         core.apply([AbortRequest(request_id=request_id) for request_id in ids])
@@ -178,7 +190,7 @@ class Stage:
             config.resolve(machinery.max_model_len),
             max_model_len=machinery.max_model_len,
             kv=kv,
-            step_time=self.step_time(),
+            step_time=self.step_time,
         )
         core = EngineCore(scheduler, kv, machinery.executor)
         core.set_recording(is_on=True)
