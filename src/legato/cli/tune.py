@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato.cli.bench_flags import add_output_flag
 from legato.cli.durations import duration_s
@@ -51,9 +51,14 @@ def run(args: argparse.Namespace) -> int:
     config = _tune_config(args)
     workload = workload_choice(args, None).load()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
-    _publish(args.output, tune(config, workload, settings, console.print))
+    _publish(args.output, tune(config, workload, _settings(args), console.print))
     return 0
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What belongs into a report; key a flag's name."""
+    given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+    return {**given, "machine": str(args.machine)} if args.machine else given
 
 
 def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
