@@ -1,6 +1,6 @@
 """What tracing costs, and whether `legato explain` adds up to what clients measure.
 
-    python -m benchmarks.tracing [--streams 16] [--pairs 10] [--requests 50] ...
+    python -m benchmarks.tracing [--streams 16] [--pairs 14] [--requests 50] ...
 
 Both on one server. First, streams run without pause, and traced windows alternate with untraced
 ones; the cost is the ratio of the tokens in both. Then a mixed run is traced, and each request's
@@ -65,8 +65,8 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=16, help="that run without pause")
-    parser.add_argument("--pairs", type=int, default=10, help="of windows; 0 measures no cost")
-    parser.add_argument("--window", type=float, default=4.0, help="seconds")
+    parser.add_argument("--pairs", type=int, default=14, help="of windows; 0 measures no cost")
+    parser.add_argument("--window", type=float, default=2.5, help="seconds")
     parser.add_argument("--requests", type=int, default=50, help="of the mixed run")
     parser.add_argument("--rate", type=float, default=1.0, help="of the mixed run, a second")
     parser.add_argument("--budget", type=int, default=256)
@@ -133,11 +133,14 @@ async def _streams(
     async def client() -> None:
         while True:
             prompt = _prompt(rng, 64)
-            await _complete(http, f"stream-{rng.random()}", prompt, 256, token_times_s)
+            # Of all lengths, so that streams that began together do not stay in step with each
+            # other, and with the windows.
+            num_tokens = rng.randint(32, 256)
+            await _complete(http, f"stream-{rng.random()}", prompt, num_tokens, token_times_s)
 
     clients = [asyncio.create_task(client()) for _ in range(num_streams)]
     try:
-        while len(token_times_s) < 20 * num_streams:
+        while len(token_times_s) < 200 * num_streams:
             await asyncio.sleep(0.1)
         yield token_times_s
     finally:
