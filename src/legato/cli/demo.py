@@ -45,7 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--itl-slo",
         type=duration_s,
         metavar="TIME",
-        help="what streams are promised (default: three times what a step of theirs takes)",
+        help="what streams are promised (default: six times what a step of theirs takes)",
     )
     parser.add_argument(
         "--long-prompt",
