@@ -147,3 +147,16 @@ def test_the_longest_chunk_leaves_the_margin(
     )
     assert longest == 0 or allowed_for_s(longest) <= limit_s + 1e-9
     assert longest == 1000 or allowed_for_s(longest + 1) > limit_s - 1e-9
+
+
+def test_prompts_that_were_never_seen_are_no_interruptions() -> None:
+    """A server without a calibration has decoded for long when its first long prompt comes."""
+    model, rng = StepTimeModel(), random.Random(0)
+    shapes = [step_shape(chunk=4), *(step_shape(num_decodes=8, context=i) for i in range(400))]
+    for shape in shapes:
+        model.observe(shape, COSTS.seconds(shape))
+    for _ in range(60):
+        shape = step_shape(num_decodes=8, context=400, chunk=rng.randint(100, 500), start=1000)
+        model.observe(shape, COSTS.seconds(shape))
+    shape = step_shape(num_decodes=8, context=400, chunk=400, start=1000)
+    assert model.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.1)

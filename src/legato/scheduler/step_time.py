@@ -24,6 +24,9 @@ _MIN_MARGIN, _UNKNOWN_MARGIN = 0.02, 0.20
 _INTERRUPTION = 0.3
 """Relative residual beyond which it was not the model that erred: another program had the machine.
 No margin worth having covers that."""
+_SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
+"""Where as many of the last ten or so steps of a kind seem to have been interrupted, it was the
+model, which has not seen such steps."""
 
 
 class StepTimeModel:
@@ -39,6 +42,8 @@ class StepTimeModel:
         self._scale = 1.0
         self._num_steps = 0
         self._residuals = _Residuals()
+        self._surprising = {False: 0.0, True: 0.0}
+        """Key whether steps hold prefill, value the share of late that seem interrupted."""
         if prior:
             self._costs = self._fit.solve()
 
@@ -86,11 +91,17 @@ class StepTimeModel:
             self._note_residual(shape, residual)
             # A slow step says little: an interruption must not pass for a slower machine.
             self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
-        if abs(residual) <= _INTERRUPTION:
+        if not self._is_interruption(shape, residual):
             self._fit.add(shape, seconds / self._scale, outlier_weight(residual))
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
         if learned and self._num_steps % _REFIT_STEPS == 0:
             self._costs = self._fit.solve()
+
+    def _is_interruption(self, shape: StepShape, residual: float) -> bool:
+        has_prefill, seems_so = shape.num_prefill_chunks > 0, abs(residual) > _INTERRUPTION
+        surprising = self._surprising[has_prefill]
+        self._surprising[has_prefill] += _SURPRISE_RATE * (seems_so - surprising)
+        return seems_so and surprising < _MOST_SURPRISING
 
     def _note_residual(self, shape: StepShape, residual: float) -> None:
         is_mixed = shape.num_prefill_chunks > 0 and shape.num_decode_rows > 0
