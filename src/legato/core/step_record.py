@@ -120,7 +120,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
         http_id: what the client has as `X-Request-Id`, and behind the prefix of the answer's `id`.
         operation: "chat" or "text_completion".
         request_ids: of its completions, as far as anything came of them; key the choice's index.
-        received_s: when its headers had come.
+        received_s: when its first bytes came.
         ended_s: when its end had been written; where it is not streamed, when all of it had come.
         sent_s: when what came with each token went to the client's socket; key the choice's index.
             Where the answer is not streamed, when each token came.

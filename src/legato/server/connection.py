@@ -7,6 +7,7 @@ and takes headers of any size. Here each of these has a limit, and who exceeds i
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -80,6 +81,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        # Here rather than where it is handled, which may wait for others' tokens to be written.
+        self.scope["state"]["received_s"] = time.monotonic()
         self._num_header_bytes = 0
         self._await(_Awaited.HEADERS)
 

@@ -21,7 +21,7 @@ class Arrival:
 
     Attributes:
         request_id: the client's, or one made for it.
-        received_s: when its headers had come, on the clock of `time.monotonic`.
+        received_s: when its first bytes came, on the clock of `time.monotonic`.
         trace_context: its headers of W3C's trace context; key the name.
     """
 

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import hmac
 import re
-import time
 import uuid
 from collections.abc import Collection
 
@@ -43,7 +42,7 @@ class RequestIds:
     """Gives each request an id, the client's or a new one, returns it, and counts error answers.
 
     A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find the id in
-    `scope["state"]["request_id"]`, and the time of its arrival in `scope["state"]["received_s"]`.
+    `scope["state"]["request_id"]`.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -53,8 +52,7 @@ class RequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(_REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
-        state = scope.setdefault("state", {})
-        state["request_id"], state["received_s"] = request_id, time.monotonic()
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
