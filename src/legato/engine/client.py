@@ -117,6 +117,7 @@ class EngineClient:
         connection = await EngineConnection.open(config)
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, source)
+            await asyncio.to_thread(tokenizer.warm_up)
             info = await connection.ready()
         except BaseException:
             connection.kill()

@@ -1,6 +1,7 @@
 """Text to token ids and back. Torch-free: the server process uses it."""
 
 import json
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -69,6 +70,12 @@ class Tokenizer:
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return piece.replace(_SPACE, " ").encode()
+
+    def warm_up(self) -> None:
+        """Compile the template, which the first conversation would otherwise wait for."""
+        # A template may refuse what is no real conversation; it is compiled then, too.
+        with suppress(InvalidRequestError):
+            self.apply_chat_template([{"role": "user", "content": "Hello"}])
 
     def apply_chat_template(
         self,
