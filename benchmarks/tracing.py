@@ -58,6 +58,8 @@ def main() -> None:
     arguments = _parse()
     console = Console(highlight=False)
     command = f"{SERVE} --max-num-batched-tokens {arguments.budget}"
+    if arguments.num_threads:
+        command += f" --num-threads {arguments.num_threads}"
     with running_server(command) as url:
         asyncio.run(_measure(console, url, arguments))
 
@@ -70,6 +72,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=50, help="of the mixed run")
     parser.add_argument("--rate", type=float, default=1.0, help="of the mixed run, a second")
     parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--num-threads", type=int, help="of the engine; fewer leave cores to HTTP")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
