@@ -34,6 +34,7 @@ def test_the_methods_of_llm_are_these() -> None:
         "max_num_seqs",
         "enable_chunked_prefill",
         "policy",
+        "admission_optimism",
         "num_threads",
         "quantization",
         "kernels",

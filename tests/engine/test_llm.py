@@ -82,6 +82,7 @@ def test_prompt_logprobs_come_once_despite_preemption() -> None:
         block_size=block_size,
         kv_cache_memory_bytes=num_blocks * block_size * bytes_per_token,
         max_model_len=100,
+        admission_optimism=1.0,
     )
     prompts = [
         {"prompt_token_ids": list(range(1000 * i, 1000 * i + prompt_len))}

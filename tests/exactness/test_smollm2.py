@@ -146,6 +146,7 @@ def test_after_preemption(references: list[Reference], enable_prefix_caching: bo
         kv_cache_memory_bytes=num_blocks * 4 * bytes_per_token,
         max_model_len=512,
         enable_prefix_caching=enable_prefix_caching,
+        admission_optimism=1.0,
     )
     _assert_same(some, _complete(llm, some))
     assert llm.stats.num_preemptions > 0

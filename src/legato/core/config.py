@@ -92,7 +92,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         slo_classes: further classes; key the name. "batch" is there without being told.
         shed_load: refuse a request at once whose TTFT SLO cannot be met.
         admission_optimism: how little room is kept for what running requests still generate, in
-            [0, 1]: at 0 for all that they may, at 1 for no more than the shortest outputs took.
+            [0, 1]: at 0 for all that they may, at 1 for the next token.
     """
 
     policy: Policy = "stall-free"

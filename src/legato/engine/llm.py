@@ -75,6 +75,8 @@ class LLM:
         kv_cache_memory_bytes: size of the KV cache; None takes a fraction of the free memory.
         gpu_memory_utilization: that fraction, in (0, 1].
         swap_space_bytes: of host memory, for blocks that are evicted from the cache.
+        admission_optimism: how little room is kept for what running requests still generate, in
+            [0, 1]: at 0 for all that they may, at 1 for the next token.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -98,6 +100,7 @@ class LLM:
         max_num_seqs: int = 64,
         enable_chunked_prefill: bool = True,
         policy: Policy = "stall-free",
+        admission_optimism: float = 0.5,
         num_threads: int | None = None,
         quantization: Quantization | None = None,
         kernels: Kernels = "auto",
@@ -125,6 +128,7 @@ class LLM:
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_num_seqs=max_num_seqs,
                 enable_chunked_prefill=enable_chunked_prefill,
+                admission_optimism=admission_optimism,
                 max_waiting=2**31,  # the caller waits for all of them anyway
             ),
         )

@@ -288,7 +288,8 @@ class StepBuilder:
             if request.request_id not in self._queues.running:
                 return False
         self.shape.add_decode(request.num_tokens)
-        self._add_chunk(request, 1, "decode")
+        # A prompt may have one token left, too.
+        self._add_chunk(request, 1, "prompt_end" if request.first_token_s is None else "decode")
         return True
 
     def _make_room(self, request: Request) -> None:
