@@ -15,6 +15,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--model", metavar="NAME", help="default: the only one it serves")
     group.add_argument("--api-key", metavar="KEY")
+    add_prompt_flags(group)
+
+
+def add_prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--vocab-size",
         type=count,

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legato.cli.bench_flags import add_output_flag
+from legato.cli.bench_flags import add_output_flag, add_prompt_flags
 from legato.cli.durations import duration_s
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.numbers import count, whole
@@ -97,14 +97,7 @@ def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="that simulate (%(default)s)",
     )
-    group.add_argument(
-        "--vocab-size",
-        type=count,
-        default=32_000,
-        metavar="N",
-        help="prompts are random tokens below this (%(default)s)",
-    )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+    add_prompt_flags(group)
     add_output_flag(group)
 
 
