@@ -207,7 +207,7 @@ class KVCacheManager:
             self._tree.use([twin])
             table.shared.append(twin)
             if twin.is_spilled:
-                self._tree.replace(twin, block_id)
+                self._host.replace(twin, block_id)
                 return
             table.block_ids = (
                 *table.block_ids[:index],

@@ -77,10 +77,6 @@ class PrefixTree:
         for node, block_id in zip(nodes, block_ids, strict=True):
             self._host.restore(node, block_id)
 
-    def replace(self, node: Node, block_id: int) -> None:
-        """Give a spilled node, which is in use, a block with the same contents."""
-        self._host.replace(node, block_id)
-
     def release(self, path: list[Node]) -> list[int]:
         """Stop using a way from the root.
 
