@@ -122,13 +122,11 @@ class Scheduler:
         """
         assert self._in_flight is None, "a step is in flight"
         assert config.prefill_order is not None
-        promised = self._classes
         self._configure(config)
         waiting = self._queues.take_waiting()
         for request in (*self._queues.running.values(), *waiting):
-            name = request.message.service.slo_class
-            if request.slo == promised[name]:
-                request.change_promise(self._classes[name], now_s)
+            if not request.is_promise_waived:
+                request.change_promise(self._classes[request.message.service.slo_class], now_s)
         self._queues.order = ORDERS[config.prefill_order]
         for request in waiting:
             self._queues.add(request)
@@ -202,10 +200,6 @@ class Scheduler:
 
     def _finish(self, step: StepBuilder) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
-        for request_id in step.admitted:
-            request = self._queues.get(request_id)
-            if request is not None and request.scheduled_s is None:
-                request.scheduled_s = self._planned_s
         model = self._step_time
         return StepPlan(
             step_id=self._num_steps,

@@ -219,6 +219,8 @@ class StepBuilder:
             self._memory.add(request)
         self._queues.admit(request)
         self.admitted[request.request_id] = match.num_computed_tokens
+        if request.scheduled_s is None:
+            request.scheduled_s = self._now_s
         self._note_pace(request)
         request.catch_up(match.num_computed_tokens)
         if num_tokens:
