@@ -3,18 +3,17 @@
 import argparse
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-from legato.bench.local_server import local_server
+from legato.bench import local_server
 from legato.core.config import DEFAULT_MODEL
 
 Server = tuple[str, str, str]
 """Its name, that of the model it serves, and the command that starts it."""
 
-SERVE = f"{sys.executable} -m legato serve --port {{port}} --log-level warning"
+SERVE = shlex.join(local_server.SERVE)
 
 
 def add_peer_flag(parser: argparse.ArgumentParser) -> None:
@@ -54,5 +53,5 @@ def server_process(
     command: str, log: IO[str] | int = subprocess.DEVNULL
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The same, with the process; what it logs goes to `log`."""
-    with local_server(shlex.split(command), log) as server:
+    with local_server.local_server(shlex.split(command), log) as server:
         yield server

@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from typing import IO
 import httpx
 
 from legato.core.errors import ConfigError
+
+SERVE = (sys.executable, "-m", "legato", "serve", "--port", "{port}", "--log-level", "warning")
+"""A command for `local_server`, to which flags may be added."""
 
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0

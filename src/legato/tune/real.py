@@ -12,7 +12,7 @@ import msgspec
 from legato.bench.client import Address, connect
 from legato.bench.console import progress_bar
 from legato.bench.load import send_workload, warm_up
-from legato.bench.local_server import local_server
+from legato.bench.local_server import SERVE, local_server
 from legato.bench.prompts import RandomPrompts
 from legato.bench.record import RequestRecord
 from legato.bench.workload import Workload
@@ -20,8 +20,6 @@ from legato.core.config import EngineConfig
 from legato.observe.trace_file import read_trace
 from legato.tune.recording import Recording
 from legato.tune.serve_flags import serve_flags
-
-_SERVE = (sys.executable, "-m", "legato", "serve", "--port", "{port}", "--log-level", "warning")
 
 
 class RealRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +43,7 @@ def run_real(
         ConfigError: the server cannot be started as configured.
     """
     started_s = time.monotonic()
-    with local_server([*_SERVE, *serve_flags(config), *more_flags], log=sys.stderr) as (_, url):
+    with local_server([*SERVE, *serve_flags(config), *more_flags], log=sys.stderr) as (_, url):
         start_s, records = asyncio.run(_send(url, workload, prompts, name))
     return RealRun(records=records, start_s=start_s, wall_s=time.monotonic() - started_s)
 
