@@ -19,6 +19,7 @@ from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
@@ -58,7 +59,7 @@ def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int
         decoder, num_blocks=len(block_ids), block_size=BLOCK_SIZE
     )
     message = AddRequest(
-        request_id="", prompt_token_ids=tuple(token_ids), params=SamplingParams(max_tokens=1)
+        request_id="", prompt_token_ids=token_array(token_ids), params=SamplingParams(max_tokens=1)
     )
     sequence = SequenceState(message)
     rows: list[torch.Tensor] = []

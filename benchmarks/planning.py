@@ -26,6 +26,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
@@ -129,7 +130,7 @@ class Stage:
         first = _NUM_PREFIXES + number * _MAX_MODEL_LEN
         return AddRequest(
             request_id=str(number),
-            prompt_token_ids=(*shared, *range(first, first + length - num_shared)),
+            prompt_token_ids=token_array((*shared, *range(first, first + length - num_shared))),
             params=SamplingParams(max_tokens=self._random.randrange(50, 400), seed=0),
             service=ServiceParams(slo_class=self._random.choice(["interactive"] * 4 + ["batch"])),
             arrival_time_s=self._clock(),

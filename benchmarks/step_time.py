@@ -20,6 +20,7 @@ from rich.progress import Progress
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.build import build_engine
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -78,7 +79,7 @@ def _request(request_id: str, rng: random.Random) -> AddRequest:
     length = rng.randint(2000, 7000) if is_long else min(1500, int(rng.lognormvariate(5.3, 0.8)))
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(rng.choices(range(1000, 32_000), k=max(8, length))),
+        prompt_token_ids=token_array(rng.choices(range(1000, 32_000), k=max(8, length))),
         params=SamplingParams(max_tokens=rng.randint(5, 150), temperature=0.0, seed=0),
         arrival_time_s=time.monotonic(),
     )

@@ -8,6 +8,7 @@ from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import SloClass
+from legato.core.token_ids import token_array
 
 EOS, STOP, OTHER = 2, 7, 5
 STOP_REASONS = {EOS: None, STOP: STOP}
@@ -17,7 +18,7 @@ def request(**params: object) -> Request:
     return Request(
         AddRequest(
             request_id="r",
-            prompt_token_ids=(1, 1, 1),
+            prompt_token_ids=token_array([1, 1, 1]),
             params=SamplingParams(stop_token_ids=(STOP,), **params),  # type: ignore[arg-type]
             eos_token_ids=(EOS,),
             arrival_time_s=5.0,

@@ -10,6 +10,7 @@ from legato.core.config import DEFAULT_MODEL
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.completion import Completion, CompletionDelta
 from legato.engine.completion_stream import CompletionStream
 from legato.model.source import resolve_source
@@ -22,7 +23,7 @@ EOS = 2
 def new_stream(**params: object) -> CompletionStream:
     request = AddRequest(
         request_id="r",
-        prompt_token_ids=(1,),
+        prompt_token_ids=token_array([1]),
         params=SamplingParams(**params),  # type: ignore[arg-type]
     )
     return CompletionStream(0, request, TOKENIZER)

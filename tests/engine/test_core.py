@@ -8,6 +8,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.core import EngineCore
 from legato.engine.errors import EngineFaultError
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
@@ -33,7 +34,8 @@ class Engine(EngineCore):
 def request(request_id: str, prompt_len: int) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=(sum(request_id.encode()),) * prompt_len,  # shared with no other
+        prompt_token_ids=token_array([sum(request_id.encode())])
+        * prompt_len,  # shared with no other
         params=SamplingParams(max_tokens=NUM_TOKENS),
     )
 

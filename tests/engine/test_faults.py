@@ -10,6 +10,7 @@ from legato.core.config import CacheConfig, EngineConfig, ModelConfig, Scheduler
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.build import build_engine
 from legato.engine.core import EngineCore
 
@@ -30,7 +31,7 @@ SETTINGS = {
 def request(request_id: str, params: SamplingParams, prompt_len: int = 30) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(1000 + 7 * i for i in range(prompt_len)),
+        prompt_token_ids=token_array(1000 + 7 * i for i in range(prompt_len)),
         params=params,
     )
 

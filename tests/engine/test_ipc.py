@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.ipc import Channel, ChannelClosedError, FrameDecoder, pack_frame
 
 MESSAGES: list[Event] = [
     AbortRequest(request_id="a"),
     AddRequest(
         request_id="ü",
-        prompt_token_ids=tuple(range(9000)),
+        prompt_token_ids=token_array(range(9000)),
         params=SamplingParams(logit_bias={5: 1.0}, stop=("x",), seed=-1),
     ),
     AbortRequest(request_id=""),

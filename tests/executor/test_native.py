@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -112,7 +113,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: i
         needed = -(-sum(prompt) // BLOCK_SIZE)
         tables.append(tuple(order[:needed]))
         del order[:needed]
-        tokens = tuple((7 * i + 3 * j * j + j) % VOCAB_SIZE for j in range(sum(prompt)))
+        tokens = token_array((7 * i + 3 * j * j + j) % VOCAB_SIZE for j in range(sum(prompt)))
         message = AddRequest(
             request_id=str(i), prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)
         )
@@ -164,7 +165,7 @@ def test_long_contexts_are_shared_among_threads(
 @pytest.mark.parametrize("chunks", [[600], [1, 599], [256, 256, 88], [37] * 16 + [8]])
 def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> None:
     """A row is summed in one order, whatever is computed beside it; keys are not split so far."""
-    prompt = tuple((3 * j * j + j) % VOCAB_SIZE for j in range(600))
+    prompt = token_array((3 * j * j + j) % VOCAB_SIZE for j in range(600))
     logits = []
     for lengths in ([599, 1], chunks):
         machine = Machine(2, instructions)

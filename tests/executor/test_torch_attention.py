@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
@@ -65,7 +66,7 @@ def test_equals_dense_attention(
         values.append(torch.randn(context + chunk, KV_HEADS, HEAD_DIM))
         message = AddRequest(
             request_id=str(i),
-            prompt_token_ids=tuple(range(context + chunk)),
+            prompt_token_ids=token_array(range(context + chunk)),
             params=SamplingParams(max_tokens=1),
         )
         sequences.append(SequenceState(message))

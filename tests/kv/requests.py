@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
+from legato.core.token_ids import token_array
 
 
 def request_for(
@@ -16,7 +17,7 @@ def request_for(
 ) -> Request:
     message = AddRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=token_array(prompt),
         params=SamplingParams(max_tokens=1000, seed=0, prompt_logprobs=prompt_logprobs),
         service=ServiceParams(cache_salt=cache_salt),
     )

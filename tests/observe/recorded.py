@@ -6,6 +6,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord
+from legato.core.token_ids import token_array
 from legato.engine.core import EngineCore
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
@@ -53,7 +54,7 @@ def recorded_run(
 def _request(index: int, arrival_s: float, num_prompt: int, num_output: int) -> AddRequest:
     return AddRequest(
         request_id=str(index),
-        prompt_token_ids=tuple(range(1000 * index, 1000 * index + num_prompt)),
+        prompt_token_ids=token_array(range(1000 * index, 1000 * index + num_prompt)),
         params=SamplingParams(max_tokens=num_output, seed=0, temperature=0.0),
         arrival_time_s=arrival_s,
     )

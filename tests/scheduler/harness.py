@@ -13,6 +13,7 @@ from legato.core.plan import BlockMove, Fault, ScheduledChunk, StepPlan, StepRes
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED
@@ -101,7 +102,9 @@ class Harness:
         first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
         request = AddRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(range(first, first + prompt_len) if prompt is None else prompt),
+            prompt_token_ids=token_array(
+                range(first, first + prompt_len) if prompt is None else prompt
+            ),
             params=SamplingParams(
                 max_tokens=max_tokens, seed=0, temperature=0.0, prompt_logprobs=prompt_logprobs
             ),

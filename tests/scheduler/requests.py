@@ -3,6 +3,7 @@
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
+from legato.core.token_ids import token_array
 
 
 def waiting_request(
@@ -16,7 +17,7 @@ def waiting_request(
     """A request of which nothing has been computed yet; best-effort unless `slo` says else."""
     message = AddRequest(
         request_id=request_id,
-        prompt_token_ids=(1,) * prompt_len,
+        prompt_token_ids=token_array([1]) * prompt_len,
         params=SamplingParams(max_tokens=8, seed=0),
         service=ServiceParams(priority=priority),
         arrival_time_s=arrival_s,

@@ -13,6 +13,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.memory_forecast import MemoryForecast
@@ -177,7 +178,7 @@ def arrivals(*, told: bool) -> list[AddRequest]:
         )
         prompt = range(number * 10_000, number * 10_000 + prompt_len)
         requests.append(
-            AddRequest(request_id=str(number), prompt_token_ids=tuple(prompt), params=params)
+            AddRequest(request_id=str(number), prompt_token_ids=token_array(prompt), params=params)
         )
     return requests
 

@@ -14,6 +14,7 @@ from legato.core.config import EngineConfig, Kernels
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.engine.build import Machinery, load_machinery
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
@@ -163,7 +164,7 @@ def work_of(spec: DecoderSpec, shape: StepShape, *, value_bytes: int, weight_byt
 
 
 def _request(name: str) -> AddRequest:
-    tokens = tuple(1000 + 7 * i % 10_000 for i in range(_DEEP + _CHUNK))
+    tokens = token_array(1000 + 7 * i % 10_000 for i in range(_DEEP + _CHUNK))
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=10_000)
     return AddRequest(request_id=name, prompt_token_ids=tokens, params=params)
 

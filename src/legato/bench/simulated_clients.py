@@ -11,6 +11,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import INTERACTIVE, ServiceParams
+from legato.core.token_ids import token_array
 
 _STATUSES: dict[FinishReason, Status] = {
     FinishReason.LENGTH: "ok",
@@ -89,7 +90,7 @@ class SimulatedClients:
 def _message(request_id: str, request: WorkloadRequest, arrival_s: float) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=(0,) * request.num_prompt_tokens,
+        prompt_token_ids=token_array([0]) * request.num_prompt_tokens,
         params=SamplingParams(temperature=0.0, seed=0, max_tokens=request.num_output_tokens),
         service=ServiceParams(
             slo_class=request.slo_class or INTERACTIVE, priority=request.priority

@@ -7,6 +7,7 @@ import msgspec
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
+from legato.core.token_ids import TokenIds
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -22,7 +23,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     params: SamplingParams
     service: ServiceParams = ServiceParams()
     eos_token_ids: tuple[int, ...] = ()
@@ -105,7 +106,7 @@ class Request:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.token_due_s = math.inf
-        self.token_ids: list[int] = list(message.prompt_token_ids)
+        self.token_ids: TokenIds = message.prompt_token_ids[:]
         self.block_keys: list[bytes] = []
         self.num_computed_tokens = 0
         self.num_hit_tokens = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.base import Executor
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
@@ -153,7 +154,9 @@ class Calibration:
     def _request(self, request_id: str) -> AddRequest:
         return AddRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(self._random.choices(range(self._vocab_size), k=self._limit)),
+            prompt_token_ids=token_array(
+                self._random.choices(range(self._vocab_size), k=self._limit)
+            ),
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=_LONGEST_CONTEXT),
         )
 

@@ -1,14 +1,18 @@
 """Frames of msgpack over a socket pair, which only the two processes that hold its ends can reach.
 
 A frame is its length as 4 bytes, little-endian, and that many bytes of msgpack. Nothing is pickled.
+Token ids go as they lie in memory.
 """
 
 import select
 import socket
 import struct
+from array import array
 from typing import Any
 
 import msgspec
+
+from legato.core.token_ids import TokenIds, token_array
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 20
@@ -19,7 +23,7 @@ class ChannelClosedError(Exception):
 
 
 def pack_frame(message: Any) -> bytes:
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.msgpack.encode(message, enc_hook=_encode_tokens)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -27,7 +31,7 @@ class FrameDecoder:
     """Puts frames together from whatever pieces arrive."""
 
     def __init__(self, message_type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(message_type)
+        self._decoder = msgspec.msgpack.Decoder(message_type, dec_hook=_decode_tokens)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
@@ -82,3 +86,15 @@ class Channel:
         if not data:
             raise ChannelClosedError
         return data
+
+
+def _encode_tokens(value: Any) -> bytes:
+    if not isinstance(value, array):
+        raise NotImplementedError(f"{type(value)} goes into no frame")
+    return value.tobytes()
+
+
+def _decode_tokens(_: type, data: bytes) -> TokenIds:
+    token_ids = token_array(())
+    token_ids.frombytes(data)
+    return token_ids

@@ -9,6 +9,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.token_ids import token_array
 from legato.engine.messages import EngineInfo
 
 
@@ -43,7 +44,7 @@ def build_requests(
             f"slo_class {service.slo_class!r} is not one of {', '.join(info.slo_classes)}",
             param="slo_class",
         )
-    token_ids = tuple(prompt_token_ids)
+    token_ids = token_array(prompt_token_ids)
     seed = random.getrandbits(63) if params.seed is None else params.seed
     return [
         AddRequest(

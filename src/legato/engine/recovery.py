@@ -9,13 +9,14 @@ import logging
 from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
 from legato.executor.base import Executor
 
 logger = logging.getLogger(__name__)
 
 _CANARY = AddRequest(
     request_id="canary",
-    prompt_token_ids=(0,),
+    prompt_token_ids=token_array((0,)),
     params=SamplingParams(temperature=0.0, max_tokens=1, seed=0),
 )
 

@@ -23,7 +23,7 @@ class SequenceState:
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
         self.token_ids = torch.empty(len(prompt) + message.params.max_tokens, dtype=torch.int64)
-        self.token_ids[: len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+        self.token_ids[: len(prompt)] = torch.frombuffer(prompt, dtype=torch.int32)
         self.num_prompt_logprobs = 0
         self._block_ids: tuple[int, ...] = ()
         self._runs: list[tuple[int, int]] = []

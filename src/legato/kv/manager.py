@@ -1,6 +1,5 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
-from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -236,7 +235,7 @@ class KVCacheManager:
 
     def _new_keys(self, request: Request, first: int, end: int) -> list[Key]:
         size = self.block_size
-        tokens = array("i", request.token_ids[first * size : end * size]).tobytes()
+        tokens = request.token_ids[first * size : end * size].tobytes()
         step = len(tokens) // (end - first)
         keys = [tokens[start : start + step] for start in range(0, len(tokens), step)]
         salt = request.message.service.cache_salt

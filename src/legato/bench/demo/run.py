@@ -14,6 +14,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepRecord
+from legato.core.token_ids import token_array
 from legato.engine.build import known_steps, load_machinery
 from legato.engine.core import EngineCore
 from legato.engine.errors import RequestFailedError
@@ -206,7 +207,7 @@ class Stage:
     def _request(self, request_id: str, num_prompt_tokens: int, num_tokens: int) -> AddRequest:
         return AddRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(self._prompts.draw(num_prompt_tokens)),
+            prompt_token_ids=token_array(self._prompts.draw(num_prompt_tokens)),
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens),
             arrival_time_s=time.monotonic(),
         )

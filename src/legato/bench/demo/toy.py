@@ -10,6 +10,7 @@ from legato.core.config import Policy, SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkRecord, StepRecord
+from legato.core.token_ids import token_array
 from legato.engine.core import EngineCore
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
@@ -77,6 +78,6 @@ def _cell(chunk: ChunkRecord) -> str:
 def _request(name: str, num_prompt_tokens: int) -> AddRequest:
     return AddRequest(
         request_id=name,
-        prompt_token_ids=tuple(sum(name.encode()) for _ in range(num_prompt_tokens)),
+        prompt_token_ids=token_array([sum(name.encode())] * num_prompt_tokens),
         params=SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_OUTPUT_TOKENS),
     )
