@@ -21,7 +21,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     _check_eviction_order(kv._host._spilled)
     for node in nodes:
         assert node.parent is not None
-        assert node.parent.children[node.key] is node
+        assert node.parent.child(node.key) is node
         assert node.parent.is_computed or not node.is_computed, "computed after what is not"
         assert node.is_computed or node.num_users, "nobody will ever compute it"
 
@@ -48,17 +48,17 @@ def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:
     for node in spilled:
         assert node.is_computed
         assert node.block_id == -1
-        assert all(child.is_spilled for child in node.children.values())
+        assert all(child.is_spilled for child in node.children)
 
 
 def _check_eviction_order(order: Iterable[Node]) -> None:
     place = {node: i for i, node in enumerate(order)}
     for node in place:
-        assert all(place.get(child, -1) < place[node] for child in node.children.values())
+        assert all(place.get(child, -1) < place[node] for child in node.children)
 
 
 def _descendants(node: Node) -> list[Node]:
     found: list[Node] = []
-    for child in node.children.values():
+    for child in node.children:
         found += [child, *_descendants(child)]
     return found

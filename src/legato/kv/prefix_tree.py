@@ -40,7 +40,7 @@ class PrefixTree:
         node: Node | None = self._root
         for key in keys:
             assert node is not None
-            node = node.children.get(key)
+            node = node.child(key)
             if node is None:
                 break
             path.append(node)
@@ -48,7 +48,7 @@ class PrefixTree:
 
     def child(self, path: list[Node], key: Key) -> Node | None:
         """The node under the end of a way from the root, which may have no step yet."""
-        return (path[-1] if path else self._root).children.get(key)
+        return (path[-1] if path else self._root).child(key)
 
     def extend(
         self, path: list[Node], keys: Iterable[Key], block_ids: Iterable[int], *, num_missing: int
@@ -56,9 +56,8 @@ class PrefixTree:
         """Put blocks, one under the other, at the end of a way, used by whoever goes this way."""
         parent = path[-1] if path else self._root
         for key, block_id in zip(keys, block_ids, strict=True):
-            assert key not in parent.children, "two blocks with the same tokens"
             node = Node(parent, key, block_id, num_missing, 1)
-            parent.children[key] = node
+            parent.add(node)
             path.append(node)
             parent = node
 
@@ -115,4 +114,4 @@ class PrefixTree:
     def _remove(self, node: Node) -> None:
         assert not node.children, "a block is forgotten before those that continue it"
         assert node.parent is not None
-        del node.parent.children[node.key]
+        node.parent.remove(node)
