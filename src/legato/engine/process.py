@@ -25,6 +25,8 @@ from legato.engine.messages import (
     StepOutputs,
 )
 
+_YOUNG_PER_FULL_COLLECTION = 10_000
+
 FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure
 
 
@@ -60,6 +62,8 @@ def _serve(channel: Channel) -> int:
     # which holds up a step by as long as the step takes.
     gc.collect()
     gc.freeze()
+    # Nor at each of the cached blocks, which takes it milliseconds: what steps leave dies young.
+    gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:
         events = _events(channel.receive(block=not core.has_work), core)
