@@ -12,11 +12,11 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.step_record import AnswerRecord, EngineRecord, RequestArrived, StepRecord
 from legato.observe.attribution import Attribution, Span
-from legato.observe.request_story import RequestStory, read_story
+from legato.observe.request_story import ObservedStep, RequestStory, read_story
 from legato.observe.trace_file import JsonlTrace, TraceHeader
 from tests.observe.recorded import BETWEEN_S, STEP_S, TOKEN_S, recorded_run
 
-HEADER = TraceHeader(started_s=0.0, unix_s=None, settings={})
+HEADER = TraceHeader(started_s=0.0, unix_s=0.0, settings={})
 
 
 def story_of(records: list[EngineRecord], request_id: str) -> RequestStory:
@@ -26,7 +26,7 @@ def story_of(records: list[EngineRecord], request_id: str) -> RequestStory:
         if isinstance(record, RequestArrived) and record.request_id == request_id:
             story.arrived = record
         elif isinstance(record, StepRecord) and story.arrived is not None:
-            story.steps.append(record)
+            story.see(ObservedStep(record))
     return story
 
 

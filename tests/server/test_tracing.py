@@ -25,6 +25,8 @@ from tests.server.span_collector import SpanCollector, attributes, collecting_sp
 KEY = "secret"
 AUTH = {"Authorization": f"Bearer {KEY}"}
 LONG_PROMPT = "word " * 600
+MAY_BE_INTERRUPTED_S = 0.1
+"""A server that has written to a socket and is about to look at the clock."""
 
 
 class Traced(NamedTuple):
@@ -95,10 +97,10 @@ def test_a_story_lies_within_what_the_client_saw_and_adds_up(traced: Traced) -> 
     attribution = Attribution(story)
     first = attribution.first_token()
     assert first is not None
-    assert seen.sent_s < first.start_s < first.end_s < seen.came_s[0]
+    assert seen.sent_s < first.start_s < first.end_s
     assert len(attribution.told_s) == len(seen.came_s)
     for told_s, came_s in zip(attribution.told_s, seen.came_s, strict=True):
-        assert told_s < came_s
+        assert told_s < came_s + MAY_BE_INTERRUPTED_S
     spans = [first, *map(attribution.gap, range(len(seen.came_s) - 1))]
     for span in spans:
         assert sum(span.parts.values()) == pytest.approx(span.seconds)
@@ -113,6 +115,9 @@ def test_explain_and_convert_read_what_a_server_writes(traced: Traced, tmp_path:
     told = legato("explain", str(traced.trace), seen.answer_id)
     assert "computing its own prompt" in told
     assert "to the next" in told
+    listed = legato("explain", str(traced.trace), "--by", "ttft")
+    assert seen.answer_id.removeprefix("chatcmpl-")[:8] in listed
+    assert "own prompt" in listed
     legato("trace", "convert", str(traced.trace), str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["name"].startswith("step ") for event in events)

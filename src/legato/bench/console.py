@@ -13,15 +13,19 @@ from legato.bench.record import OnProgress, Status
 from legato.bench.tables import Table, duration
 
 _REFRESHES_PER_S = 2  # drawing takes time from the server
+_WIDTH = 160  # of what goes into a file, where nobody's window bounds it
 
 
 def print_table(table: Table) -> None:
     drawn = rich.table.Table(title=table.title, title_justify="left")
     for index, name in enumerate(table.header):
-        drawn.add_column(name, justify="right" if index else "left")
+        drawn.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
-    Console().print(drawn)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(drawn)
 
 
 def print_trial(trial: Trial) -> None:

@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legato.cli.numbers import count, whole
+
 if TYPE_CHECKING:
     from legato.observe.attribution import Attribution, Cause, Span
     from legato.observe.request_story import RequestStory
@@ -38,7 +40,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "explain",
         help="say where a request's time went",
         description="Say in words where the time to a request's first token went, and its longest "
-        "gaps between tokens. The parts add up to what its client saw.",
+        "gaps between tokens. The parts add up to what its client saw. Without a request, say "
+        "which waited longest, and for what.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -46,27 +49,61 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "request_id",
+        nargs="?",
         metavar="REQUEST_ID",
         help="the id of the answer (chatcmpl-...), X-Request-Id, or the engine's own id",
     )
     parser.add_argument(
-        "--choice", type=int, default=0, metavar="N", help="which completion (%(default)s)"
+        "--choice", type=whole, default=0, metavar="N", help="which completion (%(default)s)"
     )
     parser.add_argument(
-        "--gaps", type=int, default=3, metavar="N", help="longest gaps to explain (%(default)s)"
+        "--gaps", type=whole, default=3, metavar="N", help="longest gaps to explain (%(default)s)"
+    )
+    parser.add_argument(
+        "--by",
+        choices=("gap", "ttft"),
+        default="gap",
+        help="without a request: whose longest gap, or whose time to first token, was the longest",
+    )
+    parser.add_argument(
+        "--most",
+        type=count,
+        default=20,
+        metavar="N",
+        help="without a request: how many to show (%(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one request; returns the exit status."""
+    """Explain one request, or all; returns the exit status."""
+    if args.request_id is None:
+        _explain_all(args)
+    else:
+        _explain_one(args)
+    return 0
+
+
+def _explain_all(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from legato.bench.console import print_table
+    from legato.cli.explain_all import tables
+    from legato.observe.waits import read_waits
+
+    with Console(stderr=True).status("reading the trace"):
+        waits = list(read_waits(args.trace))
+    for table in tables(waits, "longest" if args.by == "gap" else "first", args.most):
+        print_table(table)
+
+
+def _explain_one(args: argparse.Namespace) -> None:
     from legato.observe.attribution import Attribution
     from legato.observe.request_story import read_story
 
     story = read_story(args.trace, args.request_id, args.choice)
     for line in explanation(story, Attribution(story), args.gaps):
         print(line)
-    return 0
 
 
 def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:
@@ -125,7 +162,7 @@ def _chunks(story: "RequestStory") -> list[str]:
         return []
     ends = Counter(chunk.ended_by for chunk in prefill)
     told = ", ".join(f"{count} {_ENDS[reason]}" for reason, count in ends.most_common())
-    num_preemptions = sum(story.request_id in step.preempted for step in story.steps)
+    num_preemptions = sum(story.request_id in step.record.preempted for step in story.steps)
     again = f"; preempted {num_preemptions} times" if num_preemptions else ""
     num_tokens = sum(chunk.num_tokens for chunk in prefill)
     return [f"{num_tokens} tokens computed in {len(prefill)} chunks: {told}{again}"]

@@ -122,8 +122,8 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
         request_ids: of its completions, as far as anything came of them; key the choice's index.
         received_s: when its first bytes came.
         ended_s: when its end had been written; where it is not streamed, when all of it had come.
-        sent_s: when what came with each token went to the client's socket; key the choice's index.
-            Where the answer is not streamed, when each token came.
+        sent_s: when what came with each token had gone to the client's socket; where the answer is
+            not streamed, when the token came. Key the choice's index.
         finish_reasons: of the completions as the client sees them; key the choice's index.
         error, error_type: why there is no answer, or none to the end; its message and its kind.
         num_prompt_tokens, num_output_tokens: of all of its prompts and completions.

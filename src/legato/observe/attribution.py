@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from legato.core.step_record import ChunkRecord, StepRecord
-from legato.observe.request_story import RequestStory
+from legato.core.step_record import ChunkRecord
+from legato.observe.request_story import ObservedStep, RequestStory
 
 Cause = Literal[
     "http_in",
@@ -39,7 +39,7 @@ class Tile(NamedTuple):
     start_s: float
     end_s: float
     shares: Shares
-    step: StepRecord | None = None
+    step: ObservedStep | None = None
 
 
 class Span(NamedTuple):
@@ -132,14 +132,15 @@ def _tiles(story: RequestStory) -> list[Tile]:
             tiles.append(Tile(answer.received_s, arrived.arrived_s, {"http_in": 1.0}))
         tiles.append(Tile(arrived.arrived_s, arrived.taken_s, {"inbox": 1.0}))
     state = _State(story)
-    last: StepRecord | None = None
+    next_id: int | None = None
     for step in story.steps:
+        record = step.record
         if tiles:
-            is_next = last is None or step.step_id == last.step_id + 1
+            is_next = next_id is None or record.step_id == next_id
             cause: Cause = "between_steps" if is_next else "unrecorded"
-            tiles.append(Tile(tiles[-1].end_s, step.planned_s, {cause: 1.0}))
-        tiles.append(Tile(step.planned_s, step.ended_s, state.shares_in(step), step))
-        last = step
+            tiles.append(Tile(tiles[-1].end_s, record.planned_s, {cause: 1.0}))
+        tiles.append(Tile(record.planned_s, record.ended_s, state.shares_in(step), step))
+        next_id = record.step_id + 1
     return tiles
 
 
@@ -152,21 +153,24 @@ class _State:
         self._was_preempted = False
         self._num_computed = 0  # tokens, at most so far: those below were computed before
 
-    def shares_in(self, step: StepRecord) -> Shares:
-        request_id = self._story.request_id
-        if request_id in step.admitted:
+    def shares_in(self, step: ObservedStep) -> Shares:
+        request_id, record = self._story.request_id, step.record
+        if request_id in record.admitted:
             self._is_running = True
-        if request_id in step.preempted:
+        if request_id in record.preempted:
             self._is_running, self._was_preempted = False, True
-        if request_id in step.failed:
-            return {"memory": 1.0} if step.ran_out_of_memory else {"own_prefill": 1.0}
-        chunk = self._story.chunk_in(step)
+        if request_id in record.failed:
+            return {"memory": 1.0} if record.ran_out_of_memory else {"own_prefill": 1.0}
+        chunk = step.chunks.get(request_id)
         if chunk is not None:
             return self._computing(step, chunk)
         return self._passed_over(step) if self._is_running else self._waiting(step)
 
-    def _computing(self, step: StepRecord, chunk: ChunkRecord) -> Shares:
-        tokens: Counter[Cause] = _tokens_of_others(step, chunk)
+    def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
+        tokens = _tokens(step)
+        tokens["others_decode" if chunk.ended_by == "decode" else "others_prefill"] -= (
+            chunk.num_tokens
+        )
         num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
         self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
         tokens["preemption"] += num_again
@@ -174,20 +178,20 @@ class _State:
         tokens[own] += chunk.num_tokens - num_again
         return _by_tokens(tokens)
 
-    def _waiting(self, step: StepRecord) -> Shares:
+    def _waiting(self, step: ObservedStep) -> Shares:
         if self._was_preempted:
             return {"preemption": 1.0}
-        if step.held_by == "memory":
+        if step.record.held_by == "memory":
             return {"memory": 1.0}
-        if step.held_by in ("max_num_seqs", "pace"):
+        if step.record.held_by in ("max_num_seqs", "pace"):
             return {"queue": 1.0}
-        tokens = _tokens_of_others(step)
-        tokens["queue"] = tokens.pop("others_decode", 0)
+        tokens = _tokens(step)
+        tokens["queue"] = tokens.pop("others_decode")
         return _by_tokens(tokens)
 
-    def _passed_over(self, step: StepRecord) -> Shares:
+    def _passed_over(self, step: ObservedStep) -> Shares:
         is_stream = self._num_computed and self._is_decoding
-        return {"yielded": 1.0} if is_stream else _by_tokens(_tokens_of_others(step))
+        return {"yielded": 1.0} if is_stream else _by_tokens(_tokens(step))
 
     @property
     def _is_decoding(self) -> bool:
@@ -195,19 +199,15 @@ class _State:
         return arrived is None or self._num_computed >= arrived.num_prompt_tokens
 
 
-def _tokens_of_others(step: StepRecord, own: ChunkRecord | None = None) -> "Counter[Cause]":
-    tokens: Counter[Cause] = Counter()
-    for chunk in step.chunks:
-        if chunk is not own:
-            is_decode = chunk.ended_by == "decode"
-            tokens["others_decode" if is_decode else "others_prefill"] += chunk.num_tokens
-    return tokens
+def _tokens(step: ObservedStep) -> "Counter[Cause]":
+    """Of a step, as they are to a request without a chunk in it."""
+    return Counter({"others_prefill": step.num_prefill, "others_decode": step.num_decode})
 
 
-def _prompts_of_others(step: StepRecord, request_id: str) -> dict[str, int]:
+def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
     return {
         chunk.request_id: chunk.num_tokens
-        for chunk in step.chunks
+        for chunk in step.record.chunks
         if chunk.request_id != request_id and chunk.ended_by != "decode"
     }
 

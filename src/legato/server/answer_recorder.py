@@ -25,15 +25,19 @@ class AnswerRecorder:
         self._finish_reasons: dict[int, FinishReason] = {}
         self._num_output_tokens = 0
 
-    def sending(self, choice: int, delta: CompletionDelta) -> None:
-        """A delta is about to be written to the client, or put with the others of its answer."""
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        """A delta has come."""
         if not self._feed.is_wanted:
             return
         self._request_ids[choice] = delta.request_id
         self._num_output_tokens += len(delta.token_ids)
-        self._sent_s[choice] += [time.monotonic()] * len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reasons[choice] = delta.finish_reason
+
+    def sent(self, choice: int, delta: CompletionDelta) -> None:
+        """It has been written to the client's socket, or put with the others of its answer."""
+        if self._feed.is_wanted:
+            self._sent_s[choice] += [time.monotonic()] * len(delta.token_ids)
 
     def end(self, error: BaseException | None) -> None:
         """The answer is over; `error` is why, where it did not come to its end."""

@@ -66,8 +66,9 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
                 recorder.take(choice, delta)
-                answer.sending(choice, delta)
+                answer.take(choice, delta)
                 yield prompt_index, delta
+                answer.sent(choice, delta)
     except (InvalidRequestError, OverloadedError) as error:
         why = error.reason if isinstance(error, OverloadedError) else INVALID
         recorder.refuse(why, time.monotonic())
