@@ -27,8 +27,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
         "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3",
-        "--timeout-write", "4s", "--trace", "t.jsonl.gz", "--max-trace-size", "2M",
-        "--otlp-traces-endpoint", "http://localhost:4318/v1/traces",
+        "--timeout-write", "4s", "--timeout-engine", "1m", "--trace", "t.jsonl.gz",
+        "--max-trace-size", "2M", "--otlp-traces-endpoint", "http://localhost:4318/v1/traces",
     )  # fmt: skip
     assert config == ServerConfig(
         host="::1",
@@ -46,6 +46,7 @@ def test_every_flag_reaches_its_field() -> None:
         header_timeout_s=1.5,
         body_timeout_s=3.0,
         write_timeout_s=4.0,
+        engine_timeout_s=60.0,
         trace="t.jsonl.gz",
         max_trace_bytes=2**21,
         otlp_traces_endpoint="http://localhost:4318/v1/traces",

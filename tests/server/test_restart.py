@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGSTOP
 from typing import Any
 
 import psutil
@@ -63,3 +64,21 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     wait_until(lambda: kill_engine(server), "the server goes on")
     assert server.process.returncode == 1
     assert "died 3 times in a row" in server.log.read_text()
+
+
+def test_an_engine_that_hangs_is_started_again(tmp_path: Path) -> None:
+    flags = ("--max-num-seqs", "1", "--dtype", "float32", "--timeout-engine", "4s")
+    with running_server(tmp_path, *flags) as server:
+        undisturbed = server.http.post("/v1/completions", json=GREEDY).json()
+        running = BackgroundStream(server)
+        waiting = BackgroundRequest(server, **GREEDY)
+        server.wait_for_metric("num_requests_waiting", 1)
+        [engine] = psutil.Process(server.process.pid).children()
+        engine.send_signal(SIGSTOP)
+
+        running.join()
+        assert running.chunks[-1]["error"]["code"] == "engine_dead"
+        assert waiting.join().json()["choices"] == undisturbed["choices"]
+        assert server.metric("num_engine_restarts_total") == 1
+        assert "said nothing for" in server.log.read_text()
+        assert not engine.is_running()

@@ -66,6 +66,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "with commas; * is any (default: none)",
     )
     group.add_argument(
+        "--timeout-engine",
+        dest="engine_timeout_s",
+        type=duration_s,
+        metavar="TIME",
+        help="how long the engine may say nothing while it has requests, before it is started "
+        f"again; longer than any step takes ({_DEFAULTS.engine_timeout_s:g}s)",
+    )
+    group.add_argument(
         "--trust-request-chat-template",
         action="store_true",
         help="let clients send chat templates, which are programs that this server would run",

@@ -77,6 +77,7 @@ class EngineClient:
         *,
         loading_s: float,
         max_unread_tokens: int,
+        timeout_s: float,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
@@ -88,6 +89,8 @@ class EngineClient:
         self._config = config
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
         self._max_unread_tokens = max_unread_tokens
+        self._timeout_s = timeout_s
+        self._heard_s = 0.0  # when the engine last said something, or had nothing to say before
         self._connection: EngineConnection | None = connection  # None while there is no engine
         self._restarts = Restarts(loading_s)
         self._jobs: dict[str, _Job] = {}  # key engine request id
@@ -101,12 +104,14 @@ class EngineClient:
         *,
         served_model_name: str | None = None,
         max_unread_tokens: int = 2048,
+        timeout_s: float = 300.0,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
 
         Args:
             max_unread_tokens: of a completion that may wait to be taken from `generate`; one more
                 ends its stream.
+            timeout_s: how long an engine with requests may say nothing before it counts as dead.
 
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
@@ -129,6 +134,7 @@ class EngineClient:
             tokenizer,
             loading_s=time.monotonic() - started_s,
             max_unread_tokens=max_unread_tokens,
+            timeout_s=timeout_s,
         )
 
     @property
@@ -230,6 +236,8 @@ class EngineClient:
     def _submit(self, job: _Job) -> None:
         self.check_running()
         assert self._connection is not None
+        if not self._jobs:
+            self._heard_s = time.monotonic()
         for request in job.requests:
             self._jobs[request.request_id] = job
             self._connection.send(request)
@@ -246,11 +254,14 @@ class EngineClient:
                 self._connection = connection
                 if self.records.is_wanted:
                     self._set_recording(True)
+                self._heard_s = time.monotonic()
                 self._send_again(connection)
+                watching = asyncio.create_task(self._end_if_it_hangs(connection))
                 try:
                     async for step in connection.steps():
                         self._take(step)
                 finally:
+                    watching.cancel()
                     self._connection = None
                     status = await connection.close()
                 logger.error("the engine process ended unexpectedly: %s", status)
@@ -263,6 +274,16 @@ class EngineClient:
         except Exception as error:
             logger.exception("cannot go on")
             self._give_up(f"{type(error).__name__}: {error}")
+
+    async def _end_if_it_hangs(self, connection: EngineConnection) -> None:
+        while True:
+            await asyncio.sleep(self._timeout_s / 10)
+            silent_s = time.monotonic() - self._heard_s
+            if self._jobs and silent_s > self._timeout_s:
+                told = "the engine has %d requests and has said nothing for %.0f s: it is killed"
+                logger.error(told, len(self._jobs), silent_s)
+                connection.abandon()
+                return
 
     async def _restart(self) -> EngineConnection:
         """A new engine; raises as `EngineConnection.ready` where there is no point in going on."""
@@ -288,7 +309,7 @@ class EngineClient:
 
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
-        now_s = time.monotonic()
+        now_s = self._heard_s = time.monotonic()
         if step.stats.step is not None:
             self.on_step(step.stats.step)
         if step.records:

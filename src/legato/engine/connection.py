@@ -123,6 +123,11 @@ class EngineConnection:
             status = self._process.wait()
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
+    def abandon(self) -> None:
+        """End the process, and `steps`, without waiting: it may hang where no signal gets."""
+        self._process.kill()
+        self._writer.close()
+
     def kill(self) -> None:
         """End the process at once."""
         self._process.kill()

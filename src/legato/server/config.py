@@ -34,6 +34,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         header_timeout_s: how long the headers of a request may take to arrive.
         body_timeout_s: how long its body may, unless it comes at `MIN_BODY_BYTES_S` or faster.
         write_timeout_s: how long a client may read nothing of what waits for it.
+        engine_timeout_s: how long the engine may say nothing while it has requests; then it is
+            killed, and another one started.
         trace: file to record a trace to from the start on; its name tells the format.
         max_trace_bytes: size, before compression, at which a trace ends.
         otlp_traces_endpoint: URL to export spans to, over HTTP.
@@ -54,6 +56,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
+    engine_timeout_s: float = 300.0
     trace: str | None = None
     max_trace_bytes: int = 2**30
     otlp_traces_endpoint: str | None = None
@@ -64,7 +67,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_completions", "max_unread_tokens", "max_connections"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("keep_alive_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
+        for name in (
+            "keep_alive_s",
+            "header_timeout_s",
+            "body_timeout_s",
+            "write_timeout_s",
+            "engine_timeout_s",
+        ):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 

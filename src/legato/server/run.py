@@ -127,6 +127,7 @@ async def _serve(
         engine_config,
         served_model_name=config.served_model_name,
         max_unread_tokens=config.max_unread_tokens,
+        timeout_s=config.engine_timeout_s,
     )
     async with contextlib.AsyncExitStack() as closing:
         closing.push_async_callback(client.close)
