@@ -20,7 +20,8 @@ from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
 from legato.bench.client import Address, Client, connect
 from legato.bench.prompts import RandomPrompts
 
-LEGATO = {"Legato": SERVE, "Legato, PyTorch kernels": f"{SERVE} --kernels torch"}
+_SERVE = f"{SERVE} --kv-cache-memory 4G"  # as peers have, and as they do at the start
+LEGATO = {"Legato": _SERVE, "Legato, PyTorch kernels": f"{_SERVE} --kernels torch"}
 NUM_STREAMS = (1, 8, 32, 64)
 PROMPTS = (512, 2000, 7000)
 OFFLINE = ((64, 512, 128), (64, 1000, 13))  # (requests, prompt, output)

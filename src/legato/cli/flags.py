@@ -213,7 +213,7 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         dest="kv_cache_memory_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="size of the cache, such as 512M or 2GiB",
+        help="size of the cache, such as 512M or 2GiB; on a CPU it is taken at the start",
     )
     size.add_argument(
         "--gpu-memory-utilization",

@@ -51,7 +51,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         block_size: tokens a block.
-        kv_cache_memory_bytes: size of the cache; None takes `memory_utilization` of what is free.
+        kv_cache_memory_bytes: size of the cache, which on a CPU is taken from the machine at once;
+            None allows it `memory_utilization` of what is free, taken as it is used.
         memory_utilization: fraction of the free memory, in (0, 1]; None takes 0.9 of a GPU's and
             0.25 of the host's, which other programs want too.
         enable_prefix_caching: keep blocks of prompts and outputs, and share them among requests

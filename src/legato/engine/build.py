@@ -22,7 +22,7 @@ from legato.engine.messages import CacheInfo, EngineInfo
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.executor.memory import num_cache_blocks, num_swap_blocks
+from legato.executor.memory import num_cache_blocks, num_swap_blocks, take_memory
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
@@ -131,9 +131,13 @@ def load_machinery(config: EngineConfig) -> Machinery:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         num_host_slots=num_host_slots,
     )
+    attention = _attention(decoder, kv, machine)
+    if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
+        logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
+        take_memory(attention.blocks)
     executor = TorchExecutor(
         decoder,
-        _attention(decoder, kv, machine),
+        attention,
         kv.block_size,
         num_host_slots=num_host_slots,
     )

@@ -1,6 +1,7 @@
 """How large the KV cache may be."""
 
 import logging
+import mmap
 
 import psutil
 import torch
@@ -65,3 +66,12 @@ def num_swap_blocks(config: CacheConfig, *, bytes_per_block: int, device: torch.
     if num_blocks and device.type == "cpu":
         logger.warning("on a CPU, --kv-cache-memory makes more of the memory than --swap-space")
     return num_blocks
+
+
+def take_memory(values: torch.Tensor) -> None:
+    """Touch all pages of a contiguous tensor of no contents yet, so that its memory is there.
+
+    A page that is touched for the first time, in the midst of a step, takes it a microsecond or
+    more, and ten in a virtual machine whose host has no memory there either.
+    """
+    values.view(torch.uint8).flatten()[:: mmap.PAGESIZE] = 0

@@ -19,7 +19,7 @@ class NativeAttentionBackend:
         assert block_size % BLOCK_MULTIPLE == 0
         self._spec, self._machine, self._block_size = decoder.spec, machine, block_size
         layer_values = num_blocks * block_size * self._spec.num_kv_heads * self._spec.head_dim
-        # Not zeros, which would touch every page: memory is taken as it is used.
+        # Not zeros, which would touch every page: see `take_memory`.
         self._cache = torch.empty(self._spec.num_layers, 2, layer_values, dtype=decoder.dtype)
         self._caches = [
             (keys.data_ptr(), values.data_ptr(), window or 0)
