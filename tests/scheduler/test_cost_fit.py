@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.scheduler.cost_fit import CostFit, MeasuredStep, fit
+from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
 from legato.scheduler.step_costs import StepCosts
 from tests.scheduler.step_times import calibrate, true_costs
 
@@ -37,6 +37,7 @@ def test_interrupted_steps_hardly_matter(costs: StepCosts, seed: int) -> None:
     for index in rng.sample(range(len(noisy)), len(noisy) // 20):
         noisy[index] = noisy[index][0], 3.0 * noisy[index][1]
     assert statistics.median(errors(fit(noisy), steps)) < 0.02
+    assert disturbed(noisy, fit(noisy)) == pytest.approx(1 / 20, abs=0.02)
 
 
 @given(costs=true_costs())

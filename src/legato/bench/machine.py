@@ -19,11 +19,10 @@ from legato.core.plan import StepPlan
 from legato.engine.calibration_file import shape_counts, shape_of
 from legato.engine.core import EngineCore
 from legato.executor.simulated import VirtualClock
-from legato.scheduler.cost_fit import MeasuredStep, fit
+from legato.scheduler.cost_fit import DISTURBED, MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
-_DISTURBED = 1.3
 _BLOCK = 32
 """Steps whose errors are drawn together."""
 
@@ -52,8 +51,8 @@ class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def disturbed(self) -> float:
-        """Share of steps that were so long that something else must have had the machine."""
-        return float(np.mean(np.array(self.decodes + self.prefills) > _DISTURBED))
+        """Share of steps that were longer than the machine alone explains."""
+        return float(np.mean(np.array(self.decodes + self.prefills) > DISTURBED))
 
     def quantile(self, shape: StepShape, probability: float) -> float:
         """What a fraction `probability` of such steps is off by at most."""

@@ -33,7 +33,7 @@ from legato.model.packed_linear import compile_kernels
 from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
 from legato.model.tokenizer import Tokenizer, load_tokenizer
-from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
@@ -197,7 +197,13 @@ def _measure(machinery: Machinery) -> list[MeasuredStep]:
     calibration = new_calibration(machinery)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Measuring step times", total=1.0)
-        return calibration.run(lambda share: progress.update(bar, completed=share))
+        steps = calibration.run(lambda share: progress.update(bar, completed=share))
+    share = disturbed(steps, fit(steps))
+    if share > MOST_DISTURBED:
+        told = "%.0f %% of the measured steps took far longer than others like them: something else"
+        told += " ran on the machine. When it does not, measure again with `legato calibrate`"
+        logger.warning(told, 100 * share)
+    return steps
 
 
 def new_calibration(machinery: Machinery) -> Calibration:

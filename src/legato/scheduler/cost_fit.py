@@ -22,6 +22,12 @@ _OUTLIER = 0.2
 """Relative residual from which on a measured step counts less, in inverse proportion."""
 _ROBUST_ROUNDS = 4
 
+DISTURBED = 1.3
+"""Measured over predicted seconds from which on something else must have had the machine."""
+
+MOST_DISTURBED = 0.1
+"""Of a machine's steps; where it has nothing else to do, it is one in twenty or less."""
+
 
 class CostFit:
     """Running sums of squares over relative errors.
@@ -57,6 +63,11 @@ class CostFit:
 def fit(steps: Sequence[MeasuredStep]) -> StepCosts:
     """The costs that fit measured steps best, whatever their order; outliers count less."""
     return StepCosts.from_vector(_solve(*_robust_sums(steps)))
+
+
+def disturbed(steps: Sequence[MeasuredStep], costs: StepCosts) -> float:
+    """Share of steps that were longer than the machine alone explains."""
+    return float(np.mean([seconds > DISTURBED * costs.seconds(shape) for shape, seconds in steps]))
 
 
 def outlier_weight(residual: float) -> float:

@@ -9,12 +9,10 @@ from legato.bench.machine import Machine
 from legato.bench.prompts import RandomPrompts
 from legato.bench.workload import Workload, cut_to
 from legato.core.config import EngineConfig
+from legato.scheduler.cost_fit import MOST_DISTURBED
 from legato.tune.budget_table import BudgetRow, budget_rows
 from legato.tune.measure import TypicalLoad, measure_idle
 from legato.tune.real import record_real
-
-_MOST_DISTURBED = 0.1
-"""Of recorded steps; on a machine of its own it is one in twenty or less."""
 
 Tell = Callable[[str], None]
 """Told what is being done."""
@@ -59,7 +57,7 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
         max_model_len=idle.machine.max_model_len,
         kv_cache_tokens=idle.machine.kv_cache_tokens,
     )
-    if machine.errors.disturbed > _MOST_DISTURBED:
+    if machine.errors.disturbed > MOST_DISTURBED:
         tell(
             f"{machine.errors.disturbed:.0%} of the recorded steps took far longer than others "
             "like them: something else ran on the machine, and what follows is for such a machine"
