@@ -24,7 +24,8 @@ def add_kernels_parser(
         "kernels",
         help="compare steps with what the machine can do",
         description="Measure decode steps and prefill chunks with each set of kernels that runs "
-        "here, beside what reading memory and multiplying would take at least.",
+        "here, or only with those of --kernels, beside what reading memory and multiplying would "
+        "take at least.",
         allow_abbrev=False,
     )
     add_engine_flags(parser)
@@ -37,12 +38,15 @@ def _kernels(args: argparse.Namespace) -> None:
     from legato.bench.kernels import measure_kernels, measure_roofline
 
     console, config, measured = Console(highlight=False, soft_wrap=True), engine_config(args), {}
+    wanted = config.model.kernels
     with console.status("measuring the machine") as status:
         roofline = measure_roofline()
-        for kernels in _KERNELS:
+        for kernels in _KERNELS if wanted == "auto" else (wanted,):
             try:
                 measured[kernels] = measure_kernels(config, kernels, status.update)
             except ConfigError as error:
+                if wanted != "auto":
+                    raise
                 console.print(str(error))
     console.print(_table(measured, roofline))
     console.print(
