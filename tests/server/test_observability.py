@@ -1,12 +1,17 @@
 """The reference, the dashboard and the alerts name metrics that a server has."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import promql_parser as promql
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from observability import dashboard, panels
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -105,3 +110,20 @@ def test_the_dashboard_shows_all_that_the_reference_lists() -> None:
 
 def test_the_dashboard_is_the_one_that_its_panels_make() -> None:
     assert dashboard.FILE.read_text() == dashboard.text(), "python -m observability.dashboard"
+
+
+def test_grafana_knows_all_that_the_dashboard_says() -> None:
+    """Its own types take in every field, and give it back as it was."""
+    register_default_plugins()
+    told = json.loads(dashboard.text())
+    read = json.loads(json.dumps(Dashboard.from_json(told), cls=JSONEncoder))
+    assert _common(told, read) == told
+
+
+def _common(told: Any, read: Any) -> Any:
+    """What was read, without the defaults of fields that were not told."""
+    if isinstance(told, dict):
+        return {key: _common(told[key], read[key]) for key in told.keys() & read.keys()}
+    if isinstance(told, list) and len(told) == len(read):
+        return [_common(*pair) for pair in zip(told, read, strict=True)]
+    return read
