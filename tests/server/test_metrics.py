@@ -22,7 +22,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     folder = tmp_path_factory.mktemp("watched")
     with running_server(folder, *FLAGS, "--calibration-dir", str(folder)) as server:
         # More steps, of both kinds, than it takes to know how long one lasts.
-        complete(server, prompt=[6000 + i for i in range(1500)], max_tokens=20)
+        complete(server, prompt=[6000 + i for i in range(1500)], max_tokens=40)
         yield server
 
 

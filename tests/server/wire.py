@@ -3,7 +3,7 @@
 import http.client
 import json
 import socket
-from typing import Any
+from typing import IO, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from tests.server.launch import ServerProcess
@@ -32,13 +32,23 @@ def post(path: str, body: Any, headers: str = "") -> bytes:
     return head.encode() + content
 
 
+class _NoReadAhead:
+    """A socket whose file leaves what follows an answer for the next one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def makefile(self, mode: Literal["rb"]) -> IO[bytes]:
+        return self._socket.makefile(mode, buffering=1)
+
+
 def read_response(sock: socket.socket) -> tuple[int, bytes]:
     """Status and body of the next answer.
 
     Raises:
         http.client.HTTPException: what comes is no answer, or nothing comes before the end.
     """
-    response = http.client.HTTPResponse(sock)
+    response = http.client.HTTPResponse(cast("socket.socket", _NoReadAhead(sock)))
     response.begin()
     return response.status, response.read()
 
