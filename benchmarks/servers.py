@@ -14,6 +14,8 @@ Server = tuple[str, str, str]
 """Its name, that of the model it serves, and the command that starts it."""
 
 SERVE = shlex.join(local_server.SERVE)
+SERVE_AS_PEERS_DO = f"{SERVE} --kv-cache-memory 4G"
+"""As much cache as peers have, taken from the machine at the start, as theirs is."""
 
 
 def add_peer_flag(parser: argparse.ArgumentParser) -> None:

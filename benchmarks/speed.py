@@ -16,12 +16,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
+from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
 from legato.bench.client import Address, Client, connect
 from legato.bench.prompts import RandomPrompts
 
-_SERVE = f"{SERVE} --kv-cache-memory 4G"  # as peers have, and as they do at the start
-LEGATO = {"Legato": _SERVE, "Legato, PyTorch kernels": f"{_SERVE} --kernels torch"}
+LEGATO = {
+    "Legato": SERVE_AS_PEERS_DO,
+    "Legato, PyTorch kernels": f"{SERVE_AS_PEERS_DO} --kernels torch",
+}
 NUM_STREAMS = (1, 8, 32, 64)
 PROMPTS = (512, 2000, 7000)
 OFFLINE = ((64, 512, 128), (64, 1000, 13))  # (requests, prompt, output)

@@ -16,15 +16,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
+from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
 from legato.bench.probe import Probe, ProbeResult
 
 LEGATO = {
-    "Legato, --itl-slo 100ms": f"{SERVE} --itl-slo 100ms",
-    "Legato, budget 128": f"{SERVE} --max-num-batched-tokens 128",
-    "Legato, budget 512": f"{SERVE} --max-num-batched-tokens 512",
-    "Legato, prefill-first 512": f"{SERVE} --max-num-batched-tokens 512 --policy prefill-first",
-    "Legato, whole prompts": f"{SERVE} --no-enable-chunked-prefill",
+    name: f"{SERVE_AS_PEERS_DO} {flags}"
+    for name, flags in {
+        "Legato, --itl-slo 100ms": "--itl-slo 100ms",
+        "Legato, budget 128": "--max-num-batched-tokens 128",
+        "Legato, budget 512": "--max-num-batched-tokens 512",
+        "Legato, prefill-first 512": "--max-num-batched-tokens 512 --policy prefill-first",
+        "Legato, whole prompts": "--no-enable-chunked-prefill",
+    }.items()
 }
 
 
