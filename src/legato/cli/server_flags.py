@@ -65,13 +65,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="let web pages of this origin call the API (CORS); may be repeated, or list several "
         "with commas; * is any (default: none)",
     )
-    group.add_argument(
-        "--timeout-engine",
-        dest="engine_timeout_s",
-        type=duration_s,
-        metavar="TIME",
-        help="how long the engine may say nothing while it has requests, before it is started "
-        f"again; longer than any step takes ({_DEFAULTS.engine_timeout_s:g}s)",
+    _add_timeout_flag(
+        group,
+        "engine",
+        "how long the engine may say nothing while it has requests, before it is started again; "
+        "longer than any step takes",
     )
     group.add_argument(
         "--trust-request-chat-template",
@@ -143,14 +141,18 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
         ("body", f"and its body, unless it comes at {MIN_BODY_BYTES_S} bytes a second"),
         ("write", "how long a client may read nothing of what waits for it"),
     ):
-        field = "keep_alive_s" if what == "keep_alive" else f"{what}_timeout_s"
-        group.add_argument(
-            f"--timeout-{what.replace('_', '-')}",
-            dest=field,
-            type=duration_s,
-            metavar="TIME",
-            help=f"{text} ({getattr(_DEFAULTS, field):g}s)",
-        )
+        _add_timeout_flag(group, what, text)
+
+
+def _add_timeout_flag(group: argparse._ArgumentGroup, what: str, text: str) -> None:
+    field = "keep_alive_s" if what == "keep_alive" else f"{what}_timeout_s"
+    group.add_argument(
+        f"--timeout-{what.replace('_', '-')}",
+        dest=field,
+        type=duration_s,
+        metavar="TIME",
+        help=f"{text} ({getattr(_DEFAULTS, field):g}s)",
+    )
 
 
 def _listed(flags: list[str], flag: str) -> tuple[str, ...]:

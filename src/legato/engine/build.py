@@ -200,9 +200,11 @@ def _measure(machinery: Machinery) -> list[MeasuredStep]:
         steps = calibration.run(lambda share: progress.update(bar, completed=share))
     share = disturbed(steps, fit(steps))
     if share > MOST_DISTURBED:
-        told = "%.0f %% of the measured steps took far longer than others like them: something else"
-        told += " ran on the machine. When it does not, measure again with `legato calibrate`"
-        logger.warning(told, 100 * share)
+        logger.warning(
+            "%.0f %% of the measured steps took far longer than others like them: something else "
+            "ran on the machine. When it does not, measure again with `legato calibrate`",
+            100 * share,
+        )
     return steps
 
 

@@ -130,6 +130,5 @@ class EngineConnection:
 
     def kill(self) -> None:
         """End the process at once."""
-        self._process.kill()
+        self.abandon()
         self._process.wait()
-        self._writer.close()

@@ -72,7 +72,8 @@ class LLM:
 
     Args:
         model: a Hugging Face folder or hub id, or a path to a GGUF file.
-        kv_cache_memory_bytes: size of the KV cache; None takes a fraction of the free memory.
+        kv_cache_memory_bytes: size of the KV cache, on a CPU taken at once; None allows it a
+            fraction of the free memory.
         gpu_memory_utilization: that fraction, in (0, 1].
         swap_space_bytes: of host memory, for blocks that are evicted from the cache.
         admission_optimism: how little room is kept for what running requests still generate, in

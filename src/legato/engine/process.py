@@ -62,7 +62,7 @@ def _serve(channel: Channel) -> int:
     # which holds up a step by as long as the step takes.
     gc.collect()
     gc.freeze()
-    # Nor at each of the cached blocks, which takes it milliseconds: what steps leave dies young.
+    # It need not look at each cached block either, for milliseconds: what steps leave dies young.
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:

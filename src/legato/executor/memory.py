@@ -1,4 +1,4 @@
-"""How large the KV cache may be."""
+"""How large the KV cache may be, and having its memory before it is used."""
 
 import logging
 import mmap

@@ -148,7 +148,10 @@ class _Stories:
         yield from self._running.values()
 
     def _of(self, request_id: str) -> RequestStory:
-        return self._running.setdefault(request_id, RequestStory(request_id=request_id))
+        story = self._running.get(request_id)
+        if story is None:
+            story = self._running[request_id] = RequestStory(request_id=request_id)
+        return story
 
     def _see(self, step: ObservedStep) -> None:
         for request_id in step.chunks:
