@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from legato.bench.profiles import PROFILES
+from legato.bench.simulation.profiles import PROFILES
 from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams

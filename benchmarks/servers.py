@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-from legato.bench import local_server
+from legato.bench.load import local_server
 from legato.core.config import DEFAULT_MODEL
 
 Server = tuple[str, str, str]

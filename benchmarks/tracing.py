@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE, running_server
-from legato.bench.token_stream import TokenStream
-from legato.observe.attribution import Attribution
-from legato.observe.request_story import read_story
+from legato.bench.load.token_stream import TokenStream
+from legato.observe.traces.attribution import Attribution
+from legato.observe.traces.request_story import read_story
 
 _SETTLE_S = 0.5
 _MAX_TOKEN = 40_000

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-# Tests share the cores with the servers they start: see _SHORT_SPIN in legato/engine/connection.py.
+# Tests share the cores with the servers they start: see _SHORT_SPIN in
+# legato/engine/process/engine_process.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

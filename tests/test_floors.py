@@ -13,7 +13,7 @@ import pytest
         "legato.kv.manager",
         "legato.scheduler.scheduler",
         "legato.executor.simulated",
-        "legato.engine.core",
+        "legato.engine.loop.engine_loop",
     ],
 )
 def test_imports_no_torch(module: str) -> None:

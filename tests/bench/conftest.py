@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from legato.bench.client import Address
+from legato.bench.load.client import Address
 from tests.server.launch import ServerProcess, running_server
 
 

@@ -1,10 +1,10 @@
 """What the tests of the simulator share."""
 
-from legato.bench.policies import parse_policy
-from legato.bench.profiles import PROFILES
-from legato.bench.record import RequestRecord
-from legato.bench.simulation import SimulatedServer, simulate
-from legato.bench.workload import Workload
+from legato.bench.load.record import RequestRecord
+from legato.bench.simulation.policies import parse_policy
+from legato.bench.simulation.profiles import PROFILES
+from legato.bench.simulation.simulation import SimulatedServer, simulate
+from legato.bench.workload.workload import Workload
 from legato.core.config import SchedulerConfig
 
 CPU = PROFILES["smollm2-135m-cpu"]

@@ -14,8 +14,13 @@ from legato.bench.capacity import (
     find_capacity,
     unloaded_workload,
 )
-from legato.bench.record import RequestRecord, Status
-from legato.bench.workload import Workload, WorkloadRequest, mean_rate_per_s, with_poisson_arrivals
+from legato.bench.load.record import RequestRecord, Status
+from legato.bench.workload.workload import (
+    Workload,
+    WorkloadRequest,
+    mean_rate_per_s,
+    with_poisson_arrivals,
+)
 from legato.core.errors import ConfigError
 
 RULE = CapacityRule(itl_slo_s=0.1, unloaded=UnloadedTtft([100, 200], [1.0, 3.0]))

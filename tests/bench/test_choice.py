@@ -5,9 +5,9 @@ from statistics import median
 
 import pytest
 
-from legato.bench.choice import WorkloadChoice
-from legato.bench.mixes import MIXES, draw_mix
-from legato.bench.workload import mean_rate_per_s
+from legato.bench.workload.choice import WorkloadChoice
+from legato.bench.workload.mixes import MIXES, draw_mix
+from legato.bench.workload.workload import mean_rate_per_s
 from legato.core.errors import ConfigError
 from tests.bench.test_traces import AZURE
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.client import Address
-from legato.bench.mixes import MIXES
-from legato.bench.report import CapacityReport, ProbeReport, RunReport, read_report
+from legato.bench.load.client import Address
+from legato.bench.report.report import CapacityReport, ProbeReport, RunReport, read_report
+from legato.bench.workload.mixes import MIXES
 from legato.cli.durations import duration_s
 from tests.bench.test_traces import AZURE
 from tests.server.launch import MODEL
@@ -121,7 +121,8 @@ def test_without_the_extra() -> None:
 def test_workloads_and_reports_need_no_http() -> None:
     code = (
         "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"
-        "import legato.bench.choice, legato.bench.capacity, legato.bench.page, legato.bench.console"
+        "import legato.bench.workload.choice, legato.bench.capacity\n"
+        "import legato.bench.report.page, legato.bench.report.console"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -10,7 +10,7 @@ import pytest
 from legato.bench.demo.toy import toy_steps
 from legato.bench.demo.traffic import sized_traffic
 from legato.bench.demo.view import strip
-from legato.bench.profiles import load_profile
+from legato.bench.simulation.profiles import load_profile
 from legato.core.config import Policy
 from legato.core.errors import ConfigError
 from legato.scheduler.step_time import StepTimeModel

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.client import Address, connect
-from legato.bench.load import StopWhen, send_workload, warm_up
-from legato.bench.prompts import RandomPrompts
-from legato.bench.record import OnProgress, RequestRecord, Status
-from legato.bench.workload import Workload, WorkloadRequest
+from legato.bench.load.client import Address, connect
+from legato.bench.load.load import StopWhen, send_workload, warm_up
+from legato.bench.load.record import OnProgress, RequestRecord, Status
+from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.workload.workload import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from tests.server.launch import MODEL, ServerProcess, running_server
 

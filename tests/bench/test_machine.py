@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.delays import Delays
-from legato.bench.machine import (
+from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.machine import (
     ErrorSampler,
     MeasuredServer,
     StepErrors,
     read_machine,
     write_machine,
 )
-from legato.bench.simulation import simulate
-from legato.bench.workload import WorkloadRequest
+from legato.bench.simulation.simulation import simulate
+from legato.bench.workload.workload import WorkloadRequest
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legato.bench.policies import parse_policy
+from legato.bench.simulation.policies import parse_policy
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

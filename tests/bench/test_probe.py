@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from legato.bench.client import Address
+from legato.bench.load.client import Address
 from legato.bench.probe import Probe, ProbeResult
 
 RESULT = ProbeResult(

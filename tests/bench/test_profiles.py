@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from legato.bench.profiles import PROFILES, Profile, load_profile
-from legato.bench.truth import calibrate
+from legato.bench.simulation.profiles import PROFILES, Profile, load_profile
+from legato.bench.simulation.truth import calibrate
 from legato.core.errors import ConfigError
-from legato.engine.calibration_file import CalibrationFile
+from legato.engine.startup.calibration_file import CalibrationFile
 from legato.scheduler.step_shape import StepShape
 from tests.bench.simulated import CPU
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.bench.choice import WorkloadChoice
-from legato.bench.quantiles import draw_quantiles
+from legato.bench.workload.choice import WorkloadChoice
+from legato.bench.workload.quantiles import draw_quantiles
 from legato.core.errors import ConfigError
 
 CODE = "prompt p50=1469 p90=5194 p99=7436, output p50=13 p90=55"

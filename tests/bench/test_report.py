@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from legato.bench.capacity import Capacity, CapacityRule, UnloadedTtft
-from legato.bench.page import render_page
-from legato.bench.report import (
+from legato.bench.report.page import render_page
+from legato.bench.report.report import (
     CapacityReport,
     ProbeReport,
     Report,
@@ -15,8 +15,8 @@ from legato.bench.report import (
     read_report,
     write_report,
 )
-from legato.bench.summary import Slos
-from legato.bench.tables import Table, duration, tables
+from legato.bench.report.summary import Slos
+from legato.bench.report.tables import Table, duration, tables
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 from tests.bench.test_capacity import GOOD_S, LATE_S

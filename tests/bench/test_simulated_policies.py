@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from legato.bench.mixes import draw_mix
-from legato.bench.record import RequestRecord
-from legato.bench.workload import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
+from legato.bench.load.record import RequestRecord
+from legato.bench.workload.mixes import draw_mix
+from legato.bench.workload.workload import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
 from tests.bench.simulated import CPU, serve

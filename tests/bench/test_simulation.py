@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.bench.mixes import draw_mix
-from legato.bench.policies import parse_policy
-from legato.bench.profiles import Profile
-from legato.bench.simulation import SimulatedServer, simulate
-from legato.bench.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato.bench.simulation.policies import parse_policy
+from legato.bench.simulation.profiles import Profile
+from legato.bench.simulation.simulation import SimulatedServer, simulate
+from legato.bench.workload.mixes import draw_mix
+from legato.bench.workload.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from legato.bench.record import RequestRecord
-from legato.bench.summary import Slos, summarize, summarize_classes
-from legato.bench.workload import WorkloadRequest
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.summary import Slos, summarize, summarize_classes
+from legato.bench.workload.workload import WorkloadRequest
 from legato.core.slo import SloClass
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.errors import RequestError
-from legato.bench.token_stream import TokenStream
+from legato.bench.load.errors import RequestError
+from legato.bench.load.token_stream import TokenStream
 
 TOKEN = b'data: {"id":"x","choices":[{"index":0,"text":" a"}],"usage":null}\n\n'
 SPACED = b'data:{"id": "x", "choices": [ { "text": "\\"choices\\":[" } ]}\r\n\r\n'

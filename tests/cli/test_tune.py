@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.machine import write_machine
+from legato.bench.simulation.machine import write_machine
 from legato.cli.main import main
 from tests.cli.test_main import legato
 from tests.tune.machines import CPU

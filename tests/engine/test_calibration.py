@@ -3,7 +3,7 @@
 import pytest
 
 from legato.core.plan import StepPlan
-from legato.engine.calibration import CALIBRATION_S, Calibration
+from legato.engine.startup.calibration import CALIBRATION_S, Calibration
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts

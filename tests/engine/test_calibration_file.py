@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.engine.calibration_file import CalibrationFile, read_calibration
+from legato.engine.startup.calibration_file import CalibrationFile, read_calibration
 from tests.scheduler.step_times import step_shape
 
 KEY = {"model": "a", "threads": "2"}

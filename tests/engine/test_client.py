@@ -15,9 +15,9 @@ from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
-from legato.engine.client import EngineClient
-from legato.engine.completion import Completion, CompletionDelta
 from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
+from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.completion import Completion, CompletionDelta
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
@@ -33,7 +33,7 @@ async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG, max_unread_tokens=40)
     yield client
     children = psutil.Process().children()
-    engines = [child for child in children if "legato.engine.process" in child.cmdline()]
+    engines = [child for child in children if "legato.engine.process.main" in child.cmdline()]
     await client.close()
     assert not any(engine.is_running() for engine in engines)
 

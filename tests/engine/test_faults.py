@@ -11,8 +11,8 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.build import build_engine
-from legato.engine.core import EngineCore
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.startup.build import build_engine
 
 BROKEN = SamplingParams(max_tokens=5, seed=0, logit_bias={10**6: 1.0})
 """Names a token that is not there, which the front end would have refused: the sampler raises, when
@@ -37,7 +37,7 @@ def request(request_id: str, params: SamplingParams, prompt_len: int = 30) -> Ad
 
 
 @pytest.fixture(scope="module")
-def core() -> EngineCore:
+def core() -> EngineLoop:
     config = EngineConfig(
         model=ModelConfig(dtype="float32", max_model_len=512),
         cache=CacheConfig(kv_cache_memory_bytes=2**27),
@@ -46,7 +46,7 @@ def core() -> EngineCore:
     return build_engine(config)[0]
 
 
-def run(core: EngineCore, requests: Sequence[AddRequest]) -> dict[str, list[RequestOutput]]:
+def run(core: EngineLoop, requests: Sequence[AddRequest]) -> dict[str, list[RequestOutput]]:
     """Key request id."""
     outputs = core.step(requests)
     while core.has_work:
@@ -62,7 +62,7 @@ def num_scored(outputs: list[RequestOutput]) -> int:
     return sum(len(output.prompt_logprobs or ()) for output in outputs)
 
 
-def test_a_request_that_breaks_the_sampler_ends_alone(core: EngineCore) -> None:
+def test_a_request_that_breaks_the_sampler_ends_alone(core: EngineLoop) -> None:
     requests = [request(name, params) for name, params in SETTINGS.items()]
     alone = {r.request_id: run(core, [r])[r.request_id] for r in requests}
     # Three prompts fit into a step, so that some decode while others are computed and scored.

@@ -4,7 +4,7 @@ import pytest
 
 from legato.core.outputs import RequestOutput
 from legato.engine.errors import EngineDeadError, SlowReaderError
-from legato.engine.output_queue import OutputQueue
+from legato.engine.frontend.output_queue import OutputQueue
 
 
 def output(index: int) -> RequestOutput:

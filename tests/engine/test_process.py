@@ -6,10 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from legato.core.config import EngineConfig
-from legato.engine import build
-from legato.engine.ipc import Channel, pack_frame
-from legato.engine.messages import CacheInfo, EngineFailed, EngineInfo, EngineReady, FromEngine
-from legato.engine.process import FromFrontEnd, _serve
+from legato.engine.process.channel import Channel, pack_frame
+from legato.engine.process.main import FromFrontEnd, _serve
+from legato.engine.process.messages import (
+    CacheInfo,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    FromEngine,
+)
+from legato.engine.startup import build
 from tests.engine.test_core import Engine, request
 
 INFO = EngineInfo(
@@ -26,8 +32,8 @@ INFO = EngineInfo(
 
 
 def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = Engine(lambda _: RuntimeError("no device"))
-    monkeypatch.setattr(build, "build_engine", lambda _: (core, INFO, None))
+    engine = Engine(lambda _: RuntimeError("no device"))
+    monkeypatch.setattr(build, "build_engine", lambda _: (engine, INFO, None))
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor() as threads:
         ending = threads.submit(_serve, Channel(theirs, FromFrontEnd))

@@ -3,7 +3,7 @@
 import pytest
 
 from legato.engine.errors import EngineDeadError
-from legato.engine.restarts import Restarts
+from legato.engine.process.restarts import Restarts
 from legato.executor.simulated import VirtualClock
 
 

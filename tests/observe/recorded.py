@@ -7,7 +7,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord
 from legato.core.token_ids import token_array
-from legato.engine.core import EngineCore
+from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
@@ -33,7 +33,7 @@ def recorded_run(
     )
     kv = KVCacheManager(num_blocks, 4)
     clock = VirtualClock()
-    core = EngineCore(
+    core = EngineLoop(
         Scheduler(config.resolve(256), max_model_len=256, kv=kv),
         kv,
         SimulatedExecutor(clock, lambda plan: STEP_S + TOKEN_S * plan.num_tokens),

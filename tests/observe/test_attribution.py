@@ -11,9 +11,9 @@ from legato.cli.explain import explanation
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.step_record import AnswerRecord, EngineRecord, RequestArrived, StepRecord
-from legato.observe.attribution import Attribution, Span
-from legato.observe.request_story import ObservedStep, RequestStory, read_story
-from legato.observe.trace_file import JsonlTrace, TraceHeader
+from legato.observe.traces.attribution import Attribution, Span
+from legato.observe.traces.request_story import ObservedStep, RequestStory, read_story
+from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
 from tests.observe.recorded import BETWEEN_S, STEP_S, TOKEN_S, recorded_run
 
 HEADER = TraceHeader(started_s=0.0, unix_s=0.0, settings={})

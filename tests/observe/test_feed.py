@@ -4,7 +4,7 @@ import asyncio
 
 from legato.core.outputs import FinishReason
 from legato.core.step_record import Record, RequestEnded
-from legato.observe.feed import RecordFeed
+from legato.observe.traces.feed import RecordFeed
 
 
 def ended(number: int) -> Record:

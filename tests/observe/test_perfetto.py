@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from legato.core.step_record import StepRecord
-from legato.observe.perfetto import PerfettoTrace
-from legato.observe.trace_file import RecordsDropped, TraceHeader, open_binary
+from legato.observe.traces.perfetto import PerfettoTrace
+from legato.observe.traces.trace_file import RecordsDropped, TraceHeader, open_binary
 from tests.observe.recorded import recorded_run
 
 HEADER = TraceHeader(started_s=0.0, unix_s=None, settings={"model": "m"})

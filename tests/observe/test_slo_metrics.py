@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from legato.core.outputs import FinishReason
 from legato.core.slo import SloClass
-from legato.observe.registry import MetricRegistry
-from legato.observe.slo_metrics import RequestSlo, SloMetrics
+from legato.observe.metrics.registry import MetricRegistry
+from legato.observe.metrics.slo_metrics import RequestSlo, SloMetrics
 
 CLASSES = {"gold": SloClass(itl_s=0.1, tpot_s=0.05, ttft_s=1.0), "batch": SloClass()}
 _LABELS = ("slo_class", "slo", "verdict")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.observe.trace_file import (
+from legato.observe.traces.trace_file import (
     JsonlTrace,
     RecordsDropped,
     TraceHeader,

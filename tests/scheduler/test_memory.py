@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.profiles import PROFILES
+from legato.bench.simulation.profiles import PROFILES
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest

@@ -15,9 +15,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato.core.errors import ConfigError
 from legato.core.step_record import AnswerRecord
-from legato.observe.attribution import Attribution
-from legato.observe.request_story import RequestStory, read_story
-from legato.observe.trace_file import read_trace
+from legato.observe.traces.attribution import Attribution
+from legato.observe.traces.request_story import RequestStory, read_story
+from legato.observe.traces.trace_file import read_trace
 from tests.server.background import BackgroundStream
 from tests.server.launch import MODEL, ServerProcess, running_server, wait_until
 from tests.server.span_collector import SpanCollector, attributes, collecting_spans

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.bench.record import RequestRecord
-from legato.bench.summary import Slos
-from legato.bench.workload import WorkloadRequest
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.summary import Slos
+from legato.bench.workload.workload import WorkloadRequest
 from legato.core.slo import SloClass
 from legato.tune.candidate import Candidate
 from legato.tune.front import pareto_front

@@ -5,15 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from legato.bench.machine import Machine, MeasuredServer
-from legato.bench.mixes import draw_mix
-from legato.bench.simulation import SimulatedRun, simulate
-from legato.bench.traces import read_workload
-from legato.bench.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato.bench.simulation.machine import Machine, MeasuredServer
+from legato.bench.simulation.simulation import SimulatedRun, simulate
+from legato.bench.workload.mixes import draw_mix
+from legato.bench.workload.traces import read_workload
+from legato.bench.workload.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
 from legato.core.step_record import EngineRecord
-from legato.observe.trace_file import JsonlTrace, TraceHeader
+from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
 from legato.tune.recording import Recording
 from tests.tune.machines import CALIBRATION, CPU, DELAYS
 

@@ -5,9 +5,9 @@ import itertools
 import msgspec
 import pytest
 
-from legato.bench.mixes import draw_mix
-from legato.bench.summary import Slos
-from legato.bench.workload import with_poisson_arrivals
+from legato.bench.report.summary import Slos
+from legato.bench.workload.mixes import draw_mix
+from legato.bench.workload.workload import with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

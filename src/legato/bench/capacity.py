@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from legato.bench.record import RequestRecord, gaps_s
-from legato.bench.workload import Workload, WorkloadRequest
+from legato.bench.load.record import RequestRecord, gaps_s
+from legato.bench.workload.workload import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 
 _NUM_LENGTHS = 5

@@ -15,7 +15,7 @@ from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.build import Machinery, load_machinery
+from legato.engine.startup.build import EngineParts, load_parts
 from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
@@ -75,7 +75,7 @@ def measure_kernels(
         chunk takes at a deep position beyond one at 0.
     """
     model = msgspec.structs.replace(config.model, kernels=kernels)
-    steps = _Steps(load_machinery(msgspec.structs.replace(config, model=model)))
+    steps = _Steps(load_parts(msgspec.structs.replace(config, model=model)))
     on_progress(f"{kernels}: filling the cache")
     steps.fill()
     measured = []
@@ -90,10 +90,10 @@ def measure_kernels(
 class _Steps:
     """Made-up plans on one executor."""
 
-    def __init__(self, machinery: Machinery) -> None:
-        self._executor = machinery.executor
-        self._decoder = machinery.decoder
-        self._block_size = machinery.kv.block_size
+    def __init__(self, parts: EngineParts) -> None:
+        self._executor = parts.executor
+        self._decoder = parts.decoder
+        self._block_size = parts.kv.block_size
         self._known: set[str] = set()
         self._step_id = 0
 

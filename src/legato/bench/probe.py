@@ -8,9 +8,9 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from legato.bench.client import Address, Client, connect
+from legato.bench.load.client import Address, Client, connect
 from legato.bench.probe_result import ProbeResult
-from legato.bench.prompts import RandomPrompts
+from legato.bench.workload.prompts import RandomPrompts
 
 __all__ = ["Probe", "ProbeResult"]
 

@@ -22,8 +22,8 @@ from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 
 if TYPE_CHECKING:
-    from legato.bench.client import Address
-    from legato.bench.report import Report
+    from legato.bench.load.client import Address
+    from legato.bench.report.report import Report
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[bench]'")
-    from legato.bench.errors import RequestError
+    from legato.bench.load.errors import RequestError
 
     try:
         args.benchmark(args)
@@ -127,10 +127,10 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from legato.bench.prompts import RandomPrompts
-    from legato.bench.report import RunReport
-    from legato.bench.sessions import ask_model, run_workload
-    from legato.bench.summary import Slos
+    from legato.bench.load.sessions import ask_model, run_workload
+    from legato.bench.report.report import RunReport
+    from legato.bench.report.summary import Slos
+    from legato.bench.workload.prompts import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
     workload = workload_choice(args, model.max_model_len).load()
@@ -146,9 +146,9 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _capacity(args: argparse.Namespace) -> None:
-    from legato.bench.prompts import RandomPrompts
-    from legato.bench.report import CapacityReport
-    from legato.bench.sessions import ask_model, search_capacity
+    from legato.bench.load.sessions import ask_model, search_capacity
+    from legato.bench.report.report import CapacityReport
+    from legato.bench.workload.prompts import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
     capacity = search_capacity(
@@ -165,9 +165,9 @@ def _capacity(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
+    from legato.bench.load.sessions import ask_model
     from legato.bench.probe import Probe
-    from legato.bench.report import ProbeReport
-    from legato.bench.sessions import ask_model
+    from legato.bench.report.report import ProbeReport
 
     model = asyncio.run(ask_model(_address(args)))
     probe = Probe(
@@ -187,10 +187,10 @@ def _probe(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from legato.bench.console import print_table
-    from legato.bench.page import render_page
-    from legato.bench.report import read_report
-    from legato.bench.tables import tables
+    from legato.bench.report.console import print_table
+    from legato.bench.report.page import render_page
+    from legato.bench.report.report import read_report
+    from legato.bench.report.tables import tables
 
     reports = [read_report(path) for path in args.reports]
     for table in tables(reports):
@@ -201,10 +201,10 @@ def _report(args: argparse.Namespace) -> None:
 
 def _publish(args: argparse.Namespace, report: "Report") -> None:
     """Write the report as JSON and as a page, and print it."""
-    from legato.bench.console import print_table
-    from legato.bench.page import render_page
-    from legato.bench.report import write_report
-    from legato.bench.tables import tables
+    from legato.bench.report.console import print_table
+    from legato.bench.report.page import render_page
+    from legato.bench.report.report import write_report
+    from legato.bench.report.tables import tables
 
     kind = args.benchmark.__name__.strip("_")
     path = args.output / _UNSAFE_IN_NAMES.sub("-", f"{kind}-{report.name}.json")
@@ -216,7 +216,7 @@ def _publish(args: argparse.Namespace, report: "Report") -> None:
 
 
 def _address(args: argparse.Namespace) -> "Address":
-    from legato.bench.client import Address
+    from legato.bench.load.client import Address
 
     return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
     from rich.console import Console
 
-    from legato.engine.build import calibrate
+    from legato.engine.startup.build import calibrate
     from legato.scheduler.cost_fit import fit
 
     steps, path = calibrate(engine_config(args))

@@ -91,11 +91,11 @@ def _print_toy(console: "Console") -> None:
 
 
 def _play(args: argparse.Namespace, console: "Console") -> None:
-    from legato.bench.console import print_table
     from legato.bench.demo.comparison import comparison, plot
     from legato.bench.demo.play import play, write_svg
     from legato.bench.demo.run import Stage
     from legato.bench.demo.traffic import sized_traffic
+    from legato.bench.report.console import print_table
 
     console.print("Loading the model; the first time, ten seconds go into measuring its steps.")
     stage = Stage(engine_config(args))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from legato.cli.numbers import count, whole
 
 if TYPE_CHECKING:
-    from legato.observe.attribution import Attribution, Cause, Span
-    from legato.observe.request_story import RequestStory
+    from legato.observe.traces.attribution import Attribution, Cause, Span
+    from legato.observe.traces.request_story import RequestStory
 
 _WORDS: "dict[Cause, str]" = {
     "http_in": "HTTP: reading the request and tokenizing its prompt",
@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
 def _explain_all(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from legato.bench.console import print_table
+    from legato.bench.report.console import print_table
     from legato.cli.explain_all import tables
-    from legato.observe.waits import read_waits
+    from legato.observe.traces.waits import read_waits
 
     with Console(stderr=True).status("reading the trace"):
         waits = list(read_waits(args.trace))
@@ -98,8 +98,8 @@ def _explain_all(args: argparse.Namespace) -> None:
 
 
 def _explain_one(args: argparse.Namespace) -> None:
-    from legato.observe.attribution import Attribution
-    from legato.observe.request_story import read_story
+    from legato.observe.traces.attribution import Attribution
+    from legato.observe.traces.request_story import read_story
 
     story = read_story(args.trace, args.request_id, args.choice)
     for line in explanation(story, Attribution(story), args.gaps):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from legato.bench.tables import Table, duration
-from legato.observe.attribution import Cause, Span
-from legato.observe.waits import Waits, total_parts
+from legato.bench.report.tables import Table, duration
+from legato.observe.traces.attribution import Cause, Span
+from legato.observe.traces.waits import Waits, total_parts
 
 Wait = Literal["first", "longest"]
 

@@ -10,7 +10,7 @@ from legato.cli.server_flags import add_server_flags, server_config
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.engine.messages import EngineInfo
+    from legato.engine.process.messages import EngineInfo
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -20,9 +20,9 @@ from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.bench.report import Report
-    from legato.bench.simulation import SimulatedRun, SimulatedServer
-    from legato.observe.formats import TraceWriter
+    from legato.bench.report.report import Report
+    from legato.bench.simulation.simulation import SimulatedRun, SimulatedServer
+    from legato.observe.traces.formats import TraceWriter
 
 _NOT_SETTINGS = {"run", "policies", "output", "trace"}
 
@@ -77,8 +77,8 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
-    from legato.bench.report import RunReport
-    from legato.bench.simulated_sessions import simulate_run
+    from legato.bench.report.report import RunReport
+    from legato.bench.simulation.simulated_sessions import simulate_run
 
     workload = workload_choice(args, server.profile.max_model_len).load()
     started_s = time.perf_counter()
@@ -96,8 +96,8 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
     Raises:
         ConfigError: no format has such names, or the file cannot be written.
     """
-    from legato.observe.formats import trace_writer
-    from legato.observe.trace_file import TraceHeader
+    from legato.observe.traces.formats import trace_writer
+    from legato.observe.traces.trace_file import TraceHeader
 
     if args.trace is None:
         yield None
@@ -116,8 +116,8 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
 
 
 def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
-    from legato.bench.report import CapacityReport
-    from legato.bench.simulated_sessions import simulate_search
+    from legato.bench.report.report import CapacityReport
+    from legato.bench.simulation.simulated_sessions import simulate_search
 
     capacity = simulate_search(
         server,
@@ -140,10 +140,10 @@ def _tell(policy: str, simulated: "SimulatedRun", wall_s: float) -> None:
 
 def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
     """Print the reports side by side, and write each as JSON and all as one page."""
-    from legato.bench.console import print_table
-    from legato.bench.page import render_page
-    from legato.bench.report import write_report
-    from legato.bench.tables import tables
+    from legato.bench.report.console import print_table
+    from legato.bench.report.page import render_page
+    from legato.bench.report.report import write_report
+    from legato.bench.report.tables import tables
 
     for table in tables(reports):
         print_table(table)

@@ -11,9 +11,9 @@ from legato.core.config import SchedulerConfig
 from legato.core.slo import INTERACTIVE
 
 if TYPE_CHECKING:
-    from legato.bench.profiles import Profile
-    from legato.bench.simulation import SimulatedServer
-    from legato.bench.summary import Slos
+    from legato.bench.report.summary import Slos
+    from legato.bench.simulation.profiles import Profile
+    from legato.bench.simulation.simulation import SimulatedServer
 
 DEFAULT_POLICIES = ("slo", "fixed:512")
 
@@ -33,8 +33,8 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
     Raises:
         ConfigError: there is no such policy or profile, or what is set contradicts itself.
     """
-    from legato.bench.policies import parse_policy
-    from legato.bench.simulation import SimulatedServer
+    from legato.bench.simulation.policies import parse_policy
+    from legato.bench.simulation.simulation import SimulatedServer
 
     return SimulatedServer(
         profile=_profile(args),
@@ -48,7 +48,7 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
 
 def promised_slos(args: argparse.Namespace) -> "Slos":
     """What the parsed flags promise, whatever a policy makes of it."""
-    from legato.bench.summary import Slos
+    from legato.bench.report.summary import Slos
 
     classes = _common_config(args).classes
     return Slos(default=classes[INTERACTIVE], by_class=classes)
@@ -133,7 +133,7 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
 def _profile(args: argparse.Namespace) -> "Profile":
     import msgspec
 
-    from legato.bench.profiles import load_profile
+    from legato.bench.simulation.profiles import load_profile
 
     profile = load_profile(args.profile)
     return msgspec.structs.replace(

@@ -120,8 +120,8 @@ def _tune_config(args: argparse.Namespace) -> "TuneConfig":
 
 
 def _publish(folder: Path, report: "TuneReport") -> None:
-    from legato.bench.console import print_table
-    from legato.bench.page import render
+    from legato.bench.report.console import print_table
+    from legato.bench.report.page import render
     from legato.tune.plots import tune_plots
     from legato.tune.report import write_tune_report
     from legato.tune.serve_flags import command_line

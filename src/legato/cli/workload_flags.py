@@ -7,7 +7,7 @@ from legato.cli.durations import duration_s
 from legato.cli.numbers import count, positive
 
 if TYPE_CHECKING:
-    from legato.bench.choice import WorkloadChoice
+    from legato.bench.workload.choice import WorkloadChoice
 
 
 def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool = False) -> None:
@@ -62,7 +62,7 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
     Args:
         max_model_len: of the model, where the flags do not say it.
     """
-    from legato.bench.choice import WorkloadChoice
+    from legato.bench.workload.choice import WorkloadChoice
 
     return WorkloadChoice(
         source=args.workload,

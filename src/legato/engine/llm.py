@@ -25,12 +25,12 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.engine.build import build_engine
-from legato.engine.completion import Completion, CompletionDelta
-from legato.engine.completion_stream import CompletionStream
 from legato.engine.errors import RequestFailedError
-from legato.engine.messages import EngineStats
-from legato.engine.prompts import build_requests
+from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.requests import build_requests
+from legato.engine.process.messages import EngineStats
+from legato.engine.startup.build import build_engine
 
 
 class TokensPrompt(TypedDict):
@@ -143,7 +143,7 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        self._core, self.info, self._tokenizer = build_engine(config)
+        self._engine, self.info, self._tokenizer = build_engine(config)
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -153,7 +153,7 @@ class LLM:
     @property
     def stats(self) -> EngineStats:
         """The engine's counters, among them the preemptions so far."""
-        return self._core.stats
+        return self._engine.stats
 
     def generate(
         self,
@@ -256,7 +256,7 @@ class LLM:
                 events.append(request)
         try:
             while streams:
-                outputs = self._core.step(events)
+                outputs = self._engine.step(events)
                 events = []
                 for output in outputs:
                     if output.request_id not in streams:
@@ -270,7 +270,7 @@ class LLM:
                     yield index, delta
         finally:
             events += [AbortRequest(request_id=request_id) for request_id in streams]
-            self._core.apply(events)
+            self._engine.apply(events)
 
     def _requests(
         self, token_ids: Sequence[int], params: SamplingParams, service: ServiceParams

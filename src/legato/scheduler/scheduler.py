@@ -12,9 +12,9 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
-from legato.scheduler.admission import Admission
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
+from legato.scheduler.load_shedding import LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
@@ -138,7 +138,7 @@ class Scheduler:
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
-        self._admission = Admission(config, self._queues, forecast)
+        self._shedding = LoadShedding(config, self._queues, forecast)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests and aborts; returns the ends that are known at once."""
@@ -230,7 +230,7 @@ class Scheduler:
         assert message.request_id not in self._queues, "request ids are unique"
         request = Request(message, self._classes[message.service.slo_class])
         request.num_hit_tokens = self._kv.match(request).num_tokens
-        refusal = None if message.is_rerun else self._admission.check(request, now_s)
+        refusal = None if message.is_rerun else self._shedding.check(request, now_s)
         if refusal is not None:
             return [refusal]
         self._queues.add(request)

@@ -9,24 +9,19 @@ from starlette.types import ASGIApp
 
 from legato.core.errors import InvalidRequestError
 from legato.core.version import __version__
-from legato.engine.client import EngineClient
 from legato.engine.errors import (
     EngineDeadError,
     OverloadedError,
     RequestFailedError,
     SlowReaderError,
 )
-from legato.observe.metrics import Metrics
-from legato.server import chat, completions, models, probes, settings, tokenization, trace
-from legato.server.chat_format import ChatAnswer
-from legato.server.completion_format import CompletionAnswer
+from legato.engine.frontend.client import EngineClient
+from legato.observe.metrics.metrics import Metrics
 from legato.server.config import ServerConfig
 from legato.server.context import Context
-from legato.server.dashboard import events
-from legato.server.dashboard.page import load_assets, page_router
-from legato.server.errors import ApiError, error_response
-from legato.server.lifecycle import Lifecycle
-from legato.server.middleware import (
+from legato.server.http.errors import ApiError, error_response
+from legato.server.http.lifecycle import Lifecycle
+from legato.server.http.middleware import (
     OPEN_PATHS,
     CancelOnDisconnect,
     ReadBody,
@@ -34,12 +29,18 @@ from legato.server.middleware import (
     RequestIds,
     RequireApiKey,
 )
-from legato.server.models import ModelCard, ModelList
+from legato.server.openai import chat, completions, models, tokenization
+from legato.server.openai.chat_format import ChatAnswer
+from legato.server.openai.completion_format import CompletionAnswer
+from legato.server.openai.models import ModelCard, ModelList
+from legato.server.openai.tokenization import DetokenizeAnswer, TokenizeAnswer
 from legato.server.openapi import DescribedApi
-from legato.server.probes import Health
-from legato.server.settings import SettingsAnswer
-from legato.server.tokenization import DetokenizeAnswer, TokenizeAnswer
-from legato.server.trace import LiveTrace, TraceStarted
+from legato.server.operations import probes, settings, trace
+from legato.server.operations.dashboard import events
+from legato.server.operations.dashboard.page import load_assets, page_router
+from legato.server.operations.probes import Health
+from legato.server.operations.settings import SettingsAnswer
+from legato.server.operations.trace import LiveTrace, TraceStarted
 
 _ANSWERS = (
     ChatAnswer,

@@ -6,11 +6,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from legato.core.errors import InvalidRequestError
-from legato.engine.client import EngineClient
-from legato.observe.metrics import Metrics
+from legato.engine.frontend.client import EngineClient
+from legato.observe.metrics.metrics import Metrics
 from legato.server.config import ServerConfig
-from legato.server.errors import unknown_model
-from legato.server.lifecycle import Lifecycle
+from legato.server.http.errors import unknown_model
+from legato.server.http.lifecycle import Lifecycle
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
 

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from legato.server.errors import ErrorBody
-from legato.server.middleware import OPEN_PATHS
+from legato.server.http.errors import ErrorBody
+from legato.server.http.middleware import OPEN_PATHS
 
 _REFERENCE = "#/components/schemas/{name}"
 _BEARER = "bearer"

@@ -19,17 +19,17 @@ from starlette.types import ASGIApp
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.client import EngineClient
 from legato.engine.errors import EngineDeadError
-from legato.engine.messages import EngineInfo
+from legato.engine.frontend.client import EngineClient
+from legato.engine.process.messages import EngineInfo
 from legato.model.source import resolve_source
-from legato.observe.metrics import Metrics
-from legato.observe.spans import SpanExport, check_spans_can_be_made
-from legato.observe.tracer import Tracer
+from legato.observe.metrics.metrics import Metrics
+from legato.observe.traces.spans import SpanExport, check_spans_can_be_made
+from legato.observe.traces.tracer import Tracer
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
-from legato.server.connection import LimitedHttpProtocol
-from legato.server.lifecycle import Lifecycle
+from legato.server.http.connection import LimitedHttpProtocol
+from legato.server.http.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 

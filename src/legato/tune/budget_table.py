@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from legato.bench.machine import Machine
+from legato.bench.simulation.machine import Machine
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
 from legato.tune.measure import BudgetTime, TypicalLoad

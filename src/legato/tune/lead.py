@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from legato.bench.record import RequestRecord
-from legato.bench.summary import Slos, summarize
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.summary import Slos, summarize
 from legato.tune.score import attained
 
 _NUM_RESAMPLES = 2000

@@ -11,14 +11,14 @@ from multiprocessing import get_context
 
 import msgspec
 
-from legato.bench.delays import Delays
-from legato.bench.machine import Machine, MeasuredServer
-from legato.bench.record import RequestRecord
-from legato.bench.simulation import simulate
-from legato.bench.workload import Workload, cut_to
+from legato.bench.load.record import RequestRecord
+from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.machine import Machine, MeasuredServer
+from legato.bench.simulation.simulation import simulate
+from legato.bench.workload.workload import Workload, cut_to
 from legato.core.config import EngineConfig
-from legato.engine.build import calibration_file, load_machinery, new_calibration
-from legato.engine.calibration import Calibration
+from legato.engine.startup.build import calibration_file, load_parts, new_calibration
+from legato.engine.startup.calibration import Calibration
 from legato.scheduler.cost_fit import MeasuredStep
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -90,16 +90,16 @@ def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
 
 
 def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
-    machinery = load_machinery(config)
-    calibration = new_calibration(machinery)
+    parts = load_parts(config)
+    calibration = new_calibration(parts)
     steps = calibration.run(lambda share: None)  # noqa: ARG005
-    calibration_file(machinery).save(steps)
+    calibration_file(parts).save(steps)
     machine = Machine.fit(
         steps,
         [],
         delays=Delays(),
-        max_model_len=machinery.max_model_len,
-        kv_cache_tokens=machinery.kv.num_blocks * machinery.kv.block_size,
+        max_model_len=parts.max_model_len,
+        kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
     )
     # Whatever is refused would say nothing of the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from legato.bench.client import Address, connect
-from legato.bench.console import progress_bar
-from legato.bench.load import send_workload, warm_up
-from legato.bench.local_server import SERVE, local_server
-from legato.bench.prompts import RandomPrompts
-from legato.bench.record import RequestRecord
-from legato.bench.workload import Workload
+from legato.bench.load.client import Address, connect
+from legato.bench.load.load import send_workload, warm_up
+from legato.bench.load.local_server import SERVE, local_server
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.console import progress_bar
+from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.workload.workload import Workload
 from legato.core.config import EngineConfig
-from legato.observe.trace_file import read_trace
+from legato.observe.traces.trace_file import read_trace
 from legato.tune.recording import Recording
 from legato.tune.serve_flags import serve_flags
 

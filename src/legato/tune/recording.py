@@ -7,10 +7,10 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from legato.bench.delays import Delays
-from legato.bench.record import RequestRecord
+from legato.bench.load.record import RequestRecord
+from legato.bench.simulation.delays import Delays
 from legato.core.step_record import RequestArrived, StepRecord
-from legato.observe.trace_file import TraceLine
+from legato.observe.traces.trace_file import TraceLine
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from legato.bench.summary import Summary
+from legato.bench.report.summary import Summary
 from legato.core.slo import SloClass
 from legato.tune.budget_table import BudgetRow
 from legato.tune.candidate import Candidate

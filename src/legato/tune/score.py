@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from legato.bench.record import RequestRecord
-from legato.bench.summary import Slos, Summary
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.summary import Slos, Summary
 
 _HEADROOM_SHARE = 0.01
 

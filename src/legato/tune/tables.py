@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from legato.bench.summary import Distribution
-from legato.bench.tables import Table, duration
+from legato.bench.report.summary import Distribution
+from legato.bench.report.tables import Table, duration
 from legato.tune.budget_table import BudgetRow, largest_budget
 from legato.tune.candidate import Candidate
 from legato.tune.report import Finalist, TuneReport

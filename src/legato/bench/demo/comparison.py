@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from legato.bench.demo.run import Run
-from legato.bench.summary import distribution
-from legato.bench.tables import Table, duration
+from legato.bench.report.summary import distribution
+from legato.bench.report.tables import Table, duration
 
 _IN_TIME, _LATE, _SHADE = "#1f5fa8", "#c0392b", "#f2d7a0"
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from legato.bench.demo.run import Run, Stage, demo_policies
 from legato.bench.demo.traffic import Traffic
 from legato.bench.demo.view import View
-from legato.bench.tables import duration
+from legato.bench.report.tables import duration
 
 _REFRESHES_PER_S = 6  # drawing takes time from the steps
 _SVG_COLUMNS = 100

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 
 from legato.bench.demo.traffic import Traffic
 from legato.bench.probe_result import ProbeResult
-from legato.bench.prompts import RandomPrompts
+from legato.bench.workload.prompts import RandomPrompts
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepRecord
 from legato.core.token_ids import token_array
-from legato.engine.build import known_steps, load_machinery
-from legato.engine.core import EngineCore
 from legato.engine.errors import RequestFailedError
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.startup.build import known_steps, load_parts
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -134,7 +134,7 @@ class Stage:
     def __init__(self, config: EngineConfig) -> None:
         # Any promise: it is what makes the engine measure, or remember, how long steps take.
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
-        self._machinery = load_machinery(promising)
+        self._machinery = load_parts(promising)
         self.step_time = StepTimeModel(known_steps(self._machinery))
         vocab_size = self._machinery.decoder.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
@@ -146,56 +146,56 @@ class Stage:
     @property
     def name(self) -> str:
         """What runs here, and on what."""
-        machinery = self._machinery
-        dtype = str(machinery.decoder.dtype).removeprefix("torch.")
-        where = f"{machinery.kernels} kernels on {torch.get_num_threads()} threads"
-        if machinery.decoder.device.type != "cpu":
-            where = str(machinery.decoder.device)
-        return f"{machinery.config.model.model}, {dtype}, {where}"
+        parts = self._machinery
+        dtype = str(parts.decoder.dtype).removeprefix("torch.")
+        where = f"{parts.kernels} kernels on {torch.get_num_threads()} threads"
+        if parts.decoder.device.type != "cpu":
+            where = str(parts.decoder.device)
+        return f"{parts.config.model.model}, {dtype}, {where}"
 
     def warm_up(self) -> None:
         """Serve streams alone: the machine may have been busier when it was calibrated."""
         run = Run("warm-up", Traffic(long_prompt=0, itl_slo_s=math.inf))
-        core, events = self._core(SchedulerConfig()), self._streams(run)
+        engine, events = self._engine(SchedulerConfig()), self._streams(run)
         while not run.is_steady:
-            run.take(core.step(events), core.take_records())
+            run.take(engine.step(events), engine.take_records())
             events = []
-        self._end(core, run)
+        self._end(engine, run)
 
     def serve(self, run: Run, config: SchedulerConfig) -> None:
         """Serve the traffic; what comes of it is in `run` as it comes."""
-        core = self._core(config)
+        engine = self._engine(config)
         events = self._streams(run)
         while not run.is_over:
-            run.take(core.step(events), core.take_records())
+            run.take(engine.step(events), engine.take_records())
             events = []
             if run.long_sent_s is None and run.is_steady:
                 events = [self._request(run.long_id, run.traffic.long_prompt, _LONG_OUTPUT)]
                 run.long_sent_s = time.monotonic()
-        self._end(core, run)
+        self._end(engine, run)
 
-    def _end(self, core: EngineCore, run: Run) -> None:
+    def _end(self, engine: EngineLoop, run: Run) -> None:
         run.ended_s = time.monotonic()
         ids = [*run.stream_ids, run.long_id]
-        core.apply([AbortRequest(request_id=request_id) for request_id in ids])
+        engine.apply([AbortRequest(request_id=request_id) for request_id in ids])
 
-    def _core(self, config: SchedulerConfig) -> EngineCore:
+    def _engine(self, config: SchedulerConfig) -> EngineLoop:
         """A new scheduler and an empty cache on the same executor."""
-        machinery = self._machinery
+        parts = self._machinery
         kv = KVCacheManager(
-            machinery.kv.num_blocks,
-            machinery.kv.block_size,
-            enable_prefix_caching=machinery.config.cache.enable_prefix_caching,
+            parts.kv.num_blocks,
+            parts.kv.block_size,
+            enable_prefix_caching=parts.config.cache.enable_prefix_caching,
         )
         scheduler = Scheduler(
-            config.resolve(machinery.max_model_len),
-            max_model_len=machinery.max_model_len,
+            config.resolve(parts.max_model_len),
+            max_model_len=parts.max_model_len,
             kv=kv,
             step_time=self.step_time,
         )
-        core = EngineCore(scheduler, kv, machinery.executor)
-        core.set_recording(is_on=True)
-        return core
+        engine = EngineLoop(scheduler, kv, parts.executor)
+        engine.set_recording(is_on=True)
+        return engine
 
     def _streams(self, run: Run) -> list[Event]:
         num_tokens = self.max_model_len - run.traffic.stream_prompt

@@ -11,7 +11,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkRecord, StepRecord
 from legato.core.token_ids import token_array
-from legato.engine.core import EngineCore
+from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
@@ -41,17 +41,17 @@ def toy_steps(policy: Policy) -> list[StepRecord]:
     config = SchedulerConfig(policy=policy, max_num_batched_tokens=BUDGET).resolve(_MAX_MODEL_LEN)
     kv = KVCacheManager(_NUM_BLOCKS, _BLOCK_SIZE)
     clock = VirtualClock()
-    core = EngineCore(
+    engine = EngineLoop(
         Scheduler(config, max_model_len=_MAX_MODEL_LEN, kv=kv),
         kv,
         SimulatedExecutor(clock, lambda _: _STEP_S),
         clock,
     )
-    core.set_recording(is_on=True)
-    core.apply([_request(name, length) for name, length in PROMPTS.items()])
-    while core.has_work:
-        core.step()
-    return [record for record in core.take_records() if isinstance(record, StepRecord)]
+    engine.set_recording(is_on=True)
+    engine.apply([_request(name, length) for name, length in PROMPTS.items()])
+    while engine.has_work:
+        engine.step()
+    return [record for record in engine.take_records() if isinstance(record, StepRecord)]
 
 
 def _table(title: str, steps: list[StepRecord]) -> Table:

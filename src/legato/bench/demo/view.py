@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from legato.bench.demo.run import Run
-from legato.bench.tables import duration
+from legato.bench.report.tables import duration
 
 _NAME_COLUMNS = 26
 _TIME_COLUMNS = 22

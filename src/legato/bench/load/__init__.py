@@ -1,0 +1,1 @@
+"""Sending it, and noting what comes back."""

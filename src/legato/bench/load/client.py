@@ -1,0 +1,145 @@
+"""A client that is light enough to share two cores with the server that it measures."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import httpx
+import msgspec
+
+from legato.bench.load.errors import RefusedError, RequestError
+from legato.bench.load.token_stream import TokenStream
+from legato.core.errors import ConfigError
+
+_TIMEOUT = httpx.Timeout(600.0, connect=60.0)  # without any byte
+_NO_LIMITS = httpx.Limits(max_connections=None)
+_SHOWN_CHARS = 300
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server is.
+
+    Attributes:
+        base_url: with or without "/v1".
+        model: its name there; None takes the only one.
+    """
+
+    base_url: str
+    model: str | None = None
+    api_key: str | None = None
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """Attributes: max_model_len: longest prompt plus output in tokens, if the server tells."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ServedModel]
+
+
+class Client:
+    """An OpenAI-compatible server, seen from outside; made by `connect`."""
+
+    def __init__(self, http: httpx.AsyncClient, model: ServedModel) -> None:
+        self._http = http
+        self.model = model
+
+    async def complete(
+        self,
+        prompt: list[int],
+        num_tokens: int,
+        token_times_s: list[float],
+        extensions: Mapping[str, object] | None = None,
+    ) -> int:
+        """Stream one completion, greedily and past any end of sequence.
+
+        Args:
+            token_times_s: gets `time.perf_counter()` as each token comes.
+            extensions: further fields of the request's body.
+
+        Returns:
+            how many tokens came, by the server's count where it tells.
+
+        Raises:
+            RefusedError: the server did not take it.
+            RequestError: it did not finish it.
+        """
+        body = {
+            "model": self.model.id,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **(extensions or {}),
+        }
+        stream = TokenStream(token_times_s)
+        try:
+            async with self._http.stream(
+                "POST", "/v1/completions", content=msgspec.json.encode(body)
+            ) as response:
+                await _check_status(response)
+                async for chunk in response.aiter_raw():
+                    stream.feed(chunk, time.perf_counter())
+        except httpx.HTTPError as error:
+            raise RequestError(f"{type(error).__name__}: {error}") from error
+        return stream.end()
+
+
+@asynccontextmanager
+async def connect(address: Address) -> AsyncIterator[Client]:
+    """A client of the server, which must be up.
+
+    Raises:
+        ConfigError: it does not answer, or does not serve the model.
+    """
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if address.api_key is not None:
+        headers["Authorization"] = f"Bearer {address.api_key}"
+    async with httpx.AsyncClient(
+        base_url=_base_url(address), headers=headers, timeout=_TIMEOUT, limits=_NO_LIMITS
+    ) as http:
+        yield Client(http, await _find_model(http, address))
+
+
+def _base_url(address: Address) -> httpx.URL:
+    try:
+        return httpx.URL(address.base_url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{address.base_url!r} is not a URL: {error}") from error
+
+
+async def _find_model(http: httpx.AsyncClient, address: Address) -> ServedModel:
+    try:
+        response = await http.get("/v1/models")
+        await _check_status(response)
+        models = msgspec.json.decode(response.content, type=_ModelList).data
+    except (httpx.HTTPError, RequestError, msgspec.DecodeError) as error:
+        raise ConfigError(f"no OpenAI-compatible server at {address.base_url}: {error}") from error
+    found = [model for model in models if address.model in (None, model.id)]
+    if len(found) != 1:
+        names = ", ".join(model.id for model in models)
+        raise ConfigError(f"name one of the models at {address.base_url}: {names}")
+    return found[0]
+
+
+async def _check_status(response: httpx.Response) -> None:
+    if response.status_code == HTTPStatus.OK:
+        return
+    text = (await response.aread()).decode(errors="replace")[:_SHOWN_CHARS]
+    message = f"{response.status_code}: {text}"
+    if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        raise RefusedError(message, _retry_after_s(response))
+    raise RequestError(message)
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    try:
+        return float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        return None  # not there, or a date

@@ -1,0 +1,159 @@
+"""Sends a workload to a server, open-loop: each request at its time, whatever became of others."""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from legato.bench.load.client import Client
+from legato.bench.load.errors import RefusedError, RequestError
+from legato.bench.load.record import OnProgress, RequestRecord, Status
+from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.workload.workload import Workload, WorkloadRequest
+
+_WATCH_S = 0.5
+
+StopWhen = Callable[[float, Sequence[RequestRecord]], bool]
+"""Asked now and then whether to stop, with the seconds since the start and the records as they
+would be then."""
+
+
+async def send_workload(
+    client: Client,
+    workload: Workload,
+    prompts: RandomPrompts,
+    *,
+    max_concurrency: int | None = None,
+    on_progress: OnProgress | None = None,
+    stop_when: StopWhen | None = None,
+) -> list[RequestRecord]:
+    """Send each request when it is due, and wait until all have ended.
+
+    Args:
+        max_concurrency: most requests in flight. One that is held back by it arrives when its turn
+            comes, so that its latencies are the server's alone.
+        stop_when: ends the run early: what is in flight is cancelled, and nothing more is sent.
+
+    Returns:
+        records of the requests that were sent, by arrival.
+    """
+    run = _Run(client, prompts, max_concurrency)
+    sending = asyncio.create_task(run.send(workload))
+    try:
+        while not sending.done():
+            await asyncio.wait([sending], timeout=_WATCH_S)
+            if on_progress is not None:
+                on_progress(run.count())
+            if stop_when is not None and stop_when(run.now_s(), run.records()):
+                break
+    finally:
+        sending.cancel()
+        await asyncio.wait([sending])
+    if not sending.cancelled():
+        sending.result()
+    return run.records()
+
+
+async def warm_up(client: Client, workload: Workload, prompts: RandomPrompts) -> None:
+    """Let the server meet its shortest and longest prompt, so that first times are not measured."""
+    lengths = [request.num_prompt_tokens for request in workload]
+    requests = [WorkloadRequest(0.0, length, 2) for length in (min(lengths), max(lengths))]
+    await send_workload(client, requests, prompts, max_concurrency=1)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A request on its way.
+
+    Attributes:
+        token_times_s: on the clock of `time.perf_counter`.
+        status: "cancelled" until it ends otherwise.
+    """
+
+    request: WorkloadRequest
+    sent_s: float
+    token_times_s: list[float] = field(default_factory=list)
+    status: Status = "cancelled"
+    num_tokens: int = 0
+    retry_after_s: float | None = None
+    error: str | None = None
+
+    def record(self, start_s: float) -> RequestRecord:
+        return RequestRecord(
+            request=self.request,
+            sent_s=self.sent_s,
+            status=self.status,
+            token_times_s=[round(at_s - start_s, 6) for at_s in self.token_times_s],
+            num_tokens=self.num_tokens or len(self.token_times_s),
+            retry_after_s=self.retry_after_s,
+            error=self.error,
+        )
+
+
+class _Run:
+    """All attempts of one run."""
+
+    def __init__(self, client: Client, prompts: RandomPrompts, max_concurrency: int | None) -> None:
+        self._client = client
+        self._prompts = prompts
+        self._slots = asyncio.Semaphore(max_concurrency or sys.maxsize)
+        self._held_until_s = 0.0
+        self._attempts: list[_Attempt] = []
+        self._start_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    def count(self) -> Counter[Status]:
+        return Counter(attempt.status for attempt in self._attempts)
+
+    def records(self) -> list[RequestRecord]:
+        return [attempt.record(self._start_s) for attempt in self._attempts]
+
+    async def send(self, workload: Workload) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for request in workload:
+                await asyncio.sleep(max(0.0, request.arrival_s - self.now_s()))
+                await self._take_slot()
+                tasks.create_task(self._attempt(self._arrived(request)))
+
+    async def _take_slot(self) -> None:
+        is_held_back = self._slots.locked()
+        await self._slots.acquire()
+        if is_held_back:
+            self._held_until_s = self.now_s()
+
+    def _arrived(self, request: WorkloadRequest) -> _Attempt:
+        arrival_s = max(request.arrival_s, self._held_until_s)
+        arrived = msgspec.structs.replace(request, arrival_s=round(arrival_s, 6))
+        attempt = _Attempt(arrived, sent_s=round(self.now_s(), 6))
+        self._attempts.append(attempt)
+        return attempt
+
+    async def _attempt(self, attempt: _Attempt) -> None:
+        request = attempt.request
+        try:
+            attempt.num_tokens = await self._client.complete(
+                self._prompts.draw(request.num_prompt_tokens),
+                request.num_output_tokens,
+                attempt.token_times_s,
+                _extensions(request),
+            )
+            attempt.status = "ok"
+        except RefusedError as error:
+            attempt.status, attempt.error = "refused", str(error)
+            attempt.retry_after_s = error.retry_after_s
+        except RequestError as error:
+            attempt.status, attempt.error = "error", str(error)
+        finally:
+            self._slots.release()
+
+
+def _extensions(request: WorkloadRequest) -> dict[str, object]:
+    """Legato's own fields, where they are set: other servers may not know them."""
+    fields = {"slo_class": request.slo_class, "priority": request.priority}
+    return {name: value for name, value in fields.items() if value}

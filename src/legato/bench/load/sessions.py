@@ -1,0 +1,124 @@
+"""Whole measurements of a server, with their progress in the terminal.
+
+All raise ConfigError where the server does not answer or does not serve the model.
+"""
+
+import asyncio
+
+from legato.bench.capacity import (
+    Capacity,
+    CapacityRule,
+    UnloadedTtft,
+    find_capacity,
+    unloaded_workload,
+)
+from legato.bench.load.client import Address, Client, ServedModel, connect
+from legato.bench.load.load import send_workload, warm_up
+from legato.bench.load.record import RequestRecord
+from legato.bench.report.console import print_trial, progress_bar
+from legato.bench.workload.choice import WorkloadChoice
+from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.core.errors import ConfigError
+
+_IDLE_FACTOR = 2.0
+_IDLE_SLACK_S = 0.1
+_IDLE_PATIENCE = 60  # looks, one a second
+
+
+async def ask_model(address: Address) -> ServedModel:
+    """Which model the address means."""
+    async with connect(address) as client:
+        return client.model
+
+
+async def run_workload(
+    address: Address,
+    workload: Workload,
+    prompts: RandomPrompts,
+    *,
+    max_concurrency: int | None = None,
+) -> list[RequestRecord]:
+    """Warm the server up, then send the workload."""
+    async with connect(address) as client:
+        await warm_up(client, workload, prompts)
+        with progress_bar("requests", len(workload)) as on_progress:
+            return await send_workload(
+                client,
+                workload,
+                prompts,
+                max_concurrency=max_concurrency,
+                on_progress=on_progress,
+            )
+
+
+def search_capacity(
+    address: Address,
+    choice: WorkloadChoice,
+    prompts: RandomPrompts,
+    *,
+    itl_slo_s: float,
+    max_delay_s: float,
+    start_rate_per_s: float,
+    precision: float,
+) -> Capacity:
+    """Measure the idle server, then search; each trial is the choice at another Poisson rate."""
+
+    def run_trial(rate_per_s: float) -> list[RequestRecord]:
+        workload = choice.at_poisson_rate(rate_per_s)
+        return asyncio.run(_run_trial(address, workload, prompts, rule, rate_per_s))
+
+    first = choice.at_poisson_rate(start_rate_per_s)
+    unloaded = asyncio.run(_measure_unloaded(address, first, prompts))
+    rule = CapacityRule(itl_slo_s=itl_slo_s, max_delay_s=max_delay_s, unloaded=unloaded)
+    return find_capacity(
+        run_trial,
+        rule,
+        start_rate_per_s=start_rate_per_s,
+        precision=precision,
+        on_trial=print_trial,
+    )
+
+
+async def _measure_unloaded(
+    address: Address, workload: Workload, prompts: RandomPrompts
+) -> UnloadedTtft:
+    alone = unloaded_workload(workload)
+    async with connect(address) as client:
+        with progress_bar("idle server", len(alone)) as on_progress:
+            records = await send_workload(
+                client, alone, prompts, max_concurrency=1, on_progress=on_progress
+            )
+    return UnloadedTtft.of(records)
+
+
+async def _run_trial(
+    address: Address,
+    workload: Workload,
+    prompts: RandomPrompts,
+    rule: CapacityRule,
+    rate_per_s: float,
+) -> list[RequestRecord]:
+    """Send the workload to the idle server until it ends or the trial is lost."""
+    async with connect(address) as client:
+        await _wait_until_idle(client, prompts, rule.unloaded)
+        with progress_bar(f"{rate_per_s:.3g}/s", len(workload)) as on_progress:
+            return await send_workload(
+                client,
+                workload,
+                prompts,
+                on_progress=on_progress,
+                stop_when=lambda now_s, records: rule.is_lost(workload, now_s, records),
+            )
+
+
+async def _wait_until_idle(client: Client, prompts: RandomPrompts, unloaded: UnloadedTtft) -> None:
+    """Wait until a short prompt has its first token as soon as on an idle server."""
+    shortest = unloaded.num_prompt_tokens[0]
+    limit_s = _IDLE_FACTOR * unloaded.at(shortest) + _IDLE_SLACK_S
+    for _ in range(_IDLE_PATIENCE):
+        [record] = await send_workload(client, [WorkloadRequest(0.0, shortest, 1)], prompts)
+        if record.ttft_s is not None and record.ttft_s <= limit_s:
+            return
+        await asyncio.sleep(1.0)
+    raise ConfigError("the server does not become idle between two trials")

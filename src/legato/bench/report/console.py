@@ -1,0 +1,81 @@
+"""Benchmarks in the terminal: progress while they run, tables when they have."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import rich.table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from legato.bench.capacity import Trial
+from legato.bench.load.record import OnProgress, Status
+from legato.bench.report.tables import Table, duration
+
+_REFRESHES_PER_S = 2  # drawing takes time from the server
+_WIDTH = 160  # of what goes into a file, where nobody's window bounds it
+
+
+def print_table(table: Table) -> None:
+    drawn = rich.table.Table(title=table.title, title_justify="left")
+    for index, name in enumerate(table.header):
+        drawn.add_column(name, justify="right" if index else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(drawn)
+
+
+def print_trial(trial: Trial) -> None:
+    """One line, as soon as its verdict is there."""
+    verdict = "sustained" if trial.is_sustained else "not sustained"
+    Console(stderr=True, highlight=False).print(
+        f"{trial.rate_per_s:.3g}/s {verdict}: ITL p99 {duration(trial.p99_itl_s)}, median delay "
+        f"{duration(trial.median_delay_s)}, {trial.num_failed} failed"
+    )
+
+
+@contextmanager
+def step_bar(description: str, num_steps: int) -> Iterator[Callable[[int], None]]:
+    """Shows on stderr how many of some steps are done; yields what is told their number."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(description, total=num_steps)
+        yield lambda num_done: progress.update(task, completed=num_done)
+
+
+@contextmanager
+def progress_bar(description: str, num_requests: int) -> Iterator[OnProgress]:
+    """Shows on stderr how far a workload is; yields what `send_workload` tells it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[num_in_flight]} in flight, {task.fields[num_refused]} refused"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns,
+        console=console,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task(description, total=num_requests, num_in_flight=0, num_refused=0)
+
+        def update(counts: Counter[Status]) -> None:
+            num_in_flight = counts["cancelled"]
+            progress.update(
+                task,
+                completed=counts.total() - num_in_flight,
+                num_in_flight=num_in_flight,
+                num_refused=counts["refused"],
+            )
+
+        yield update

@@ -1,0 +1,156 @@
+"""Reports as plots: SVG for a page, each report in a colour of its own."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from legato.bench.load.record import gaps_s
+from legato.bench.report.figures import durations, log_durations, log_ticks, new_figure, svg
+from legato.bench.report.report import CapacityReport, ProbeReport, Report, RunReport, by_kind
+
+_PROBE_ROW_INCHES = 1.3
+_NUM_QUANTILES = 301
+_NUM_TIME_BINS = 60
+_MEDIAN = 50
+_TAIL = 99
+
+
+def plots(reports: Sequence[Report]) -> list[str]:
+    """SVG elements: those of each kind of report that there is."""
+    runs, capacities, probes = by_kind(reports)
+    figures = []
+    if runs:
+        figures += [_ttft_cdf(runs), _itl_cdf(runs), _itl_over_time(runs), _ttft_by_length(runs)]
+    if capacities:
+        figures.append(_capacity_curves(capacities))
+    if probes:
+        figures.append(_probe_streams(probes))
+    return [svg(figure) for figure in figures]
+
+
+def _ttft_cdf(runs: Sequence[RunReport]) -> Figure:
+    return _cdf("Time to first token", [(run.name, _ttft_points(run)[1]) for run in runs])
+
+
+def _itl_cdf(runs: Sequence[RunReport]) -> Figure:
+    return _cdf("Inter-token latency", [(run.name, _itl_points(run)[1]) for run in runs])
+
+
+def _itl_over_time(runs: Sequence[RunReport]) -> Figure:
+    """Median and 99th percentile of the gaps that end within each sixtieth of a run."""
+    figure, [axes] = new_figure("Inter-token latency over time: median, 99th percentile dashed")
+    for index, run in enumerate(runs):
+        bins = _time_bins(*_itl_points(run))
+        if not bins:
+            continue
+        middles_s = [middle_s for middle_s, _ in bins]
+        for percentile, style, label in ((_MEDIAN, "-", run.name), (_TAIL, "--", None)):
+            values_s = [np.percentile(itl_s, percentile) for _, itl_s in bins]
+            axes.plot(middles_s, values_s, style, color=f"C{index}", label=label, linewidth=1.2)
+    axes.set_xlabel("seconds since the start")
+    axes.set_yscale("log")
+    log_durations(axes.yaxis)
+    return figure
+
+
+def _ttft_by_length(runs: Sequence[RunReport]) -> Figure:
+    figure, [axes] = new_figure("Time to first token by length of the prompt")
+    for run in runs:
+        # Rasterized, because thousands of points are too much for a page.
+        axes.plot(*_ttft_points(run), ".", markersize=4, label=run.name, rasterized=True)
+    axes.set_xlabel("tokens of the prompt")
+    axes.set_yscale("log")
+    log_durations(axes.yaxis)
+    return figure
+
+
+def _capacity_curves(reports: Sequence[CapacityReport]) -> Figure:
+    """P99 ITL and median scheduling delay by rate."""
+    figure, [itl_axes, delay_axes] = new_figure("Trials by rate; dotted: the limits", num_rows=2)
+    for report in reports:
+        rule = report.capacity.rule
+        trials = sorted(report.capacity.trials, key=lambda trial: trial.rate_per_s)
+        rates = [trial.rate_per_s for trial in trials]
+        itl_axes.plot(rates, _floats(trial.p99_itl_s for trial in trials), "o-", label=report.name)
+        delay_axes.plot(rates, _floats(trial.median_delay_s for trial in trials), "o-")
+        itl_axes.axhline(rule.itl_slo_s, color="0.4", linestyle=":")
+        delay_axes.axhline(rule.max_delay_s, color="0.4", linestyle=":")
+    itl_axes.set_ylabel("ITL p99")
+    delay_axes.set_ylabel("median delay")
+    delay_axes.set_xlabel("requests a second")
+    delay_axes.set_xscale("log")
+    log_ticks(delay_axes.xaxis)
+    delay_axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    itl_axes.set_yscale("log")
+    log_durations(itl_axes.yaxis)
+    # Delays are around zero while a server keeps up.
+    delay_axes.set_yscale("symlog", linthresh=0.1)
+    durations(delay_axes.yaxis)
+    return figure
+
+
+def _probe_streams(reports: Sequence[ProbeReport]) -> Figure:
+    """Every token of every stream: how long it was waited for."""
+    figure, rows = new_figure(
+        "Each dot a token: how long its stream had waited for it",
+        num_rows=len(reports),
+        row_inches=_PROBE_ROW_INCHES,
+        share_y=True,
+    )
+    for axes, report in zip(rows, reports, strict=True):
+        result = report.result
+        axes.axvspan(0.0, result.ttft_s, color="#f2d7a0", alpha=0.6, linewidth=0)
+        for times_s in result.token_times_s:
+            axes.plot(times_s[1:], np.diff(times_s), ".", markersize=3, color="C0", rasterized=True)
+        axes.set_title(report.name, loc="left", fontsize=9)
+        axes.set_yscale("log")
+        log_durations(axes.yaxis)
+    rows[-1].set_xlabel("seconds since the long prompts were sent; shaded until their first tokens")
+    return figure
+
+
+def _cdf(title: str, curves: Sequence[tuple[str, np.ndarray]]) -> Figure:
+    """Args: curves: name and values in seconds of each."""
+    figure, [axes] = new_figure(f"{title}: fraction within")
+    quantiles = np.linspace(0.0, 1.0, _NUM_QUANTILES)
+    for index, (name, values_s) in enumerate(curves):
+        if values_s.size:
+            axes.plot(np.quantile(values_s, quantiles), quantiles, color=f"C{index}", label=name)
+    axes.set_xscale("log")
+    log_durations(axes.xaxis)
+    return figure
+
+
+def _ttft_points(run: RunReport) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt length and TTFT of each request that finished: [N] and [N]."""
+    points = [
+        (record.request.num_prompt_tokens, record.ttft_s)
+        for record in run.records
+        if record.status == "ok"
+    ]
+    lengths, ttfts_s = np.array(points, dtype=np.float64).reshape(-1, 2).T
+    return lengths, ttfts_s
+
+
+def _itl_points(run: RunReport) -> tuple[np.ndarray, np.ndarray]:
+    """When each gap of the requests that finished ended, and its length: [N] and [N]."""
+    finished = [record for record in run.records if record.status == "ok"]
+    times_s = np.array([at_s for record in finished for at_s in record.token_times_s[1:]])
+    return times_s, gaps_s(finished)
+
+
+def _time_bins(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    """Middle of each stretch of time, and the values in it; empty ones are left out."""
+    edges_s = np.linspace(0.0, times_s.max(initial=0.0), _NUM_TIME_BINS + 1)
+    bins = np.digitize(times_s, edges_s[1:-1])
+    return [
+        ((edges_s[index] + edges_s[index + 1]) / 2, values[bins == index])
+        for index in np.unique(bins)
+    ]
+
+
+def _floats(values: Iterable[float | None]) -> np.ndarray:
+    """None becomes NaN, which leaves a hole in a curve."""
+    return np.array(list(values), dtype=np.float64)

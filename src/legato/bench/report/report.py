@@ -1,0 +1,97 @@
+"""What a benchmark leaves behind: one JSON file with everything that was set and measured."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.bench.capacity import Capacity
+from legato.bench.load.record import RequestRecord
+from legato.bench.probe_result import ProbeResult
+from legato.bench.report.summary import Slos, Summary, summarize, summarize_classes
+from legato.core.errors import ConfigError
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """One workload sent once.
+
+    Attributes:
+        name: tells it from others that it is compared with.
+        settings: that it was run with; key a flag's name.
+        by_class: key the SLO class; empty where no request names one.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    slos: Slos
+    summary: Summary
+    by_class: dict[str, Summary]
+    records: list[RequestRecord]
+
+    @classmethod
+    def of(
+        cls, name: str, settings: dict[str, Any], slos: Slos, records: Sequence[RequestRecord]
+    ) -> "RunReport":
+        return cls(
+            name=name,
+            settings=settings,
+            slos=slos,
+            summary=summarize(records, slos),
+            by_class=summarize_classes(records, slos),
+            records=list(records),
+        )
+
+
+class CapacityReport(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
+    """One search for the capacity of a server. Attributes: as in `RunReport`."""
+
+    name: str
+    settings: dict[str, Any]
+    capacity: Capacity
+
+
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Streams that long prompts came beside. Attributes: as in `RunReport`."""
+
+    name: str
+    settings: dict[str, Any]
+    result: ProbeResult
+
+
+Report = RunReport | CapacityReport | ProbeReport
+
+
+def by_kind(
+    reports: Iterable[Report],
+) -> tuple[list[RunReport], list[CapacityReport], list[ProbeReport]]:
+    """The same reports, those of each kind together."""
+    runs, capacities, probes = [], [], []
+    for report in reports:
+        match report:
+            case RunReport():
+                runs.append(report)
+            case CapacityReport():
+                capacities.append(report)
+            case ProbeReport():
+                probes.append(report)
+    return runs, capacities, probes
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report as JSON, and the folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(report))
+
+
+def read_report(path: Path) -> Report:
+    """Read what `write_report` wrote.
+
+    Raises:
+        ConfigError: the file cannot be read, or is something else.
+    """
+    try:
+        report: Report = msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {path} as a report: {error}") from error
+    return report

@@ -1,0 +1,99 @@
+"""The clients of a simulated server."""
+
+from collections import Counter
+from collections.abc import Iterable
+from operator import itemgetter
+
+from legato.bench.load.record import RequestRecord, Status
+from legato.bench.simulation.delays import NO_DELAYS, Delays
+from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import INTERACTIVE, ServiceParams
+from legato.core.token_ids import token_array
+
+_STATUSES: dict[FinishReason, Status] = {
+    FinishReason.LENGTH: "ok",
+    FinishReason.REFUSED: "refused",
+    FinishReason.ERROR: "error",
+}
+
+
+class SimulatedClients:
+    """Sends each request when it is due, and notes what comes.
+
+    Args:
+        delays: on the way to the scheduler and back.
+
+    Attributes:
+        counts: of the requests that were sent; those in flight are "cancelled".
+    """
+
+    def __init__(self, workload: Workload, delays: Delays = NO_DELAYS) -> None:
+        self._workload = workload
+        self._delays = delays
+        arrivals_s = [request.arrival_s + delays.intake(request) for request in workload]
+        # Key place in the workload; a short prompt may overtake a long one on its way.
+        self._arrivals_s = dict(sorted(enumerate(arrivals_s), key=itemgetter(1)))
+        self._places = list(self._arrivals_s)
+        self._num_sent = 0
+        self._token_times_s: list[list[float]] = [[] for _ in workload]
+        self._records: dict[int, RequestRecord] = {}  # key place in the workload
+        self.counts: Counter[Status] = Counter()
+
+    @property
+    def next_arrival_s(self) -> float | None:
+        if self._num_sent == len(self._workload):
+            return None
+        return self._arrivals_s[self._places[self._num_sent]]
+
+    def send(self, now_s: float) -> list[AddRequest]:
+        """The requests that have arrived since."""
+        sent: list[AddRequest] = []
+        while (arrival_s := self.next_arrival_s) is not None and arrival_s <= now_s:
+            place = self._places[self._num_sent]
+            sent.append(_message(str(place), self._workload[place], arrival_s))
+            self._num_sent += 1
+        self.counts["cancelled"] += len(sent)
+        return sent
+
+    def receive(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
+        """Take what a step that ended at `now_s` brought."""
+        for num_before, output in enumerate(outputs):
+            index = int(output.request_id)
+            received_s = round(now_s + self._delays.delivery(num_before), 6)
+            self._token_times_s[index] += [received_s] * len(output.new_token_ids)
+            if output.finish_reason is not None:
+                self._end(index, output)
+
+    def records(self) -> list[RequestRecord]:
+        return [self._records[index] for index in range(len(self._workload))]
+
+    def _end(self, index: int, output: RequestOutput) -> None:
+        assert output.finish_reason is not None
+        assert index not in self._records, "a request ends once"
+        request, status = self._workload[index], _STATUSES[output.finish_reason]
+        self.counts["cancelled"] -= 1
+        self.counts[status] += 1
+        self._records[index] = RequestRecord(
+            request=request,
+            sent_s=request.arrival_s,
+            status=status,
+            token_times_s=self._token_times_s[index],
+            num_tokens=len(self._token_times_s[index]),
+            retry_after_s=output.retry_after_s,
+            error=output.error,
+        )
+
+
+def _message(request_id: str, request: WorkloadRequest, arrival_s: float) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=token_array([0]) * request.num_prompt_tokens,
+        params=SamplingParams(temperature=0.0, seed=0, max_tokens=request.num_output_tokens),
+        service=ServiceParams(
+            slo_class=request.slo_class or INTERACTIVE, priority=request.priority
+        ),
+        arrival_time_s=arrival_s,
+    )

@@ -1,0 +1,204 @@
+"""Serves a workload on a virtual clock: the engine's loop and scheduler, on steps that only last.
+
+Minutes pass in seconds, and the same seed always gives the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from legato.bench.load.record import OnProgress, RequestRecord
+from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.profiles import Profile
+from legato.bench.simulation.simulated_clients import SimulatedClients
+from legato.bench.simulation.truth import Truth, calibrate
+from legato.bench.workload.workload import Workload
+from legato.core.config import CacheConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.plan import StepPlan
+from legato.core.step_record import EngineRecord
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.process.messages import EngineStats
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
+
+_STEPS_PER_PROGRESS = 256
+
+OnRecords = Callable[[list[EngineRecord]], None]
+
+
+class Simulable(Protocol):
+    """A server that can be simulated.
+
+    Attributes:
+        max_model_len: longest prompt plus output in tokens.
+        scheduler: as configured.
+    """
+
+    @property
+    def scheduler(self) -> SchedulerConfig: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def delays(self) -> Delays: ...
+
+    def start(self, clock: VirtualClock) -> EngineLoop:
+        """An engine that is as good as calibrated, at rest."""
+        ...
+
+
+class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server on a machine of which only a profile is known.
+
+    Attributes:
+        overhead_s: what passes between two steps.
+        truth_error, noise: as in `Truth`.
+        seed: of all that is random.
+    """
+
+    profile: Profile
+    scheduler: SchedulerConfig
+    overhead_s: float = 0.5e-3
+    truth_error: float = 0.1
+    noise: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.truth_error < 1.0:
+            raise ConfigError(f"the truth's error must be in [0, 1), got {self.truth_error}")
+        for name in ("overhead_s", "noise"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def max_model_len(self) -> int:
+        return self.profile.max_model_len
+
+    @property
+    def delays(self) -> Delays:
+        return Delays(turnaround_s=self.overhead_s)
+
+    def start(self, clock: VirtualClock) -> EngineLoop:
+        profile = self.profile
+        calibration = calibrate(
+            profile.costs,
+            max_model_len=profile.max_model_len,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            noise=self.noise,
+            seed=self.seed,
+        )
+        truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
+        return simulated_engine(
+            clock,
+            self.scheduler,
+            belief=calibration,
+            step_time_s=truth.step_time_s,
+            max_model_len=profile.max_model_len,
+            kv_cache_tokens=profile.kv_cache_tokens,
+        )
+
+
+def simulated_engine(
+    clock: VirtualClock,
+    config: SchedulerConfig,
+    *,
+    belief: Sequence[MeasuredStep],
+    step_time_s: Callable[[StepPlan], float],
+    max_model_len: int,
+    kv_cache_tokens: int,
+) -> EngineLoop:
+    """The engine's loop on an executor whose steps only last.
+
+    Args:
+        belief: what a calibration tells the scheduler of steps.
+        step_time_s: what they take.
+    """
+    block_size = CacheConfig().block_size
+    # A workload tells lengths, not tokens: what its prompts share is not known.
+    kv = KVCacheManager(-(-kv_cache_tokens // block_size), block_size, enable_prefix_caching=False)
+    scheduler = Scheduler(
+        config.resolve(max_model_len),
+        max_model_len=max_model_len,
+        kv=kv,
+        step_time=StepTimeModel(belief),
+    )
+    return EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s), clock)
+
+
+class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a workload.
+
+    Attributes:
+        records: by arrival.
+        duration_s: from the start of the run to the last output, on the virtual clock.
+        stats: of the engine, at the end.
+    """
+
+    records: list[RequestRecord]
+    duration_s: float
+    num_steps: int
+    stats: EngineStats
+
+
+def simulate(
+    server: Simulable,
+    workload: Workload,
+    on_progress: OnProgress | None = None,
+    on_records: OnRecords | None = None,
+) -> SimulatedRun:
+    """Serve a workload, on a server that has just started.
+
+    Args:
+        on_progress: told now and then.
+        on_records: given the records of each step, on the virtual clock.
+
+    Raises:
+        ConfigError: a request names a class that the server does not know, or is too long.
+    """
+    _check(server, workload)
+    clock = VirtualClock()
+    engine = server.start(clock)
+    engine.set_recording(is_on=on_records is not None)
+    clients = SimulatedClients(workload, server.delays)
+    num_steps, num_tokens = 0, 0
+    while clients.next_arrival_s is not None or engine.has_work:
+        if not engine.has_work and clients.next_arrival_s is not None:
+            clock.advance_to(clients.next_arrival_s)
+        # What comes from here on, until the step has ended, waits for the next one.
+        events = clients.send(clock.now_s)
+        clock.advance_to(clock.now_s + server.delays.turnaround(num_tokens))
+        planned_s = clock.now_s
+        outputs = engine.step(events)
+        num_tokens = len(outputs)
+        clients.receive(outputs, clock.now_s)
+        if clock.now_s == planned_s and engine.has_work:
+            raise RuntimeError(f"at {planned_s} s there is work, but no step")
+        if on_records is not None:
+            on_records(engine.take_records())
+        num_steps += clock.now_s > planned_s
+        if on_progress is not None and num_steps % _STEPS_PER_PROGRESS == 0:
+            on_progress(clients.counts)
+    return SimulatedRun(
+        records=clients.records(),
+        duration_s=clock.now_s,
+        num_steps=num_steps,
+        stats=engine.stats,
+    )
+
+
+def _check(server: Simulable, workload: Workload) -> None:
+    classes, max_model_len = server.scheduler.classes, server.max_model_len
+    for request in workload:
+        if request.slo_class not in (None, *classes):
+            raise ConfigError(
+                f"the workload asks for class {request.slo_class!r}; classes are: "
+                f"{', '.join(classes)}"
+            )
+        if request.num_prompt_tokens + request.num_output_tokens > max_model_len:
+            raise ConfigError(f"{request} is longer than max_model_len {max_model_len}")

@@ -1,0 +1,1 @@
+"""The side that callers see: requests in, text out."""

@@ -1,0 +1,93 @@
+"""From a tokenized prompt and its settings to the messages that the engine takes."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.core.token_ids import token_array
+from legato.engine.process.messages import EngineInfo
+
+
+def build_requests(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    service: ServiceParams,
+    request_id: str,
+    info: EngineInfo,
+    arrival_time_s: float,
+) -> list[AddRequest]:
+    """Check a prompt against the model, and make one request for each of its `n` completions.
+
+    What was left open is decided here: `max_tokens` becomes the room that is left, and a missing
+    seed a random one. The first completion keeps the given seed, so it is the one that n = 1 gives.
+
+    Args:
+        request_id: unique; the engine's ids are this with the completion's index behind it.
+        arrival_time_s: on the machine's monotonic clock.
+
+    Raises:
+        InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; or
+            the server has no such class of service.
+    """
+    _check_tokens(prompt_token_ids, info.vocab_size, "prompt")
+    _check_tokens(params.logit_bias or (), info.vocab_size, "logit_bias")
+    _check_tokens(params.stop_token_ids, info.vocab_size, "stop_token_ids")
+    max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
+    if service.slo_class not in info.slo_classes:
+        raise InvalidRequestError(
+            f"slo_class {service.slo_class!r} is not one of {', '.join(info.slo_classes)}",
+            param="slo_class",
+        )
+    token_ids = token_array(prompt_token_ids)
+    seed = random.getrandbits(63) if params.seed is None else params.seed
+    return [
+        AddRequest(
+            request_id=f"{request_id}-{index}",
+            prompt_token_ids=token_ids,
+            params=msgspec.structs.replace(
+                params,
+                n=1,
+                max_tokens=max_tokens,
+                seed=_derived_seed(seed, index),
+                prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            ),
+            service=service,
+            eos_token_ids=() if params.ignore_eos else info.eos_token_ids,
+            arrival_time_s=arrival_time_s,
+        )
+        for index in range(params.n)
+    ]
+
+
+def _check_tokens(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{param} has token id {token_id}, which is outside [0, {vocab_size})", param=param
+            )
+
+
+def _max_tokens(num_prompt_tokens: int, wanted: int | None, max_model_len: int) -> int:
+    if not num_prompt_tokens:
+        raise InvalidRequestError("the prompt is empty", param="prompt")
+    room = max_model_len - num_prompt_tokens
+    max_tokens = max(1, room) if wanted is None else wanted
+    if max_tokens > room:
+        raise InvalidRequestError(
+            f"this model's maximum context length is {max_model_len} tokens, but "
+            f"{num_prompt_tokens + max_tokens} were requested: {num_prompt_tokens} in the prompt "
+            f"and {max_tokens} to generate",
+            param="prompt" if room < 1 else "max_tokens",
+            code="context_length_exceeded",
+        )
+    return max_tokens
+
+
+def _derived_seed(seed: int, index: int) -> int:
+    return seed if index == 0 else random.Random(f"{seed}/{index}").getrandbits(63)

@@ -1,0 +1,1 @@
+"""The loop: apply, plan, execute, commit; what it does about faults, and its records."""

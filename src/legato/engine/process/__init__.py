@@ -1,0 +1,1 @@
+"""The boundary between the HTTP server and the engine's own process."""

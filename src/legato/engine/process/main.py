@@ -1,0 +1,93 @@
+"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineClient`.
+
+It is apart from the HTTP server so that a step is never held up by the interpreter lock while
+requests are parsed, tokenized and written out; and so that it can die and be started again.
+"""
+
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.engine.errors import EngineFaultError
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.messages import (
+    EngineFailed,
+    EngineReady,
+    Reconfigure,
+    SetRecording,
+    StepOutputs,
+)
+
+_YOUNG_PER_FULL_COLLECTION = 10_000
+
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure
+
+
+def main(fd: int) -> int:
+    # Ctrl-C and supervisors reach the whole process group: draining is the server's decision, whose
+    # going away ends this process too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
+    try:
+        return _serve(channel)
+    except ChannelClosedError:
+        return 0
+
+
+def _serve(channel: Channel) -> int:
+    from legato.engine.startup.build import build_engine
+
+    config, *early = channel.receive(block=True)
+    assert isinstance(config, EngineConfig)
+    assert not early, "requests come after the engine is ready"
+    try:
+        engine, info, _ = build_engine(config)
+    except (ConfigError, UnsupportedModelError) as error:
+        channel.send(EngineFailed(str(error), is_user_error=True))
+        return 2
+    except Exception as error:
+        logging.exception("the engine cannot start")
+        channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
+        return 1
+    # What was loaded stays: without this, the collector looks at all of it again every few seconds,
+    # which holds up a step by as long as the step takes.
+    gc.collect()
+    gc.freeze()
+    # It need not look at each cached block either, for milliseconds: what steps leave dies young.
+    gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
+    channel.send(EngineReady(info))
+    while True:
+        events = _events(channel.receive(block=not engine.has_work), engine)
+        try:
+            outputs = engine.step(events)
+        except EngineFaultError as error:
+            channel.send(EngineFailed(str(error), is_user_error=False))
+            return 1
+        channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
+
+
+def _events(messages: Iterable[FromFrontEnd], engine: EngineLoop) -> list[Event]:
+    """What is for the scheduler; the rest is done."""
+    events: list[Event] = []
+    for message in messages:
+        match message:
+            case SetRecording(is_on):
+                engine.set_recording(is_on=is_on)
+            case Reconfigure(scheduler):
+                engine.reconfigure(scheduler)
+            case AddRequest() | AbortRequest():
+                events.append(message)
+    return events
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,311 @@
+"""Puts an engine together from its configuration, resolving every "auto" to a number."""
+
+import hashlib
+import logging
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.rows import row_counts
+from legato.core.version import __version__
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.process.messages import CacheInfo, EngineInfo
+from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.calibration_file import CalibrationFile
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.memory import num_cache_blocks, num_swap_blocks, take_memory
+from legato.executor.torch_executor import TorchExecutor
+from legato.kv.manager import KVCacheManager
+from legato.model.decoder import Decoder
+from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
+from legato.model.native import Machine, native_instructions, why_not_native
+from legato.model.packed_linear import compile_kernels
+from legato.model.source import resolve_source
+from legato.model.spec import DecoderSpec
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """A loaded model with its cache, before anything is scheduled on it.
+
+    Attributes:
+        config: resolved.
+    """
+
+    config: EngineConfig
+    decoder: Decoder
+    kv: KVCacheManager
+    executor: TorchExecutor
+    max_model_len: int
+    kernels: str
+
+
+def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo, Tokenizer]:
+    """Load the model, size the cache, and tie them to a scheduler.
+
+    Returns:
+        The engine, what a front end needs to know of it, and the model's tokenizer.
+
+    Raises:
+        ConfigError: settings that contradict each other, the model or the machine.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    parts = load_parts(config)
+    scheduler = Scheduler(
+        parts.config.scheduler,
+        max_model_len=parts.max_model_len,
+        kv=parts.kv,
+        step_time=StepTimeModel(known_steps(parts)),
+    )
+    source = resolve_source(config.model.model, config.model.revision)
+    tokenizer = load_tokenizer(source)
+    info = _describe(parts, load_defaults(source, tokenizer.eos_token_id))
+    for name, value in info.settings.items():
+        logger.debug("%s: %s", name, value)
+    return EngineLoop(scheduler, parts.kv, parts.executor), info, tokenizer
+
+
+def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
+    """Measure the duration of steps anew, and keep that for later starts.
+
+    Returns:
+        The steps, and the file that they are in.
+
+    Raises:
+        As `build_engine`.
+    """
+    parts = load_parts(config)
+    file = calibration_file(parts)
+    steps = _measure(parts)
+    file.save(steps)
+    return steps, file.path
+
+
+def load_parts(config: EngineConfig) -> EngineParts:
+    """Load the model and make its cache; raises as `build_engine`."""
+    checkpoint = open_checkpoint(config.model)
+    max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
+    scheduler_config = config.scheduler.resolve(max_model_len)
+    device = _device(config.model.device)
+    if config.model.num_threads is not None:
+        torch.set_num_threads(config.model.num_threads)
+    dtype = resolve_dtype(config.model, checkpoint)
+    machine = _native_machine(config, checkpoint.spec, dtype, device)
+    decoder = load_decoder(
+        checkpoint,
+        dtype=dtype,
+        device=device,
+        machine=machine,
+        quantization=config.model.quantization,
+    )
+    _compile_kernels(decoder, scheduler_config)
+    bytes_per_block = _bytes_per_block(decoder, config.cache.block_size)
+    num_blocks = num_cache_blocks(
+        config.cache,
+        bytes_per_block=bytes_per_block,
+        blocks_per_request=-(-max_model_len // config.cache.block_size),
+        max_num_seqs=scheduler_config.max_num_seqs,
+        device=device,
+    )
+    num_host_slots = num_swap_blocks(config.cache, bytes_per_block=bytes_per_block, device=device)
+    resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
+    kv = KVCacheManager(
+        num_blocks,
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_host_slots=num_host_slots,
+    )
+    attention = _attention(decoder, kv, machine)
+    if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
+        logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
+        take_memory(attention.blocks)
+    executor = TorchExecutor(
+        decoder,
+        attention,
+        kv.block_size,
+        num_host_slots=num_host_slots,
+    )
+    kernels = "torch" if machine is None else machine.instructions
+    return EngineParts(resolved, decoder, kv, executor, max_model_len, kernels)
+
+
+def _native_machine(
+    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> Machine | None:
+    """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
+    wanted = config.model.kernels
+    if wanted == "torch":
+        return None
+    reason = why_not_native(spec, dtype, device)
+    if not reason and config.cache.block_size % BLOCK_MULTIPLE:
+        reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
+    known = native_instructions()
+    if not reason and wanted not in ("auto", *known):
+        reason = f"only {', '.join(known)} can"
+    if not reason:
+        return Machine(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
+    if wanted != "auto":
+        raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
+    if device.type == "cpu":
+        logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)
+    return None
+
+
+def _attention(decoder: Decoder, kv: KVCacheManager, machine: Machine | None) -> AttentionBackend:
+    sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
+    if machine is not None:
+        return NativeAttentionBackend(decoder, machine, **sizes)
+    return TorchAttentionBackend.for_decoder(decoder, **sizes)
+
+
+def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
+    assert config.max_num_batched_tokens is not None
+    most = config.max_num_batched_tokens + config.max_num_seqs
+    compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
+
+
+def known_steps(parts: EngineParts) -> list[MeasuredStep]:
+    """Steps to begin the step-time model with, where a promise needs it: from disk, or measured."""
+    scheduler, calibration = parts.config.scheduler, parts.config.calibration
+    if not (scheduler.promises_pace or scheduler.promises_ttft):
+        return []
+    file = calibration_file(parts)
+    steps = file.load()
+    if steps is None and calibration.calibrate:
+        steps = _measure(parts)
+        file.save(steps)
+    return steps or []
+
+
+def _measure(parts: EngineParts) -> list[MeasuredStep]:
+    calibration = new_calibration(parts)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("Measuring step times", total=1.0)
+        steps = calibration.run(lambda share: progress.update(bar, completed=share))
+    share = disturbed(steps, fit(steps))
+    if share > MOST_DISTURBED:
+        logger.warning(
+            "%.0f %% of the measured steps took far longer than others like them: something else "
+            "ran on the machine. When it does not, measure again with `legato calibrate`",
+            100 * share,
+        )
+    return steps
+
+
+def new_calibration(parts: EngineParts) -> Calibration:
+    """What measures the steps of this model."""
+    return Calibration(
+        parts.executor,
+        block_size=parts.kv.block_size,
+        num_blocks=parts.kv.num_blocks,
+        max_model_len=parts.max_model_len,
+        max_num_seqs=parts.config.scheduler.max_num_seqs,
+        vocab_size=parts.decoder.spec.vocab_size,
+    )
+
+
+def calibration_file(parts: EngineParts) -> CalibrationFile:
+    """Where their measurements are kept."""
+    decoder = parts.decoder
+    key = {
+        "model": parts.config.model.model,
+        "spec": hashlib.sha256(msgspec.json.encode(decoder.spec)).hexdigest(),
+        "dtype": str(decoder.dtype),
+        "quantization": str(parts.config.model.quantization),
+        "kernels": parts.kernels,
+        "device": _device_name(decoder.device),
+        "threads": str(torch.get_num_threads()),
+        "block size": str(parts.kv.block_size),
+        "max running": str(parts.config.scheduler.max_num_seqs),
+        "versions": f"legato {__version__}, torch {torch.__version__}",
+    }
+    return CalibrationFile(parts.config.calibration.calibration_dir, key)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.node()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
+    if wanted is None:
+        return spec.max_model_len
+    if not 1 < wanted <= spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len must be in [2, {spec.max_model_len}] for this model, got {wanted}"
+        )
+    return wanted
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for, but torch sees no CUDA device")
+    return torch.device(wanted)
+
+
+def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
+    spec = decoder.spec
+    values = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim
+    return values * decoder.dtype.itemsize
+
+
+def _describe(parts: EngineParts, defaults: ModelDefaults) -> EngineInfo:
+    config, decoder, kv = parts.config, parts.decoder, parts.kv
+    num_cache_tokens = kv.num_blocks * kv.block_size
+    cache_bytes = kv.num_blocks * _bytes_per_block(decoder, kv.block_size)
+    return EngineInfo(
+        model=config.model.model,
+        served_model_name=config.model.model,
+        max_model_len=parts.max_model_len,
+        vocab_size=decoder.spec.vocab_size,
+        eos_token_ids=defaults.eos_token_ids,
+        cache=CacheInfo(
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        ),
+        slo_classes=config.scheduler.classes,
+        default_sampling=defaults.sampling,
+        settings={
+            "model": config.model.model,
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "device": str(decoder.device),
+            "threads": str(torch.get_num_threads()),
+            "weights": config.model.quantization or "not quantized",
+            "kernels": parts.kernels,
+            "max model length": f"{parts.max_model_len:,} tokens",
+            "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
+            f"{cache_bytes / 2**30:.2f} GiB",
+            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
+            "policy": config.scheduler.policy,
+            "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
+            "step budget": _step_budget(config.scheduler),
+            "prefill order": f"{config.scheduler.prefill_order}",
+            **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
+            "max running": f"{config.scheduler.max_num_seqs}",
+        },
+    )
+
+
+def _step_budget(config: SchedulerConfig) -> str:
+    tokens = f"{config.max_num_batched_tokens:,} tokens"
+    return f"what the SLOs allow, up to {tokens}" if config.promises_pace else tokens

@@ -1,0 +1,148 @@
+"""Measures requests as their tokens arrive. All times are seconds of `time.monotonic`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from legato.core.outputs import FinishReason
+from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.slo_metrics import RequestSlo
+
+
+class Delta(Protocol):
+    """What is new of a completion; see `legato.engine.frontend.completion.CompletionDelta`."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def is_promise_waived(self) -> bool: ...
+    @property
+    def scheduled_s(self) -> float | None: ...
+    @property
+    def received_s(self) -> float: ...
+
+
+class JobRecorder:
+    """Measures the completions of one HTTP request.
+
+    Args:
+        prompt_lens: tokens of each prompt.
+        n: completions of each; the ith of prompt p has the index p * n + i.
+        max_tokens: as asked for.
+        slo_class: as asked for; where there is none such, the request is never served.
+        arrival_s: when the HTTP request came.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        prompt_lens: Sequence[int],
+        n: int,
+        max_tokens: int | None,
+        slo_class: str,
+        arrival_s: float,
+    ) -> None:
+        self._metrics = metrics.requests
+        self._n = n
+        self._running = {
+            index: _CompletionRecorder(metrics, prompt_lens[index // n], slo_class, arrival_s)
+            for index in range(n * len(prompt_lens))
+        }
+        self._lengths: list[list[int]] = [[] for _ in prompt_lens]
+        metrics.requests.params_n.observe(n)
+        if max_tokens is not None:
+            metrics.requests.params_max_tokens.observe(max_tokens)
+
+    def take(self, index: int, delta: Delta) -> None:
+        """Something has come of a completion, perhaps its end."""
+        if delta.token_ids:
+            self._running[index].add_tokens(delta)
+        if delta.finish_reason is not None:
+            self._end(index, delta.finish_reason, delta.received_s)
+
+    def refuse(self, reason: str, now_s: float) -> None:
+        """What still runs is refused, for one of `REFUSALS`."""
+        self._metrics.refused[reason].inc(len(self._running))
+        self.end(FinishReason.REFUSED, now_s)
+
+    def end(self, reason: FinishReason, now_s: float) -> None:
+        """What still runs ends here; nothing happens where nothing does."""
+        for index in tuple(self._running):
+            self._end(index, reason, now_s)
+
+    def _end(self, index: int, reason: FinishReason, now_s: float) -> None:
+        completion = self._running.pop(index)
+        completion.end(reason, now_s)
+        lengths = self._lengths[index // self._n]
+        lengths.append(completion.num_tokens)
+        if len(lengths) == self._n and any(lengths):
+            self._metrics.longest_generation.observe(max(lengths))
+
+
+class _CompletionRecorder:
+    """Measures one completion. Attributes: `num_tokens`: that have come."""
+
+    def __init__(
+        self, metrics: Metrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
+    ) -> None:
+        self._metrics = metrics.requests
+        self._slo = RequestSlo(metrics.slos, slo_class)
+        self._class = slo_class
+        self._num_prompt_tokens = num_prompt_tokens
+        self._arrival_s = arrival_s
+        self._scheduled_s = arrival_s
+        self._first_s = arrival_s
+        self._last_s = arrival_s
+        self.num_tokens = 0
+
+    def add_tokens(self, delta: Delta) -> None:
+        gap_s = delta.received_s - self._last_s
+        if self.num_tokens:
+            self._metrics.itl_s.of(self._class).observe(gap_s)
+            self._slo.token(gap_s)
+        else:
+            self._begin(delta)
+        self._last_s = delta.received_s
+        self.num_tokens += len(delta.token_ids)
+        self._metrics.generation_tokens.inc(len(delta.token_ids))
+
+    def end(self, reason: FinishReason, now_s: float) -> None:
+        """It is over, for whatever reason; called once."""
+        self._metrics.ended[reason].inc()
+        if self.num_tokens:
+            self._note_times(now_s)
+            self._metrics.request_generation_tokens.observe(self.num_tokens)
+        elif reason is not FinishReason.REFUSED:
+            self._slo.no_first_token(now_s - self._arrival_s)
+        self._slo.end(reason)
+
+    def _begin(self, delta: Delta) -> None:
+        """Its first token is there."""
+        assert delta.scheduled_s is not None
+        metrics = self._metrics
+        self._scheduled_s, self._first_s = delta.scheduled_s, delta.received_s
+        ttft_s = self._first_s - self._arrival_s
+        metrics.ttft_s.of(self._class).observe(ttft_s)
+        metrics.queue_s.of(self._class).observe(self._scheduled_s - self._arrival_s)
+        metrics.prefill_s.observe(self._first_s - self._scheduled_s)
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.cached_tokens.inc(delta.num_cached_tokens)
+        metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+        metrics.request_computed_tokens.observe(self._num_prompt_tokens - delta.num_cached_tokens)
+        if delta.is_promise_waived:
+            self._slo.waive()
+        self._slo.first_token(ttft_s)
+
+    def _note_times(self, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.e2e_s.of(self._class).observe(now_s - self._arrival_s)
+        metrics.inference_s.observe(now_s - self._scheduled_s)
+        metrics.decode_s.observe(now_s - self._first_s)
+        if self.num_tokens > 1:
+            tpot_s = (self._last_s - self._first_s) / (self.num_tokens - 1)
+            metrics.tpot_s.of(self._class).observe(tpot_s)
+            self._slo.pace(tpot_s)

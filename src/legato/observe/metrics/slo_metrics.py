@@ -1,0 +1,137 @@
+"""Whether promises were kept, class by class."""
+
+from collections.abc import Mapping
+
+from legato.core.outputs import FinishReason
+from legato.core.slo import SloClass
+from legato.observe.metrics.registry import MetricRegistry
+
+_ATTAINED_GAPS = 0.99
+"""Share of a request's gaps between tokens that are in time where it attains its ITL SLO."""
+
+_FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class SloMetrics:
+    """Counts what became of the promises, and shows them.
+
+    Args:
+        classes: key the class's name.
+    """
+
+    def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
+        self._all_checks = registry.counter(
+            "slo_checks",
+            "Promises that fell due: first tokens (ttft), tokens (itl), requests' paces (tpot).",
+            "slo_class",
+            "slo",
+            "verdict",
+        )
+        self._all_requests = registry.counter(
+            "slo_requests",
+            "Requests that were promised something, by whether they attained all of it.",
+            "slo_class",
+            "verdict",
+        )
+        self._seconds = registry.gauge("slo_seconds", "What is promised.", "slo_class", "slo")
+        self.promise(classes)
+
+    def promise(self, classes: Mapping[str, SloClass]) -> None:
+        """Go by these promises from now on; counts go on."""
+        self._promises = {name: _promises(slo) for name, slo in classes.items()}
+        # Key class, promise, whether it was kept; made at once, so that all are shown from 0 on.
+        self._checks = {
+            (name, kind, is_kept): self._all_checks.of(name, kind, "in_time" if is_kept else "late")
+            for name, promises in self._promises.items()
+            for kind in promises
+            for is_kept in (True, False)
+        }
+        self._requests = {
+            (name, verdict): self._all_requests.of(name, verdict)
+            for name, promises in self._promises.items()
+            for verdict in ("attained", "missed", "refused", "waived")
+            if promises
+        }
+        self._seconds.clear()
+        for name, promises in self._promises.items():
+            for kind, promised_s in promises.items():
+                self._seconds.of(name, kind).set(promised_s)
+
+    def check(self, slo_class: str, kind: str, seconds: float) -> bool:
+        """Whether a latency is within what its class promises, if it does; counted if so.
+
+        Args:
+            kind: "ttft", "itl" or "tpot".
+        """
+        promised_s = self._promises[slo_class].get(kind)
+        if promised_s is None:
+            return True
+        is_kept = seconds <= promised_s
+        self._checks[slo_class, kind, is_kept].inc()
+        return is_kept
+
+    def is_over(self, slo_class: str, kind: str, seconds: float) -> bool:
+        """Whether so much time is more than what is promised; not counted."""
+        promised_s = self._promises.get(slo_class, {}).get(kind)
+        return promised_s is not None and seconds > promised_s
+
+    def count(self, slo_class: str, verdict: str) -> None:
+        """A request is over: "attained", "missed", "refused" or "waived"."""
+        if self._promises.get(slo_class):
+            self._requests[slo_class, verdict].inc()
+
+
+class RequestSlo:
+    """What becomes of the promises to one request.
+
+    A request attains its SLO if it finishes, its TTFT and TPOT are in time, and so are 99 % of its
+    tokens, as in `legato bench`.
+    """
+
+    def __init__(self, metrics: SloMetrics, slo_class: str) -> None:
+        self._metrics = metrics
+        self._class = slo_class
+        self._is_waived = False
+        self._is_late = False
+        self._num_gaps = 0
+        self._num_late_gaps = 0
+
+    def waive(self) -> None:
+        """It is served without a promise, as its client had allowed."""
+        self._is_waived = True
+
+    def first_token(self, ttft_s: float) -> None:
+        if not self._is_waived:
+            self._is_late = not self._metrics.check(self._class, "ttft", ttft_s)
+
+    def no_first_token(self, waited_s: float) -> None:
+        """Its client went away, or it failed, after so long; counts only where that is too long."""
+        if self._metrics.is_over(self._class, "ttft", waited_s):
+            self.first_token(waited_s)
+
+    def token(self, gap_s: float) -> None:
+        if not self._is_waived:
+            self._num_gaps += 1
+            self._num_late_gaps += not self._metrics.check(self._class, "itl", gap_s)
+
+    def pace(self, tpot_s: float) -> None:
+        if not self._is_waived:
+            self._is_late |= not self._metrics.check(self._class, "tpot", tpot_s)
+
+    def end(self, reason: FinishReason) -> None:
+        """It is over; whose client went away is not counted."""
+        if self._is_waived:
+            self._metrics.count(self._class, "waived")
+        elif reason is FinishReason.REFUSED:
+            self._metrics.count(self._class, "refused")
+        elif reason is not FinishReason.ABORT:
+            num_in_time = self._num_gaps - self._num_late_gaps
+            is_paced = num_in_time >= _ATTAINED_GAPS * self._num_gaps
+            is_attained = reason in _FINISHED and is_paced and not self._is_late
+            self._metrics.count(self._class, "attained" if is_attained else "missed")
+
+
+def _promises(slo: SloClass) -> dict[str, float]:
+    """Key "ttft", "itl" or "tpot"; value seconds."""
+    given = {"ttft": slo.ttft_s, "itl": slo.itl_s, "tpot": slo.tpot_s}
+    return {kind: seconds for kind, seconds in given.items() if seconds is not None}

@@ -1,0 +1,217 @@
+"""Where a request's time went: a partition of it, so that the parts add up to the whole.
+
+The request's life is cut into tiles, each with the shares that causes have in it. What a step holds
+of several causes is shared among them by tokens. docs/tracing.md defines each cause.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from legato.core.step_record import ChunkRecord
+from legato.observe.traces.request_story import ObservedStep, RequestStory
+
+Cause = Literal[
+    "http_in",
+    "inbox",
+    "queue",
+    "memory",
+    "preemption",
+    "own_prefill",
+    "others_prefill",
+    "own_decode",
+    "others_decode",
+    "yielded",
+    "between_steps",
+    "unrecorded",
+    "http_out",
+]
+
+Shares = Mapping[Cause, float]
+"""Key cause, value its share; they sum to 1."""
+
+
+class Tile(NamedTuple):
+    """The time [start_s, end_s); `step` is what ran, if a step did."""
+
+    start_s: float
+    end_s: float
+    shares: Shares
+    step: ObservedStep | None = None
+
+
+class Span(NamedTuple):
+    """The time until a token, since its request came or since the token before.
+
+    Attributes:
+        parts: key cause, value seconds; they sum to `end_s - start_s`.
+        others: prompt tokens that its steps computed for others; key request id.
+    """
+
+    start_s: float
+    end_s: float
+    parts: dict[Cause, float]
+    others: Counter[str]
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+class Attribution:
+    """A request's tiles, and when its tokens came and were written.
+
+    Attributes:
+        came_s: when the engine had each of its tokens.
+        told_s: when each was written to the client; where that is not known, when the front end had
+            it, or else the engine.
+    """
+
+    def __init__(self, story: RequestStory) -> None:
+        self._story = story
+        self._tiles = _tiles(story)
+        self._starts_s = [tile.start_s for tile in self._tiles]
+        sampling = [step for step, chunk in story.own_chunks() if chunk.num_samples]
+        self.came_s = [step.ended_s for step in sampling]
+        self.told_s = [step.received_s or step.ended_s for step in sampling]
+        answer = story.answer
+        if answer is not None and answer.is_streamed:
+            sent_s = answer.sent_s.get(story.choice, [])
+            self.told_s[: len(sent_s)] = sent_s[: len(self.told_s)]
+
+    @property
+    def begins_s(self) -> float | None:
+        """When the request came, as far as is known."""
+        return self._tiles[0].start_s if self._tiles else None
+
+    def first_token(self) -> Span | None:
+        """From the request's arrival to its first token; None where there is none, or its arrival
+        is not in the trace."""
+        if not self.told_s or self._story.arrived is None:
+            return None
+        return self._span(self._tiles[0].start_s, 0)
+
+    def gaps(self) -> list[float]:
+        """Seconds from each token to the next."""
+        return [after - before for before, after in pairwise(self.told_s)]
+
+    def gap(self, index: int) -> Span:
+        """From token `index` to the next."""
+        return self._span(self.told_s[index], index + 1)
+
+    def _span(self, start_s: float, token: int) -> Span:
+        """From `start_s` until a token was told."""
+        came_s, told_s = self.came_s[token], self.told_s[token]
+        parts: defaultdict[Cause, float] = defaultdict(float)
+        others: Counter[str] = Counter()
+        now_s = start_s
+        first = max(0, bisect_right(self._starts_s, start_s) - 1)
+        for tile in self._tiles[first:]:
+            end_s = min(tile.end_s, came_s)
+            if tile.start_s >= came_s:
+                break
+            if end_s <= now_s:
+                continue
+            for cause, share in tile.shares.items():
+                parts[cause] += share * (end_s - now_s)
+            if tile.step is not None:
+                others.update(_prompts_of_others(tile.step, self._story.request_id))
+            now_s = end_s
+        parts["http_out"] += told_s - now_s
+        return Span(start_s, told_s, {c: s for c, s in parts.items() if s}, others)
+
+
+def _tiles(story: RequestStory) -> list[Tile]:
+    """From the request's arrival to the end of the last step that the engine held it in."""
+    tiles: list[Tile] = []
+    answer, arrived = story.answer, story.arrived
+    if arrived is not None:
+        if answer is not None:
+            tiles.append(Tile(answer.received_s, arrived.arrived_s, {"http_in": 1.0}))
+        tiles.append(Tile(arrived.arrived_s, arrived.taken_s, {"inbox": 1.0}))
+    state = _State(story)
+    next_id: int | None = None
+    for step in story.steps:
+        record = step.record
+        if tiles:
+            is_next = next_id is None or record.step_id == next_id
+            cause: Cause = "between_steps" if is_next else "unrecorded"
+            tiles.append(Tile(tiles[-1].end_s, record.planned_s, {cause: 1.0}))
+        tiles.append(Tile(record.planned_s, record.ended_s, state.shares_in(step), step))
+        next_id = record.step_id + 1
+    return tiles
+
+
+class _State:
+    """What a request is doing, step by step."""
+
+    def __init__(self, story: RequestStory) -> None:
+        self._story = story
+        self._is_running = story.arrived is None  # the trace began under it
+        self._was_preempted = False
+        self._num_computed = 0  # tokens, at most so far: those below were computed before
+
+    def shares_in(self, step: ObservedStep) -> Shares:
+        request_id, record = self._story.request_id, step.record
+        if request_id in record.admitted:
+            self._is_running = True
+        if request_id in record.preempted:
+            self._is_running, self._was_preempted = False, True
+        if request_id in record.failed:
+            return {"memory": 1.0} if record.ran_out_of_memory else {"own_prefill": 1.0}
+        chunk = step.chunks.get(request_id)
+        if chunk is not None:
+            return self._computing(step, chunk)
+        return self._passed_over(step) if self._is_running else self._waiting(step)
+
+    def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
+        tokens = _tokens(step)
+        tokens["others_decode" if chunk.ended_by == "decode" else "others_prefill"] -= (
+            chunk.num_tokens
+        )
+        num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
+        self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
+        tokens["preemption"] += num_again
+        own: Cause = "own_decode" if chunk.ended_by == "decode" else "own_prefill"
+        tokens[own] += chunk.num_tokens - num_again
+        return _by_tokens(tokens)
+
+    def _waiting(self, step: ObservedStep) -> Shares:
+        if self._was_preempted:
+            return {"preemption": 1.0}
+        if step.record.held_by == "memory":
+            return {"memory": 1.0}
+        if step.record.held_by in ("max_num_seqs", "pace"):
+            return {"queue": 1.0}
+        tokens = _tokens(step)
+        tokens["queue"] = tokens.pop("others_decode")
+        return _by_tokens(tokens)
+
+    def _passed_over(self, step: ObservedStep) -> Shares:
+        is_stream = self._num_computed and self._is_decoding
+        return {"yielded": 1.0} if is_stream else _by_tokens(_tokens(step))
+
+    @property
+    def _is_decoding(self) -> bool:
+        arrived = self._story.arrived
+        return arrived is None or self._num_computed >= arrived.num_prompt_tokens
+
+
+def _tokens(step: ObservedStep) -> "Counter[Cause]":
+    """Of a step, as they are to a request without a chunk in it."""
+    return Counter({"others_prefill": step.num_prefill, "others_decode": step.num_decode})
+
+
+def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
+    return {
+        chunk.request_id: chunk.num_tokens
+        for chunk in step.record.chunks
+        if chunk.request_id != request_id and chunk.ended_by != "decode"
+    }
+
+
+def _by_tokens(tokens: "Counter[Cause]") -> Shares:
+    total = tokens.total()
+    return {cause: count / total for cause, count in tokens.items() if count}

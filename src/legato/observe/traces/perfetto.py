@@ -1,0 +1,243 @@
+"""Records as Chrome trace events, which the Perfetto UI opens: steps above, a track a request.
+
+The file is the format's JSON array, which may lack its end, so that a writer that was killed leaves
+something to look at. Times are microseconds.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.core.step_record import (
+    AnswerRecord,
+    ChunkRecord,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.observe.traces.trace_file import TraceHeader, TraceLine, open_binary
+
+_STEPS, _REQUESTS = 1, 2  # process ids, which Perfetto shows as groups, in this order
+_STEP_TRACK = 0
+_encode = msgspec.json.Encoder().encode
+
+Event = dict[str, Any]
+"""Key a field of the trace event format."""
+
+
+class PerfettoEvents:
+    """Turns records into events, in the order in which they come.
+
+    Arrows lead from each chunk of a request to its next one, but not between the tokens of a stream
+    that advances in every step.
+    """
+
+    def __init__(self) -> None:
+        self._tracks: dict[str, int] = {}  # key request id
+        self._waiting_since_s: dict[str, float] = {}  # key request id
+        self._last_chunk: dict[str, tuple[int, float, ChunkRecord]] = {}
+        """Key request id, value its latest chunk with its step's id and start."""
+        self._num_arrows = 0
+        self._now_s = 0.0  # of the latest step
+
+    def begin(self, header: TraceHeader) -> Iterator[Event]:
+        """What names the groups."""
+        for pid, name in ((_STEPS, "engine"), (_REQUESTS, "requests")):
+            yield _name("process_name", pid, 0, name=name)
+            yield _name("process_sort_index", pid, 0, sort_index=pid)
+        yield _name("thread_name", _STEPS, _STEP_TRACK, name="steps")
+        self._now_s = header.started_s
+        yield _instant("trace begins", header.started_s, _STEPS, _STEP_TRACK, header.settings)
+
+    def of(self, line: TraceLine) -> Iterator[Event]:
+        match line:
+            case StepRecord():
+                yield from self._step(line)
+            case RequestArrived():
+                yield from self._arrived(line)
+            case RequestEnded():
+                yield from self._ended(line)
+            case AnswerRecord():
+                yield from self._answer(line)
+            case _:
+                name = f"{line.num_records} records dropped"
+                yield _instant(name, self._now_s, _STEPS, _STEP_TRACK, {})
+
+    def _step(self, step: StepRecord) -> Iterator[Event]:
+        self._now_s = step.ended_s
+        num_decodes = sum(chunk.ended_by == "decode" for chunk in step.chunks)
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        yield _slice(
+            f"step {step.step_id}",
+            (step.planned_s, step.ended_s),
+            _STEPS,
+            _STEP_TRACK,
+            {
+                "decode_tokens": num_decodes,
+                "prefill_tokens": num_tokens - num_decodes,
+                "budget_tokens": step.budget_tokens,
+                "predicted_ms": _ms(step.predicted_s),
+                "measured_ms": _ms(step.ended_s - step.planned_s),
+                "limit_ms": _ms(step.limit_s),
+                "planning_ms": _ms(step.started_s - step.planned_s),
+                "first_waiting_held_by": step.held_by,
+                "preempted": list(step.preempted),
+                "failed": list(step.failed),
+                "ran_out_of_memory": step.ran_out_of_memory,
+            },
+        )
+        yield from _counters(step, num_decodes, num_tokens - num_decodes)
+        for request_id in step.preempted:
+            yield from self._preempted(step, request_id)
+        for request_id, num_cached in step.admitted.items():
+            yield from self._admitted(step, request_id, num_cached)
+        for chunk in step.chunks:
+            yield from self._chunk(step, chunk)
+
+    def _chunk(self, step: StepRecord, chunk: ChunkRecord) -> Iterator[Event]:
+        track = yield from self._track(chunk.request_id)
+        is_decode = chunk.ended_by == "decode"
+        yield _slice(
+            "decode" if is_decode else f"prefill {chunk.num_tokens}",
+            (step.planned_s, step.ended_s),
+            _REQUESTS,
+            track,
+            {
+                "step": step.step_id,
+                "start": chunk.start,
+                "num_tokens": chunk.num_tokens,
+                "ended_by": chunk.ended_by,
+                "samples": chunk.num_samples,
+            },
+        )
+        yield from self._arrow(step, chunk, track)
+        self._last_chunk[chunk.request_id] = step.step_id, step.planned_s, chunk
+
+    def _arrow(self, step: StepRecord, chunk: ChunkRecord, track: int) -> Iterator[Event]:
+        last = self._last_chunk.get(chunk.request_id)
+        if last is None:
+            return
+        step_id, planned_s, before = last
+        is_flowing = chunk.ended_by == before.ended_by == "decode"
+        if is_flowing and step_id + 1 == step.step_id:
+            return
+        self._num_arrows += 1
+        arrow = {"name": "next chunk", "cat": "chunk", "id": self._num_arrows, "pid": _REQUESTS}
+        # Each end lies inside of its chunk.
+        yield {**arrow, "ph": "s", "tid": track, "ts": _us(planned_s)}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": _us(step.planned_s)}
+
+    def _preempted(self, step: StepRecord, request_id: str) -> Iterator[Event]:
+        track = yield from self._track(request_id)
+        self._waiting_since_s[request_id] = step.planned_s
+        yield _instant("preempted", step.planned_s, _REQUESTS, track, {"step": step.step_id})
+
+    def _admitted(self, step: StepRecord, request_id: str, num_cached: int) -> Iterator[Event]:
+        track = yield from self._track(request_id)
+        since_s = self._waiting_since_s.pop(request_id, None)
+        args = {"num_cached_tokens": num_cached}
+        if since_s is not None:
+            yield _slice("waiting", (since_s, step.planned_s), _REQUESTS, track, args)
+
+    def _arrived(self, arrived: RequestArrived) -> Iterator[Event]:
+        track = yield from self._track(arrived.request_id)
+        self._waiting_since_s[arrived.request_id] = arrived.taken_s
+        args = msgspec.structs.asdict(arrived)
+        yield _slice("inbox", (arrived.arrived_s, arrived.taken_s), _REQUESTS, track, args)
+
+    def _ended(self, ended: RequestEnded) -> Iterator[Event]:
+        track = yield from self._track(ended.request_id)
+        since_s = self._waiting_since_s.pop(ended.request_id, None)
+        if since_s is not None:
+            yield _slice("waiting", (since_s, ended.ended_s), _REQUESTS, track, {})
+        args = msgspec.structs.asdict(ended)
+        yield _instant(f"ended: {ended.finish_reason}", ended.ended_s, _REQUESTS, track, args)
+        self._last_chunk.pop(ended.request_id, None)
+
+    def _answer(self, answer: AnswerRecord) -> Iterator[Event]:
+        for choice, request_id in answer.request_ids.items():
+            track = yield from self._track(request_id)
+            args = {
+                "http_id": answer.http_id,
+                "choice": choice,
+                "error": answer.error,
+                "finish_reason": answer.finish_reasons.get(choice),
+            }
+            yield _instant("HTTP request came", answer.received_s, _REQUESTS, track, args)
+            sent_s = answer.sent_s.get(choice)
+            if sent_s and answer.is_streamed:
+                yield _instant("first token written", sent_s[0], _REQUESTS, track, args)
+                yield _instant("last token written", sent_s[-1], _REQUESTS, track, args)
+
+    def _track(self, request_id: str) -> Generator[Event, None, int]:
+        """The request's track; yields its name where it is new."""
+        track = self._tracks.get(request_id)
+        if track is None:
+            track = self._tracks[request_id] = len(self._tracks) + 1
+            yield _name("thread_name", _REQUESTS, track, name=request_id)
+            yield _name("thread_sort_index", _REQUESTS, track, sort_index=track)
+        return track
+
+
+class PerfettoTrace:
+    """Writes a trace, as `JsonlTrace` does."""
+
+    def __init__(self, path: Path, header: TraceHeader) -> None:
+        self.num_bytes = 0
+        self._file = open_binary(path, "wb")
+        self._events = PerfettoEvents()
+        self._separator = b"["
+        self._put(self._events.begin(header))
+
+    def write(self, lines: Iterable[TraceLine]) -> None:
+        for line in lines:
+            self._put(self._events.of(line))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.write(b"\n]\n")
+        self._file.close()
+
+    def _put(self, events: Iterable[Event]) -> None:
+        for event in events:
+            data = self._separator + b"\n" + _encode(event)
+            self._separator = b","
+            self._file.write(data)
+            self.num_bytes += len(data)
+
+
+def _counters(step: StepRecord, num_decodes: int, num_prefill_tokens: int) -> Iterator[Event]:
+    counts = {
+        "tokens": {"prefill": num_prefill_tokens, "decode": num_decodes},
+        "requests": {"running": step.num_running, "waiting": step.num_waiting},
+        "KV blocks": {"used": step.num_used_blocks, "cached": step.num_cached_blocks},
+    }
+    for name, values in counts.items():
+        yield {"name": name, "ph": "C", "ts": _us(step.planned_s), "pid": _STEPS, "args": values}
+
+
+def _slice(
+    name: str, times_s: tuple[float, float], pid: int, track: int, args: dict[str, Any]
+) -> Event:
+    start_us, end_us = map(_us, times_s)
+    place = {"pid": pid, "tid": track, "ts": start_us, "dur": max(0.0, end_us - start_us)}
+    return {"name": name, "ph": "X", **place, "args": args}
+
+
+def _instant(name: str, time_s: float, pid: int, track: int, args: dict[str, Any]) -> Event:
+    place = {"pid": pid, "tid": track, "ts": _us(time_s)}
+    return {"name": name, "ph": "i", "s": "t", **place, "args": args}
+
+
+def _name(kind: str, pid: int, track: int, **args: Any) -> Event:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": track, "args": args}
+
+
+def _us(time_s: float) -> float:
+    return round(1e6 * time_s, 1)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)

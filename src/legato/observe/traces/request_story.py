@@ -1,0 +1,177 @@
+"""All that a trace holds of one request."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from legato.core.errors import ConfigError
+from legato.core.step_record import (
+    AnswerRecord,
+    ChunkRecord,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.observe.traces.trace_file import RecordsDropped, TraceLine, read_trace
+
+_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+class ObservedStep:
+    """A step, with what each of the many requests that saw it asks of it.
+
+    Attributes:
+        chunks: key request id.
+        num_prefill, num_decode: tokens.
+    """
+
+    __slots__ = ("chunks", "num_decode", "num_prefill", "record")
+
+    def __init__(self, record: StepRecord) -> None:
+        self.record = record
+        self.chunks = {chunk.request_id: chunk for chunk in record.chunks}
+        self.num_decode = sum(c.num_tokens for c in record.chunks if c.ended_by == "decode")
+        self.num_prefill = sum(c.num_tokens for c in record.chunks) - self.num_decode
+
+
+class RequestStory(msgspec.Struct, kw_only=True):
+    """One completion, from its arrival to its end, as far as the trace goes.
+
+    Attributes:
+        request_id: the engine's.
+        choice: its index in the answer.
+        steps: all that ran while the engine held it, its own and others'.
+        num_dropped: records that are missing meanwhile.
+    """
+
+    request_id: str
+    choice: int = 0
+    answer: AnswerRecord | None = None
+    arrived: RequestArrived | None = None
+    ended: RequestEnded | None = None
+    steps: list[ObservedStep] = msgspec.field(default_factory=list)
+    num_dropped: int = 0
+
+    def see(self, step: ObservedStep) -> None:
+        """A step ran while it was in the engine; not so before the first sign of it."""
+        if self.arrived is not None or self.steps or self.request_id in step.chunks:
+            self.steps.append(step)
+
+    def own_chunks(self) -> Iterator[tuple[StepRecord, ChunkRecord]]:
+        """Its chunks that were computed, with their steps."""
+        for step in self.steps:
+            chunk = step.chunks.get(self.request_id)
+            if chunk is not None and self.request_id not in step.record.failed:
+                yield step.record, chunk
+
+    def goes_by(self, asked: str, choice: int) -> bool:
+        """Whether that is its id: the engine's, `X-Request-Id`, or the id of the answer."""
+        if asked == self.request_id:
+            return True
+        http_id = asked
+        for prefix in _ANSWER_PREFIXES:
+            http_id = http_id.removeprefix(prefix)
+        if self.answer is not None:
+            return self.answer.http_id == http_id and self.choice == choice
+        return bool(re.fullmatch(rf"\d+-{re.escape(http_id)}-{choice}", self.request_id))
+
+
+def read_story(path: Path, asked: str, choice: int = 0) -> RequestStory:
+    """What a trace of lines of JSON tells of a request.
+
+    Args:
+        asked: the engine's id, `X-Request-Id`, or the id of the answer; of requests with the same,
+            it is the last that ended.
+        choice: which of the answer's completions; an engine's id needs none.
+
+    Raises:
+        ConfigError: it cannot be read, or has no such request.
+    """
+    found = None
+    for story in read_stories(path):
+        if story.goes_by(asked, choice):
+            found = story
+    if found is None:
+        raise ConfigError(f"{path} has no request {asked!r} with a choice {choice}")
+    return found
+
+
+def read_stories(path: Path) -> Iterator[RequestStory]:
+    """What a trace of lines of JSON tells of each request, in the order of their ends.
+
+    The file is read once, and steps are kept only as long as a story has them, so that it may be
+    large.
+
+    Raises:
+        ConfigError: it cannot be read; from the iterator, too.
+    """
+    header, lines = read_trace(path)
+    stories = _Stories(has_answers=header.unix_s is not None)
+    for line in lines:
+        yield from stories.take(line)
+    yield from stories.unfinished()
+
+
+class _Stories:
+    """Those of which more is to come.
+
+    Args:
+        has_answers: whether the requests came by HTTP, so that an answer ends a story.
+    """
+
+    def __init__(self, *, has_answers: bool) -> None:
+        self._has_answers = has_answers
+        self._running: dict[str, RequestStory] = {}
+        self._unanswered: dict[str, RequestStory] = {}  # those that have left the engine
+
+    def take(self, line: TraceLine) -> Iterator[RequestStory]:
+        """The stories that a line completes."""
+        match line:
+            case RequestArrived():
+                story = self._of(line.request_id)
+                story.arrived = story.arrived or line
+            case StepRecord():
+                self._see(ObservedStep(line))
+            case RequestEnded():
+                yield from self._end(line)
+            case AnswerRecord():
+                yield from self._answer(line)
+            case RecordsDropped():
+                for story in self._running.values():
+                    story.num_dropped += line.num_records
+
+    def unfinished(self) -> Iterator[RequestStory]:
+        """Those that the trace did not see to their ends."""
+        yield from self._unanswered.values()
+        yield from self._running.values()
+
+    def _of(self, request_id: str) -> RequestStory:
+        story = self._running.get(request_id)
+        if story is None:
+            story = self._running[request_id] = RequestStory(request_id=request_id)
+        return story
+
+    def _see(self, step: ObservedStep) -> None:
+        for request_id in step.chunks:
+            self._of(request_id)  # the trace began under it, if it is new
+        for story in self._running.values():
+            story.see(step)
+
+    def _end(self, ended: RequestEnded) -> Iterator[RequestStory]:
+        story = self._of(ended.request_id)
+        story.ended = ended
+        del self._running[ended.request_id]
+        if story.answer is not None or not self._has_answers:
+            yield story
+        else:
+            self._unanswered[ended.request_id] = story
+
+    def _answer(self, answer: AnswerRecord) -> Iterator[RequestStory]:
+        for choice, request_id in answer.request_ids.items():
+            ended = self._unanswered.pop(request_id, None)
+            story = ended or self._of(request_id)
+            story.answer, story.choice = answer, choice
+            if ended is not None:
+                yield ended

@@ -1,0 +1,166 @@
+"""An OpenTelemetry span for each HTTP request, exported over OTLP/HTTP.
+
+Names follow the semantic conventions for generative AI, and where these have none, vLLM's.
+"""
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legato.core.errors import ConfigError
+from legato.core.step_record import AnswerRecord
+from legato.core.version import __version__
+from legato.observe.traces.feed import RecordFeed
+from legato.observe.traces.progress import Progress, Progresses
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_GATHER_S = 0.1
+_EXPORT_EVERY_MS = 1000
+
+
+def check_spans_can_be_made() -> None:
+    """Raises `ConfigError` where the packages for it are not installed."""
+    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        try:
+            is_missing = importlib.util.find_spec(package) is None
+        except ModuleNotFoundError:
+            is_missing = True
+        if is_missing:
+            raise ConfigError("OpenTelemetry missing: pip install 'legato[otel]'")
+
+
+Attributes = dict[str, str | int | float | list[str]]
+
+
+def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: str) -> Attributes:
+    """What a span says of a request; latencies are seconds, of its earliest completion."""
+    reasons = [answer.finish_reasons[choice] for choice in sorted(answer.finish_reasons)]
+    prefix = "chatcmpl-" if answer.operation == "chat" else "cmpl-"
+    attributes: Attributes = {
+        "gen_ai.operation.name": answer.operation,
+        "gen_ai.provider.name": "legato",
+        "gen_ai.output.type": "text",
+        "gen_ai.request.id": answer.http_id,
+        "gen_ai.request.model": model_name,
+        "gen_ai.request.n": answer.n,
+        "gen_ai.request.choice.count": answer.n,
+        "gen_ai.request.temperature": answer.temperature,
+        "gen_ai.request.top_p": answer.top_p,
+        "gen_ai.response.id": prefix + answer.http_id,
+        "gen_ai.response.model": model_name,
+        "gen_ai.response.finish_reasons": [str(reason) for reason in reasons],
+        "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": answer.num_output_tokens,
+        "gen_ai.usage.prompt_tokens": answer.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": answer.num_output_tokens,
+        "gen_ai.usage.num_sequences": len(answer.request_ids),
+        "gen_ai.latency.e2e": answer.ended_s - answer.received_s,
+    }
+    if answer.max_tokens is not None:
+        attributes["gen_ai.request.max_tokens"] = answer.max_tokens
+    if answer.error_type is not None:
+        attributes["error.type"] = answer.error_type
+    return attributes | _latencies(answer, progress)
+
+
+def _latencies(answer: AnswerRecord, progress: list[Progress]) -> Attributes:
+    admitted_s = min((p.admitted_s for p in progress if p.admitted_s is not None), default=None)
+    first_s = min((p.first_token_s for p in progress if p.first_token_s is not None), default=None)
+    last_s = max((p.last_token_s for p in progress if p.last_token_s is not None), default=None)
+    if admitted_s is None or first_s is None or last_s is None:
+        return {}
+    told_s = min((sent_s[0] for sent_s in answer.sent_s.values() if sent_s), default=first_s)
+    return {
+        "gen_ai.latency.time_in_queue": admitted_s - min(p.arrived_s for p in progress),
+        "gen_ai.latency.time_to_first_token": told_s - answer.received_s,
+        "gen_ai.latency.time_in_model_prefill": first_s - admitted_s,
+        "gen_ai.latency.time_in_model_decode": last_s - first_s,
+        "gen_ai.latency.time_in_model_inference": last_s - admitted_s,
+        "gen_ai.usage.cache_read.input_tokens": max(p.num_cached_tokens for p in progress),
+    }
+
+
+def span_events(progress: list[Progress]) -> Iterator[tuple[str, float]]:
+    """Names and times of what happened on the way."""
+    for completion in progress:
+        if completion.admitted_s is not None:
+            yield "first scheduled", completion.admitted_s
+        for preempted_s in completion.preempted_s:
+            yield "preempted", preempted_s
+        if completion.first_token_s is not None:
+            yield "first token", completion.first_token_s
+
+
+class SpanExport:
+    """Makes spans of what a feed publishes, and exports them in the background, until `stop`.
+
+    A collector that is slow or gone loses spans; the server does not wait for it.
+
+    Args:
+        exporter: None exports to `endpoint`, the whole URL.
+    """
+
+    def __init__(
+        self,
+        feed: RecordFeed,
+        model_name: str,
+        endpoint: str,
+        exporter: "SpanExporter | None" = None,
+    ) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._model_name = model_name
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": "legato", "service.version": __version__})
+        )
+        exporter = exporter or OTLPSpanExporter(endpoint=endpoint)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_EVERY_MS)
+        )
+        self._tracer = self._provider.get_tracer("legato", __version__)
+        self._progresses = Progresses()
+        self._unix_s = time.time() - time.monotonic()
+        self._subscription = feed.subscribe()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Export what has come."""
+        self._subscription.close()
+        await self._task
+        await asyncio.to_thread(self._provider.shutdown)
+
+    async def _run(self) -> None:
+        while records := await self._subscription.take():
+            for record in records:
+                self._progresses.note(record)
+                if isinstance(record, AnswerRecord):
+                    self._export(record)
+            await self._subscription.gather(_GATHER_S)
+
+    def _export(self, answer: AnswerRecord) -> None:
+        from opentelemetry.trace import SpanKind, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        progress = self._progresses.take(answer)
+        span = self._tracer.start_span(
+            f"{answer.operation} {self._model_name}",
+            context=TraceContextTextMapPropagator().extract(answer.trace_context),
+            kind=SpanKind.SERVER,
+            attributes=span_attributes(answer, progress, self._model_name),
+            start_time=self._unix_ns(answer.received_s),
+        )
+        for name, time_s in span_events(progress):
+            span.add_event(name, timestamp=self._unix_ns(time_s))
+        if answer.error is not None:
+            span.set_status(StatusCode.ERROR, answer.error)
+        span.end(self._unix_ns(answer.ended_s))
+
+    def _unix_ns(self, time_s: float) -> int:
+        return int(1e9 * (time_s + self._unix_s))

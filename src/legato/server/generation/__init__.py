@@ -1,0 +1,1 @@
+"""One HTTP request's generation, in whichever format it was asked for."""

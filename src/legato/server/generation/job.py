@@ -1,0 +1,147 @@
+"""Runs the prompts of one HTTP request and merges what comes of them."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+from legato.core.outputs import FinishReason
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.engine.errors import EngineDeadError, OverloadedError
+from legato.engine.frontend.completion import CompletionDelta
+from legato.observe.metrics.request_metrics import INVALID
+from legato.observe.metrics.request_recorder import JobRecorder
+from legato.server.context import Arrival, Context
+from legato.server.generation.answer_recorder import AnswerRecorder
+from legato.server.http.errors import shutting_down
+
+PromptDelta = tuple[int, CompletionDelta]  # index of the prompt, and what is new
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts to complete, `params.n` times each.
+
+    Attributes:
+        operation, is_streamed: as in `AnswerRecord`.
+        prompts: token ids of each.
+    """
+
+    arrival: Arrival
+    operation: str
+    is_streamed: bool
+    prompts: list[list[int]]
+    params: SamplingParams
+    service: ServiceParams
+
+    def choice(self, prompt_index: int, delta: CompletionDelta) -> int:
+        """Index of the delta's completion among all completions of all prompts."""
+        return prompt_index * self.params.n + delta.index
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:
+    """Stream the deltas of all completions and measure them; closing it aborts what still runs.
+
+    Raises:
+        InvalidRequestError: a prompt can never be served as asked.
+        OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
+        RequestFailedError: one of the prompts cannot be computed. The others are aborted.
+        SlowReaderError: the deltas were not taken for so long that all were aborted.
+        EngineDeadError: the engine process died under it, or is not running.
+        ApiError: the same, where the server is shutting down.
+    """
+    recorder = _recorder(context, job)
+    answer = AnswerRecorder(context.client.records, job)
+    reason = FinishReason.ABORT
+    try:
+        async with aclosing(_deltas(context, job)) as deltas:
+            async for prompt_index, delta in deltas:
+                choice = job.choice(prompt_index, delta)
+                recorder.take(choice, delta)
+                answer.take(choice, delta)
+                yield prompt_index, delta
+                answer.sent(choice, delta)
+    except (InvalidRequestError, OverloadedError) as error:
+        why = error.reason if isinstance(error, OverloadedError) else INVALID
+        recorder.refuse(why, time.monotonic())
+        raise
+    except Exception as error:
+        reason = FinishReason.ERROR
+        is_stopped = context.lifecycle.is_draining and not context.client.is_alive
+        if isinstance(error, EngineDeadError) and is_stopped:
+            raise shutting_down() from error
+        raise
+    finally:
+        answer.end(sys.exception())
+        recorder.end(reason, time.monotonic())
+
+
+def _recorder(context: Context, job: Job) -> JobRecorder:
+    return JobRecorder(
+        context.metrics,
+        prompt_lens=[len(prompt) for prompt in job.prompts],
+        n=job.params.n,
+        max_tokens=job.params.max_tokens,
+        slo_class=job.service.slo_class,
+        arrival_s=job.arrival.received_s,
+    )
+
+
+def _deltas(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:
+    streams = [
+        _of_prompt(context, job, prompt_index, prompt)
+        for prompt_index, prompt in enumerate(job.prompts)
+    ]
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _of_prompt(
+    context: Context, job: Job, prompt_index: int, prompt: list[int]
+) -> AsyncGenerator[PromptDelta, None]:
+    stream = context.client.generate(
+        prompt, job.params, service=job.service, request_id=job.arrival.request_id
+    )
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            yield prompt_index, delta
+
+
+async def _merged(
+    streams: list[AsyncGenerator[PromptDelta, None]],
+) -> AsyncGenerator[PromptDelta, None]:
+    """Everything that the streams yield, in the order it comes; the first error ends them all."""
+    # Bounded, so that where nobody reads, the streams' own limits are what they run into.
+    arrived: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(len(streams))
+
+    async def pump(stream: AsyncGenerator[PromptDelta, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await arrived.put(item)
+            await arrived.put(None)
+        except Exception as error:
+            await arrived.put(error)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    num_open = len(pumps)
+    try:
+        while num_open:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

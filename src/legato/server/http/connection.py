@@ -1,0 +1,222 @@
+"""One HTTP connection, whose client can hold up nobody but itself.
+
+uvicorn's own protocol waits for ever for headers, for a body and for a client that does not read,
+and takes headers of any size. Here each of these has a limit, and who exceeds it is disconnected.
+"""
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from legato.server.config import MIN_BODY_BYTES_S, ServerConfig
+from legato.server.http.errors import (
+    ApiError,
+    headers_too_large,
+    malformed_http,
+    too_many_connections,
+    too_slow,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Awaited(enum.Enum):
+    """What is to come next from the client."""
+
+    REQUEST = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits.
+
+    Args:
+        limits: of connections, bytes and times.
+        count_error: called with the status of each refusal that no application sees.
+        options: uvicorn's.
+    """
+
+    def __init__(
+        self, limits: ServerConfig, count_error: Callable[[int], None], **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._count_error = count_error
+        self._awaited = _Awaited.REQUEST
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._num_header_bytes = 0
+        self._num_withheld_bytes = 0  # taken in by the parser, which has made nothing of them yet
+        self._num_body_bytes = 0  # since the read timer was set
+        self._num_unsent_bytes = 0  # when the write timer was set
+        self._refusal: ApiError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(too_many_connections(self._limits.max_connections))
+        else:
+            self._await(_Awaited.REQUEST)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._read_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    # What comes in
+
+    def data_received(self, data: bytes) -> None:
+        self._num_withheld_bytes += len(data)
+        super().data_received(data)
+        if self._num_withheld_bytes > self._limits.max_header_bytes:
+            self._refuse(headers_too_large(self._limits.max_header_bytes))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # Here rather than where it is handled, which may wait for others' tokens to be written.
+        self.scope["state"]["received_s"] = time.monotonic()
+        self._num_header_bytes = 0
+        self._await(_Awaited.HEADERS)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called for the trailers of a body too."""
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._await(_Awaited.BODY)
+
+    def on_chunk_header(self) -> None:
+        self._num_withheld_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._num_withheld_bytes = 0
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._await(_Awaited.REQUEST)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._awaited is _Awaited.REQUEST and not self.transport.is_closing():
+            self._await(_Awaited.REQUEST)
+
+    def send_400_response(self, _msg: str) -> None:
+        """Called where the parser, or a callback of it, raised."""
+        self._refuse(self._refusal or malformed_http())
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._num_withheld_bytes = 0
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > self._limits.max_header_bytes:
+            self._refusal = headers_too_large(self._limits.max_header_bytes)
+            raise ValueError(str(self._refusal))
+
+    def _await(self, awaited: _Awaited) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._awaited = awaited
+        self._num_withheld_bytes = self._num_body_bytes = 0
+        self._read_timer = self.loop.call_later(self._patience_s, self._on_read_timeout)
+
+    @property
+    def _patience_s(self) -> float:
+        limits = self._limits
+        return {
+            _Awaited.REQUEST: limits.keep_alive_s,
+            _Awaited.HEADERS: limits.header_timeout_s,
+            _Awaited.BODY: limits.body_timeout_s,
+        }[self._awaited]
+
+    def _on_read_timeout(self) -> None:
+        limits = self._limits
+        if self.transport.is_closing():
+            self.transport.abort()  # which, unlike closing, waits for no unsent bytes
+        elif self._is_client_waiting:
+            self._await(self._awaited)
+        elif self._awaited is _Awaited.REQUEST:
+            self.transport.abort()
+        elif self._awaited is _Awaited.HEADERS:
+            message = f"the headers did not arrive within {limits.header_timeout_s:g} s"
+            self._refuse(too_slow(message))
+        elif self._num_body_bytes >= MIN_BODY_BYTES_S * limits.body_timeout_s:
+            self._await(_Awaited.BODY)
+        else:
+            message = (
+                f"the body did not arrive within {limits.body_timeout_s:g} s, nor did it come at "
+                f"{MIN_BODY_BYTES_S} bytes a second"
+            )
+            self._refuse(too_slow(message))
+
+    @property
+    def _is_client_waiting(self) -> bool:
+        """Whether it is the server's turn, so that a pause of the client means nothing."""
+        if self._awaited is _Awaited.BODY:
+            return bool(self.pipeline)  # an earlier answer is under way, and reading is paused
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.transport.is_closing():
+            return
+        self._count_error(error.status)
+        logger.debug("refused a connection: %s", error)
+        is_answering = self.cycle is not None and (
+            self.cycle.response_started and not self.cycle.response_complete
+        )
+        if not is_answering and not self.pipeline:
+            self.transport.write(_raw_response(error))
+        self.transport.close()
+        self._await(_Awaited.REQUEST)
+
+    # What goes out
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to: the application waits from here."""
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _watch_writing(self) -> None:
+        self._num_unsent_bytes = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(
+            self._limits.write_timeout_s, self._on_write_timeout
+        )
+
+    def _on_write_timeout(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_unsent_bytes:
+            self._watch_writing()
+            return
+        logger.debug("a client read nothing for %g s", self._limits.write_timeout_s)
+        self.transport.abort()
+
+
+def _raw_response(error: ApiError) -> bytes:
+    """An answer for a connection on which no request was understood."""
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(error.body)),
+        "Connection": "close",
+        **(error.headers or {}),
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + error.body

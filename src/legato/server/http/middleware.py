@@ -1,0 +1,202 @@
+"""What surrounds every request, as plain ASGI: it neither buffers streams nor hides disconnects.
+
+Each class wraps an application and is one itself; `create_app` says in which order.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from legato.observe.metrics.metrics import Metrics
+from legato.server.http.errors import (
+    ApiError,
+    body_too_large,
+    error_response,
+    invalid_key,
+    shutting_down,
+    too_many_bodies,
+)
+from legato.server.http.lifecycle import Lifecycle
+
+_REQUEST_ID = "X-Request-Id"
+# It comes back on every chunk of a stream.
+_GOOD_ID = re.compile(r"[!-~]{1,128}")
+OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+_FIRST_ERROR_STATUS = 400
+# A body that is too large is read to its end all the same, up to this many times the limit: a
+# client that is still sending would not see the answer.
+_READ_ON = 8
+# All bodies that are being received may take this many times the limit of one; where they do, those
+# larger than this are refused.
+_MAX_BODIES = 16
+_SMALL_BODY_BYTES = 64 * 2**10
+
+
+class RequestIds:
+    """Gives each request an id, the client's or a new one, returns it, and counts error answers.
+
+    A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find the id in
+    `scope["state"]["request_id"]`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+                if message["status"] >= _FIRST_ERROR_STATUS:
+                    self._metrics.count_error(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class RefuseWhileDraining:
+    """Takes no new work once the server is to stop, and counts what is under way."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._lifecycle.is_draining and scope["path"] not in OPEN_PATHS:
+            await error_response(shutting_down())(scope, receive, send)
+            return
+        with self._lifecycle.in_flight():
+            await self._app(scope, receive, send)
+
+
+class RequireApiKey:
+    """Lets nobody pass without one of the keys, except to `open_paths`."""
+
+    def __init__(
+        self, app: ASGIApp, api_keys: tuple[str, ...], open_paths: Collection[str]
+    ) -> None:
+        self._app = app
+        self._open_paths = open_paths
+        self._digests = [_digest(key.encode(errors="surrogateescape")) for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = not self._digests or scope["path"] in self._open_paths
+        if not is_open and not self._has_key(scope):
+            await error_response(invalid_key())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
+        given = _digest(token.strip().encode("latin-1"))  # the bytes as they were sent
+        # All are compared, so that the time taken tells nothing of which came near.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    """Of one length whatever the key's, which the time of a comparison would tell."""
+    return hashlib.sha256(key).digest()
+
+
+class ReadBody:
+    """Reads the whole body before the application runs, and refuses one that is too large."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._num_held_bytes = 0  # of all bodies that are not complete yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._read(receive)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        if body is None:
+            return
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_body_first() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self._app(scope, receive_body_first, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The body, None where the client goes away before its end.
+
+        Raises:
+            ApiError: it is too large, or others fill the room for bodies.
+        """
+        body = bytearray()
+        num_bytes = 0
+        try:
+            while num_bytes <= _READ_ON * self._max_body_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                num_bytes += len(message["body"])
+                if num_bytes <= self._max_body_bytes:
+                    body += message["body"]
+                    self._num_held_bytes += len(message["body"])
+                is_full = self._num_held_bytes > _MAX_BODIES * self._max_body_bytes
+                if is_full and len(body) > _SMALL_BODY_BYTES:
+                    raise too_many_bodies()
+                if not message["more_body"]:
+                    break
+        finally:
+            self._num_held_bytes -= len(body)
+        if num_bytes > self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
+        return bytes(body)
+
+
+class CancelOnDisconnect:
+    """Cancels the application when the client goes away, streaming or not.
+
+    Needs the body in one message, as `ReadBody` hands it on. The cancelled handler's `finally`
+    clauses are what aborts its requests.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = [await receive()]
+        handling = asyncio.current_task()
+        assert handling is not None
+        watching = asyncio.create_task(_cancel_on_disconnect(receive, handling))
+
+        async def receive_body_only() -> Message:
+            return body.pop() if body else await asyncio.get_running_loop().create_future()
+
+        async def send_and_stop_watching(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                # The server calls the end of a response a disconnect, too.
+                watching.cancel()
+
+        try:
+            await self._app(scope, receive_body_only, send_and_stop_watching)
+        except asyncio.CancelledError:
+            is_gone = watching.done() and not watching.cancelled()
+            if not is_gone:
+                raise
+        finally:
+            watching.cancel()
+
+
+async def _cancel_on_disconnect(receive: Receive, handling: "asyncio.Task[None]") -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    handling.cancel()

@@ -1,0 +1,112 @@
+"""What requests for chat and for plain completions have in common."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_REPETITION_PENALTY,
+    SEED_LIMIT,
+    TOP_K_LIMIT,
+    SamplingParams,
+)
+from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
+from legato.server.openai.fields import LogitBias, RequestModel, Strings, TokenIds, only
+
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+# OpenAI's limits.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+class StreamOptions(RequestModel):
+    """Attributes: `continuous_usage_stats` puts the usage so far on every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Annotated[bool, only(False)] = False
+
+
+class GenerationRequest(RequestModel):
+    """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
+
+    Those of `SamplingParams` that are unset are the model's defaults.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=TOP_K_LIMIT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
+    ) = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop: Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    skip_special_tokens: bool | None = None
+
+    slo_class: str = INTERACTIVE
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    allow_best_effort: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+
+    # OpenAI's notes on a request and values that ask for nothing; they change no output.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Metadata | None = None
+    store: Annotated[bool, only(False)] | None = None
+    service_tier: Annotated[str, only("auto", "default")] | None = None
+
+    @model_validator(mode="after")
+    def _check_streaming(self) -> "GenerationRequest":
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError(
+                "stream_options goes with stream: true only", param="stream_options"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError(
+                "prompt_logprobs is not available with stream: true", param="prompt_logprobs"
+            )
+        return self
+
+    def sampling_params(self, defaults: Mapping[str, Any], **decided: Any) -> SamplingParams:
+        """What was sent, over the model's defaults.
+
+        Args:
+            defaults: key a field name of `SamplingParams`.
+            decided: fields that do not come from the request as they are.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
+        sent = {name: getattr(self, name) for name in names}
+        return SamplingParams(**{**defaults, **sent, **decided})
+
+    def service_params(self) -> ServiceParams:
+        """How to serve it beside others; whether its class exists is for the engine to say."""
+        return ServiceParams(
+            slo_class=self.slo_class,
+            priority=self.priority,
+            allow_best_effort=self.allow_best_effort,
+            cache_salt=self.cache_salt,
+        )

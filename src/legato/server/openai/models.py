@@ -1,0 +1,53 @@
+"""GET /v1/models."""
+
+import time
+from http import HTTPStatus
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.server.context import Context, ContextDep
+from legato.server.generation.answer import json_response
+from legato.server.openapi import responses
+
+router = APIRouter(tags=["OpenAI"])
+
+_STARTED = int(time.time())
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `root`, `parent` and `max_model_len` (in tokens) are vLLM's."""
+
+    id: str
+    object: str = "model"
+    created: int = _STARTED
+    owned_by: str = "legato"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+@router.get("/v1/models", responses=responses(ModelList))
+async def list_models(context: ContextDep) -> Response:
+    """The one model of this server."""
+    return json_response(ModelList([_card(context)]))
+
+
+@router.get(
+    "/v1/models/{model:path}", responses=responses(ModelCard, errors=(HTTPStatus.NOT_FOUND,))
+)
+async def retrieve_model(model: str, context: ContextDep) -> Response:
+    """The same, asked for by name."""
+    context.check_model(model)
+    return json_response(_card(context))
+
+
+def _card(context: Context) -> ModelCard:
+    info = context.client.info
+    return ModelCard(id=context.model_name, root=info.model, max_model_len=info.max_model_len)

@@ -1,0 +1,1 @@
+"""What supervisors, monitoring and operators ask of a server."""

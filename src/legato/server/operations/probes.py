@@ -1,0 +1,51 @@
+"""What supervisors and monitoring ask: /health, /version and /metrics."""
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from legato.core.version import __version__
+from legato.server.context import ContextDep
+from legato.server.generation.answer import json_response
+from legato.server.http.errors import shutting_down
+from legato.server.openapi import responses
+
+
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attributes: `status`: "ok", or "degraded" for a `reason`."""
+
+    status: str
+    reason: str = ""
+
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/health", responses=responses(Health))
+async def health(context: ContextDep) -> Response:
+    """200 while new requests are taken, else 503 and why.
+
+    The body says "degraded" and why where the latest step was bound to break an SLO.
+    """
+    if context.lifecycle.is_draining:
+        raise shutting_down()
+    context.client.check_running()
+    reason = context.client.stats.broken_promise
+    return json_response(Health("degraded", reason) if reason else Health("ok"))
+
+
+@router.get("/version", responses=responses())
+async def version() -> dict[str, str]:
+    """Legato's version."""
+    return {"version": __version__}
+
+
+@router.get("/metrics", response_class=PlainTextResponse, responses=responses())
+async def metrics(context: ContextDep) -> Response:
+    """Prometheus metrics."""
+    # Apart from the event loop: there are hundreds of lines, and streams would wait for them.
+    text = await asyncio.to_thread(context.metrics.render)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,104 @@
+"""GET and PATCH /settings: how steps are planned, and what is promised, while requests run."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core.errors import ConfigError, InvalidRequestError
+from legato.engine.frontend.client import EngineClient
+from legato.server.context import ContextDep
+from legato.server.generation.answer import json_response
+from legato.server.http.json_route import JsonRoute
+from legato.server.openai.fields import RequestModel
+from legato.server.openapi import responses
+
+router = APIRouter(route_class=JsonRoute, tags=["settings"])
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SettingsPatch(BaseModel):
+    """Fields of `SchedulerConfig`; a JSON merge patch (RFC 7396): null sets the default again."""
+
+    model_config = RequestModel.model_config
+
+    policy: Policy | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    enable_chunked_prefill: bool | None = None
+    prefill_order: PrefillOrder | None = None
+    itl_slo_s: Seconds | None = None
+    tpot_slo_s: Seconds | None = None
+    ttft_slo_s: Seconds | None = None
+
+    def apply(self, config: SchedulerConfig) -> SchedulerConfig:
+        """Raises `ConfigError` where the settings contradict each other."""
+        defaults = SchedulerConfig()
+        changes = {name: getattr(self, name) for name in self.model_fields_set}
+        return msgspec.structs.replace(
+            config,
+            **{
+                name: getattr(defaults, name) if value is None else value
+                for name, value in changes.items()
+            },
+        )
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """As in `SchedulerConfig`."""
+
+    policy: Policy
+    max_num_batched_tokens: int | None
+    enable_chunked_prefill: bool
+    prefill_order: PrefillOrder | None
+    itl_slo_s: float | None
+    tpot_slo_s: float | None
+    ttft_slo_s: float | None
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> "Settings":
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
+
+
+class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in effect.
+
+    Attributes:
+        asked: what was set, at the start or since; null is "auto".
+        resolved: the same, with every "auto" replaced.
+        most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
+    """
+
+    asked: Settings
+    resolved: Settings
+    most_batched_tokens: int
+
+
+def describe(client: EngineClient) -> SettingsAnswer:
+    """What the engine goes by now."""
+    config = client.scheduler_config
+    return SettingsAnswer(
+        asked=Settings.of(config),
+        resolved=Settings.of(config.resolve(client.info.max_model_len)),
+        most_batched_tokens=client.most_batched_tokens,
+    )
+
+
+@router.get("/settings", responses=responses(SettingsAnswer))
+async def get_settings(context: ContextDep) -> Response:
+    """What the scheduler goes by."""
+    return json_response(describe(context.client))
+
+
+@router.patch("/settings", responses=responses(SettingsAnswer))
+async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
+    """Change some of it, from the next step on; requests that run go on."""
+    try:
+        context.client.reconfigure(body.apply(context.client.scheduler_config))
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from error
+    context.metrics.slos.promise(context.client.scheduler_config.classes)
+    return json_response(describe(context.client))

@@ -1,0 +1,99 @@
+"""POST /trace/start and /trace/stop: a trace of a running server."""
+
+import tempfile
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import FileResponse, Response
+from starlette.background import BackgroundTask
+
+from legato.engine.frontend.client import EngineClient
+from legato.observe.traces.formats import TraceFormat
+from legato.observe.traces.tracer import Tracer
+from legato.server.generation.answer import json_response
+from legato.server.http.errors import trace_conflict
+from legato.server.http.json_route import JsonRoute
+from legato.server.openai.fields import RequestModel
+from legato.server.openapi import responses
+
+router = APIRouter(route_class=JsonRoute, tags=["trace"])
+
+_NAMES: dict[TraceFormat, str] = {"jsonl": "trace.jsonl", "perfetto": "trace.json"}
+_MEDIA_TYPES: dict[TraceFormat, str] = {
+    "jsonl": "application/x-ndjson",
+    "perfetto": "application/json",
+}
+
+
+class TraceRequest(RequestModel):
+    """Attributes: `format`: lines of JSON, or what the Perfetto UI opens."""
+
+    format: TraceFormat = "jsonl"
+
+
+class TraceStarted(msgspec.Struct, frozen=True):
+    format: str
+
+
+class LiveTrace:
+    """At most one trace at a time, in a file that clients neither name nor see."""
+
+    def __init__(self, client: EngineClient, max_bytes: int) -> None:
+        self._client = client
+        self._max_bytes = max_bytes
+        self._running: tuple[Tracer, TraceFormat, tempfile.TemporaryDirectory[str]] | None = None
+
+    def start(self, trace_format: TraceFormat) -> None:
+        """Raises `ApiError` where one is running."""
+        if self._running is not None:
+            raise trace_conflict("a trace is being recorded already; POST /trace/stop ends it")
+        directory = tempfile.TemporaryDirectory(prefix="legato-trace-")
+        tracer = Tracer(
+            self._client.records,
+            Path(directory.name) / _NAMES[trace_format],
+            self._client.info.settings,
+            self._max_bytes,
+        )
+        self._running = tracer, trace_format, directory
+
+    async def stop(self) -> Response:
+        """The trace; raises `ApiError` where none is running."""
+        if self._running is None:
+            raise trace_conflict("no trace is being recorded; POST /trace/start begins one")
+        (tracer, trace_format, directory), self._running = self._running, None
+        await tracer.stop()
+        return FileResponse(
+            tracer.path,
+            media_type=_MEDIA_TYPES[trace_format],
+            filename=_NAMES[trace_format],
+            headers={"X-Trace-Error": tracer.error} if tracer.error else None,
+            background=BackgroundTask(directory.cleanup),
+        )
+
+
+def _live_trace(request: Request) -> LiveTrace:
+    live_trace: LiveTrace = request.app.state.live_trace
+    return live_trace
+
+
+LiveTraceDep = Annotated[LiveTrace, Depends(_live_trace)]
+
+
+@router.post("/trace/start", responses=responses(TraceStarted, errors=(HTTPStatus.CONFLICT,)))
+async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
+    """Record what each step holds, and how each request goes, until it is stopped."""
+    live_trace.start(body.format)
+    return json_response(TraceStarted(body.format))
+
+
+@router.post(
+    "/trace/stop",
+    response_class=FileResponse,
+    responses=responses(errors=(HTTPStatus.CONFLICT,), files=tuple(_MEDIA_TYPES.values())),
+)
+async def stop_trace(live_trace: LiveTraceDep) -> Response:
+    """The trace that was recorded since it was started."""
+    return await live_trace.stop()

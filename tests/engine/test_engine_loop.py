@@ -1,0 +1,162 @@
+"""The loop with a simulated executor whose steps sometimes fail."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legato.core.config import SchedulerConfig
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.engine.errors import EngineFaultError
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+from tests.engine.faulty_executor import FaultyExecutor, FindFault, little_memory, poison, poisoned
+
+NUM_TOKENS = 5
+
+
+class Engine(EngineLoop):
+    """Attributes: `executor`: the one it runs on."""
+
+    def __init__(self, find_fault: FindFault = poison, budget: int = 512) -> None:
+        kv = KVCacheManager(num_blocks=400, block_size=4)
+        config = SchedulerConfig(max_num_batched_tokens=budget).resolve(max_model_len=400)
+        scheduler = Scheduler(config, max_model_len=400, kv=kv)
+        clock = VirtualClock()
+        self.executor = FaultyExecutor(SimulatedExecutor(clock, lambda _: 0.01), find_fault)
+        super().__init__(scheduler, kv, self.executor, clock)
+
+
+def request(request_id: str, prompt_len: int) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=token_array([sum(request_id.encode())])
+        * prompt_len,  # shared with no other
+        params=SamplingParams(max_tokens=NUM_TOKENS),
+    )
+
+
+def drain(engine: EngineLoop) -> list[RequestOutput]:
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def reasons(outputs: list[RequestOutput]) -> dict[str, FinishReason]:
+    """Key request id; fails where a request ends twice."""
+    ends = [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]
+    assert len(dict(ends)) == len(ends)
+    return dict(ends)
+
+
+def tokens(outputs: list[RequestOutput], request_id: str) -> list[int]:
+    return [token for o in outputs if o.request_id == request_id for token in o.new_token_ids]
+
+
+def undisturbed(request_id: str, prompt_len: int) -> list[int]:
+    return [simulated_token(request_id, prompt_len + i, 32_000) for i in range(NUM_TOKENS)]
+
+
+def test_a_failed_step_ends_those_to_blame_and_no_others() -> None:
+    engine = Engine()
+    names = ["a", "b", "poison", "c", "d", "poison too", "e"]
+    outputs = engine.step([request(name, 8) for name in names])
+    ended = [o for o in outputs if o.finish_reason is not None]
+    assert [o.request_id for o in ended] == ["poison", "poison too"]
+    assert {o.error for o in ended} == {"ValueError: boom"}
+    outputs += drain(engine)
+    for name in "abcde":
+        assert tokens(outputs, name) == undisturbed(name, 8)
+    assert engine.stats.num_failed_steps == 1
+    assert engine.stats.kv_usage == 0.0
+
+
+def test_streams_advance_in_the_step_that_fails() -> None:
+    engine = Engine()
+    engine.step([request("a", 8), request("b", 8)])
+    outputs = engine.step([request("poison", 8)])
+    assert len(tokens(outputs, "a")) == len(tokens(outputs, "b")) == 1
+
+
+@pytest.mark.parametrize("budget", [512, 100])
+def test_chunks_that_find_no_memory_are_planned_again_but_shorter(budget: int) -> None:
+    engine = Engine(little_memory(40), budget)
+    outputs = engine.step([request("a", 300), request("b", 20)]) + drain(engine)
+    assert reasons(outputs) == {"a": FinishReason.LENGTH, "b": FinishReason.LENGTH}
+    assert tokens(outputs, "a") == undisturbed("a", 300)
+    assert max(step.num_tokens for step in engine.executor.steps) <= 40
+    # Halved as often as it must be, and not forgotten in the next step.
+    assert engine.stats.num_failed_steps <= 4
+
+
+def test_decodes_without_memory_are_computed_in_parts() -> None:
+    engine = Engine(little_memory(2))
+    names = "abcde"
+    outputs = engine.step([request(name, 1) for name in names]) + drain(engine)
+    assert all(tokens(outputs, name) == undisturbed(name, 1) for name in names)
+
+
+def test_a_request_too_large_for_the_memory_ends_alone() -> None:
+    engine = Engine(lambda plan: MemoryError("full") if plan.chunks[0].end > 100 else None)
+    outputs = engine.step([request("large", 200), request("small", 50)]) + drain(engine)
+    assert reasons(outputs) == {"large": FinishReason.ERROR, "small": FinishReason.LENGTH}
+    assert [o.error for o in outputs if o.error] == ["MemoryError: full"]
+
+
+def test_an_engine_that_computes_nothing_says_so() -> None:
+    engine = Engine()
+    engine.step([request("a", 8), request("b", 8)])
+    engine.executor.find_fault = lambda _: RuntimeError("no device")
+    with pytest.raises(EngineFaultError, match="no device"):
+        engine.step()
+    assert not engine.has_work
+    engine.executor.find_fault = poison
+    outputs = engine.step([request("c", 8)]) + drain(engine)
+    assert tokens(outputs, "c") == undisturbed("c", 8)
+
+
+def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
+    engine = Engine()
+    outputs = engine.step([request("poison 1", 8), request("poison 2", 8)])
+    assert set(reasons(outputs).values()) == {FinishReason.ERROR}
+    assert engine.executor.steps[-1].chunks[0].request_id == "canary"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    poisons=st.sets(st.integers(0, 11)),
+    memory=st.integers(1, 80),
+    budget=st.integers(1, 120),
+)
+@settings(deadline=None)
+def test_faults_end_nobody_else_and_change_no_token(
+    lengths: list[int], poisons: set[int], memory: int, budget: int
+) -> None:
+    full = little_memory(memory)
+    engine = Engine(lambda plan: poison(plan) or full(plan), budget)
+    names = [f"poison {i}" if i in poisons else str(i) for i in range(len(lengths))]
+    requests = [request(name, length) for name, length in zip(names, lengths, strict=True)]
+    outputs = engine.step(requests) + drain(engine)
+    ends = reasons(outputs)
+    assert set(ends) == set(names)
+    for name, length in zip(names, lengths, strict=True):
+        if ends[name] is FinishReason.ERROR:
+            # A chunk is not cut below 16 tokens.
+            assert poisoned(name) or memory < min(16, length)
+        else:
+            assert tokens(outputs, name) == undisturbed(name, length)
+    assert engine.stats.kv_usage == 0.0
+
+
+def test_stats_follow_the_work() -> None:
+    engine = Engine(budget=8)
+    engine.step([request("a", 20), request("b", 3)])
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
+    assert 0.0 < engine.stats.kv_usage < 1.0
+    drain(engine)
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (0, 0)
