@@ -65,7 +65,7 @@ def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int
     rows: list[torch.Tensor] = []
     for start in range(0, len(token_ids), chunk):
         size = min(chunk, len(token_ids) - start)
-        plan = ScheduledChunk("", start, size, block_ids, 0)
+        plan = ScheduledChunk("", start, size, block_ids, 0, "prefill")
         batch = pack([plan], [sequence], block_size=BLOCK_SIZE, device=CPU)
         hidden = decoder(batch.input_ids, batch.positions, backend.begin_step(batch))
         rows.append(hidden[max(0, size - keep) : size])

@@ -113,7 +113,7 @@ class Stage:
         plan = self._timed("plan", lambda: self._scheduler.plan(self._clock()))
         self._executor.submit(plan)
         result = self._executor.collect()
-        self._timed("commit", lambda: self._scheduler.commit(plan, result, self._clock()))
+        self._timed("commit", lambda: self._scheduler.commit(result, self._clock()))
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         started_ns = time.perf_counter_ns()

@@ -11,8 +11,8 @@ from tests.bench.simulated import CPU
 PLAN = StepPlan(
     step_id=0,
     chunks=(
-        ScheduledChunk("decode", 999, 1, (), 1),
-        ScheduledChunk("prefill", 512, 256, (), 0),
+        ScheduledChunk("decode", 999, 1, (), 1, "decode"),
+        ScheduledChunk("prefill", 512, 256, (), 0, "prefill"),
     ),
 )
 BELIEVED_S = CPU.costs.seconds(StepShape.of(PLAN))

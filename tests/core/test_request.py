@@ -14,7 +14,7 @@ EOS, STOP, OTHER = 2, 7, 5
 STOP_REASONS = {EOS: None, STOP: STOP}
 
 
-def request(**params: object) -> Request:
+def request(max_model_len: int = 100, **params: object) -> Request:
     return Request(
         AddRequest(
             request_id="r",
@@ -24,42 +24,43 @@ def request(**params: object) -> Request:
             arrival_time_s=5.0,
         ),
         SloClass(),
+        max_model_len,
     )
 
 
 def running(slo: SloClass, *, first_s: float, last_s: float, num_output_tokens: int) -> Request:
     """A request some of whose tokens came, the first and the last at the given times."""
-    stream = Request(request(max_tokens=100).message, slo)
+    stream = Request(request(max_tokens=100).message, slo, 1000)
     for now_s in (first_s, *[last_s] * (num_output_tokens - 1)):
-        stream.append(OTHER, now_s, max_model_len=1000)
+        stream.append(OTHER, now_s)
     return stream
 
 
 @pytest.mark.parametrize("token_id", [EOS, STOP])
 def test_ends_at_a_stop_token_but_not_before_min_tokens(token_id: int) -> None:
     early = request(min_tokens=2, max_tokens=9)
-    early.append(token_id, 6.0, max_model_len=100)
+    early.append(token_id, 6.0)
     assert early.finish_reason is None
-    early.append(token_id, 6.0, max_model_len=100)
+    early.append(token_id, 6.0)
     assert early.finish_reason is FinishReason.STOP
     assert early.stop_reason == STOP_REASONS[token_id]
 
 
 @pytest.mark.parametrize(("max_tokens", "max_model_len"), [(2, 100), (9, 5)])
 def test_ends_at_its_own_limit_or_the_models(max_tokens: int, max_model_len: int) -> None:
-    limited = request(max_tokens=max_tokens)
-    limited.append(OTHER, 6.0, max_model_len)
+    limited = request(max_model_len, max_tokens=max_tokens)
+    limited.append(OTHER, 6.0)
     assert limited.finish_reason is None
-    limited.append(OTHER, 6.0, max_model_len)
+    limited.append(OTHER, 6.0)
     assert limited.finish_reason is FinishReason.LENGTH
     assert limited.num_output_tokens == 2
 
 
 def test_nothing_is_due_before_the_first_token_but_that_one() -> None:
-    waiting = Request(request().message, SloClass(itl_s=0.1, tpot_s=0.1, ttft_s=2.0))
+    waiting = Request(request().message, SloClass(itl_s=0.1, tpot_s=0.1, ttft_s=2.0), 100)
     assert waiting.token_due_s == math.inf
     assert waiting.ttft_deadline_s == 7.0
-    assert Request(request().message, SloClass(itl_s=0.1)).ttft_deadline_s is None
+    assert Request(request().message, SloClass(itl_s=0.1), 100).ttft_deadline_s is None
 
 
 @pytest.mark.parametrize("slo", [SloClass(), SloClass(ttft_s=2.0)])

@@ -21,6 +21,10 @@ class FaultyExecutor:
         self.find_fault = find_fault
         self._executor = executor
 
+    @property
+    def depth(self) -> int:
+        return self._executor.depth
+
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._executor.move(moves)
 

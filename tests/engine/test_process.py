@@ -16,7 +16,7 @@ from legato.engine.process.messages import (
     FromEngine,
 )
 from legato.engine.startup import build
-from tests.engine.test_core import Engine, request
+from tests.engine.test_engine_loop import Engine, request
 
 INFO = EngineInfo(
     model="m",

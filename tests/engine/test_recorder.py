@@ -8,35 +8,35 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, StepRecord
-from tests.engine.test_core import Engine, drain, request, tokens
+from tests.engine.test_engine_loop import Engine, drain, request, tokens
 
 
-def recorded(core: Engine) -> tuple[list[RequestOutput], list[EngineRecord]]:
+def recorded(engine: Engine) -> tuple[list[RequestOutput], list[EngineRecord]]:
     """What is left to be done, and all records."""
-    outputs, records = drain(core), core.take_records()
-    assert core.take_records() == []
+    outputs, records = drain(engine), engine.take_records()
+    assert engine.take_records() == []
     return outputs, records
 
 
 def test_nothing_is_recorded_unless_asked_for() -> None:
-    core = Engine()
-    core.step([request("a", 8)])
-    assert core.take_records() == []
-    core.set_recording(is_on=True)
-    core.step()
-    [step] = core.take_records()
+    engine = Engine()
+    engine.step([request("a", 8)])
+    assert engine.take_records() == []
+    engine.set_recording(is_on=True)
+    engine.step()
+    [step] = engine.take_records()
     assert isinstance(step, StepRecord)
-    assert [chunk.ended_by for chunk in step.chunks] == ["decode"]
-    core.set_recording(is_on=False)
-    drain(core)
-    assert core.take_records() == []
+    assert [chunk.kind for chunk in step.chunks] == ["decode"]
+    engine.set_recording(is_on=False)
+    drain(engine)
+    assert engine.take_records() == []
 
 
 def test_faults_are_recorded() -> None:
-    core = Engine()
-    core.set_recording(is_on=True)
-    core.step([request("a", 8), request("poison", 8)])
-    _, _, step, ended = core.take_records()
+    engine = Engine()
+    engine.set_recording(is_on=True)
+    engine.step([request("a", 8), request("poison", 8)])
+    _, _, step, ended = engine.take_records()
     assert isinstance(step, StepRecord)
     assert step.failed == ("poison",)
     assert isinstance(ended, RequestEnded)
@@ -46,10 +46,10 @@ def test_faults_are_recorded() -> None:
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8), budget=st.integers(1, 100))
 @settings(deadline=None)
 def test_records_account_for_every_token(lengths: list[int], budget: int) -> None:
-    core = Engine(budget=budget)
-    core.set_recording(is_on=True)
-    outputs = core.step([request(str(i), length) for i, length in enumerate(lengths)])
-    more, records = recorded(core)
+    engine = Engine(budget=budget)
+    engine.set_recording(is_on=True)
+    outputs = engine.step([request(str(i), length) for i, length in enumerate(lengths)])
+    more, records = recorded(engine)
     outputs += more
     steps = [record for record in records if isinstance(record, StepRecord)]
     chunks = defaultdict(list)

@@ -122,7 +122,9 @@ def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: i
     for step in range(max(map(len, prompts))):
         running = [i for i, prompt in enumerate(prompts) if step < len(prompt)]
         chunks = [
-            ScheduledChunk(str(i), sum(prompts[i][:step]), prompts[i][step], tables[i], 1)
+            ScheduledChunk(
+                str(i), sum(prompts[i][:step]), prompts[i][step], tables[i], 1, "prefill"
+            )
             for i in running
         ]
         for runner in found:
@@ -178,7 +180,9 @@ def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> Non
         )
         sequence, start = SequenceState(message), 0
         for length in lengths:
-            runner.step([ScheduledChunk("0", start, length, tuple(range(19)), 1)], [sequence])
+            runner.step(
+                [ScheduledChunk("0", start, length, tuple(range(19)), 1, "prefill")], [sequence]
+            )
             start += length
         logits.append(runner.logits[-1][-1])
     assert torch.equal(*logits)

@@ -73,7 +73,7 @@ def test_equals_dense_attention(
 
     def run(starts: list[int], ends: list[int], query: torch.Tensor) -> torch.Tensor:
         chunks = [
-            ScheduledChunk(str(i), s, e - s, tables[i], 1)
+            ScheduledChunk(str(i), s, e - s, tables[i], 1, "prefill")
             for i, (s, e) in enumerate(zip(starts, ends, strict=True))
             if e > s
         ]

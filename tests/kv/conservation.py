@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from legato.kv.manager import KVCacheManager
+from legato.kv.manager import KVCacheManager, _Table
 from legato.kv.prefix_node import Node
 
 
@@ -11,7 +11,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     """Every block is free, in the tree or one request's own; users are counted right."""
     nodes = _descendants(kv._tree._root)
     cached = [node.block_id for node in nodes if not node.is_spilled]
-    own = [b for table in kv._tables.values() for b in table.block_ids[len(table.shared) :]]
+    own = [b for table in tables(kv) for b in table.block_ids[len(table.shared) :]]
     taken = cached + own
     assert len(taken) == len(set(taken)), "a block is in two places"
     assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
@@ -26,9 +26,14 @@ def check_blocks(kv: KVCacheManager) -> None:
         assert node.is_computed or node.num_users, "nobody will ever compute it"
 
 
+def tables(kv: KVCacheManager) -> list[_Table]:
+    """Of all requests, and of what was let go of under a step in flight."""
+    return [*kv._tables.values(), *(table for _, table in kv._leaving)]
+
+
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
     users: Counter[Node] = Counter()
-    for table in kv._tables.values():
+    for table in tables(kv):
         users.update(table.shared)
         parents = [kv._tree._root, *table.shared[:-1]]
         assert all(n.parent is p for n, p in zip(table.shared, parents, strict=False))

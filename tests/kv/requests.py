@@ -21,4 +21,4 @@ def request_for(
         params=SamplingParams(max_tokens=1000, seed=0, prompt_logprobs=prompt_logprobs),
         service=ServiceParams(cache_salt=cache_salt),
     )
-    return Request(message, SloClass())
+    return Request(message, SloClass(), max_model_len=100_000)

@@ -45,7 +45,7 @@ def test_a_growing_request_stays_in_one_run() -> None:
         for request in requests:
             assert manager.reserve(request)
             compute(manager, request)
-            request.append(7, 0.0, 10_000)
+            request.append(7, 0.0)
     for request in requests:
         assert len(list(runs_of(manager.block_ids(request)))) == 1
 
@@ -59,7 +59,7 @@ def test_reserve_is_all_or_nothing() -> None:
     assert not manager.fits(request_for("c", [50]), spare_blocks=1)
     assert manager.num_free_blocks == 1
     for _ in range(3):
-        request.append(7, 0.0, 100)
+        request.append(7, 0.0)
     assert manager.reserve(request), "the third block has room"
     assert manager.num_free_blocks == 1
     assert manager.usage == 0.75
@@ -119,7 +119,7 @@ def test_outputs_are_shared_too(kv: KVCacheManager) -> None:
     assert kv.reserve(request)
     for token_id in (1, 2, 3):
         compute(kv, request)
-        request.append(token_id, 0.0, 100)
+        request.append(token_id, 0.0)
         assert kv.reserve(request)
     assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_computed_tokens == 12
 
@@ -150,7 +150,7 @@ def test_what_is_to_be_scored_is_computed_but_left_behind(kv: KVCacheManager) ->
     assert kv.match(scored) == PrefixMatch(0, 0, None)
     served(kv, scored)
     assert kv.match(request_for("c", [*HELLO, 1, 2, 3])).num_tokens == 12
-    scored.append(7, 0.0, 100)
+    scored.append(7, 0.0)
     assert kv.match(scored).num_tokens == 12, "it was scored before it was preempted"
 
 
@@ -240,7 +240,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def decode(self, data: st.DataObject, token_id: int) -> None:
         request = data.draw(st.sampled_from(self.held))
         if request.num_computed_tokens == request.num_tokens:
-            request.append(token_id, 0.0, 1000)
+            request.append(token_id, 0.0)
             if not self.kv.reserve(request):
                 self.drop(request)
 

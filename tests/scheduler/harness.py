@@ -2,14 +2,22 @@
 
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import BlockMove, Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.plan import (
+    BlockMove,
+    ChunkResult,
+    Fault,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+)
 from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -21,6 +29,8 @@ from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
 VOCAB_SIZE = 1000
+GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
+"""What an executor makes of a chunk whose request has ended."""
 _LONGEST_PROMPT = 100_000
 
 
@@ -28,12 +38,14 @@ class Harness:
     """A scheduler, its cache and a simulated model; `plans` keeps every step.
 
     Args:
+        depth: steps that may be in flight, which `step` and `drain` keep so.
         step_time: what the scheduler believes of the duration of steps.
         step_time_s: how long they really last.
         settings: further fields of `SchedulerConfig`.
 
     Attributes:
         num_computed: key request id, value how many tokens its chunks held.
+        in_flight: planned and not yet run, the oldest first.
     """
 
     def __init__(
@@ -47,6 +59,7 @@ class Harness:
         max_waiting: int = 10_000,
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
+        depth: int = 1,
         step_time: StepTimeModel | None = None,
         step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
         **settings: Any,
@@ -76,6 +89,8 @@ class Harness:
         self.num_cached: dict[str, int] = {}
         self.num_computed: dict[str, int] = {}
         self.plans: list[StepPlan] = []
+        self.depth = depth
+        self.in_flight: deque[StepPlan] = deque()
         self.cache: dict[tuple[int, int], int | None] = {}
         """Key (block, offset), value a checksum of the token there and of all before it."""
         self.host: dict[int, list[int | None]] = {}
@@ -90,6 +105,8 @@ class Harness:
         max_tokens: int = 4,
         *,
         prompt: Sequence[int] | None = None,
+        eos_token_ids: Collection[int] = (),
+        logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         **service: Any,
     ) -> None:
@@ -97,6 +114,7 @@ class Harness:
 
         Args:
             prompt: None takes `prompt_len` tokens that no other prompt has.
+            eos_token_ids: at which it ends, as it may before `max_tokens`.
             service: fields of `ServiceParams`.
         """
         first = VOCAB_SIZE + len(self.added) * _LONGEST_PROMPT
@@ -106,9 +124,14 @@ class Harness:
                 range(first, first + prompt_len) if prompt is None else prompt
             ),
             params=SamplingParams(
-                max_tokens=max_tokens, seed=0, temperature=0.0, prompt_logprobs=prompt_logprobs
+                max_tokens=max_tokens,
+                seed=0,
+                temperature=0.0,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             ),
             service=ServiceParams(**service),
+            eos_token_ids=tuple(eos_token_ids),
             arrival_time_s=self.clock(),
         )
         self.added[request_id] = request
@@ -133,13 +156,20 @@ class Harness:
         if plan is None:
             return None
         self.plans.append(plan)
+        self.in_flight.append(plan)
         self.check(plan, decoding)
+        self.hear(plan)
+        self.move(plan.moves)
         return plan
 
     def is_stream(self, request: Request) -> bool:
         """Whether only its last token is missing, by what it and who shares its blocks did."""
-        num_computed = max(request.num_computed_tokens, self.kv.num_computed_tokens(request))
-        return request.num_tokens - num_computed == 1
+        if request.ends_in_flight:
+            return False
+        num_computed = request.num_scheduled_tokens
+        if not request.num_in_flight_tokens:
+            num_computed = max(num_computed, self.kv.num_computed_tokens(request))
+        return request.num_expected_tokens - num_computed == 1
 
     def check(self, plan: StepPlan, decoding: list[Request]) -> None:
         """The invariants that one plan shows by itself."""
@@ -154,6 +184,7 @@ class Harness:
             self.check_streams(plan, decoding)
         writers: dict[int, str] = {}  # key block
         for chunk in plan.chunks:
+            self.check_foresight(chunk)
             assert chunk.num_tokens > 0
             assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
             for block_id in self.written_blocks(chunk):
@@ -164,6 +195,14 @@ class Harness:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
                 writer = writers.get(block_id, chunk.request_id)
                 assert writer == chunk.request_id, "reads what another writes in this step"
+
+    def check_foresight(self, chunk: ScheduledChunk) -> None:
+        """Nothing behind a request's length, or before the values are known that it takes."""
+        request = self.scheduler._queues.running[chunk.request_id]
+        assert chunk.end < request.num_final_tokens
+        others = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
+        sampled = [c for c in others if c.request_id == chunk.request_id and c.num_samples]
+        assert not (sampled and request.params.needs_values)
 
     def written_blocks(self, chunk: ScheduledChunk) -> tuple[int, ...]:
         size = self.kv.block_size
@@ -180,31 +219,68 @@ class Harness:
             assert any(r.is_best_effort and r.request_id in ids for r in kept), "nobody's turn"
 
     def run(
-        self, plan: StepPlan, failing: Collection[str] = (), *, out_of_memory: bool = False
+        self,
+        plan: StepPlan,
+        failing: Collection[str] = (),
+        *,
+        out_of_memory: bool = False,
+        counted: Mapping[str, int] | None = None,
     ) -> None:
-        """Compute a step; of the requests in `failing` nothing, though it spoils their blocks."""
-        self.hear(plan)
-        self.move(plan.moves)
-        computed = [chunk for chunk in plan.chunks if chunk.request_id not in failing]
+        """Compute the oldest step in flight; of the requests in `failing` nothing, though it spoils
+        their blocks. Where some fail, the steps behind it are withdrawn.
+
+        Args:
+            counted: how many tokens count of a chunk where that is another number than it has; key
+                request id.
+        """
+        assert plan is self.in_flight.popleft()
+        if failing or out_of_memory:
+            self.withdraw()
+        computed = [
+            self.counted(chunk, (counted or {}).get(chunk.request_id, chunk.num_tokens))
+            for chunk in plan.chunks
+            if chunk.request_id not in failing and self.is_valid(chunk)
+        ]
         for chunk in computed:
             self.read_cache(chunk)
         for chunk in plan.chunks:
             self.spoil_cache(chunk)
-        for chunk in computed:
-            self.write_cache(chunk)
-        self.executor.submit(plan.part(computed))
-        self.executor.collect()
+        results = {chunk.request_id: self.compute(chunk) for chunk in computed}
+        self.executor.submit(plan)
+        seconds = self.executor.collect().seconds
+        unread = dict.fromkeys([chunk.request_id for chunk in plan.chunks], GARBAGE)
         result = StepResult(
             step_id=plan.step_id,
-            sampled={
-                chunk.request_id: [greedy_token(self.token_ids(chunk.request_id))]
-                for chunk in computed
-                if chunk.num_samples
-            },
+            seconds=seconds,
+            chunks={**unread, **results} if not failing else results,
             faults=dict.fromkeys(failing, Fault("boom", out_of_memory)),
             ran_out_of_memory=out_of_memory,
         )
-        self.take(self.scheduler.commit(plan, result, self.clock()))
+        self.take(self.scheduler.commit(result, self.clock()))
+
+    def withdraw(self) -> None:
+        """What an engine does with the steps behind one that failed."""
+        while self.in_flight:
+            for chunk in self.in_flight.pop().chunks:
+                self.spoil_cache(chunk)
+            self.scheduler.withdraw()
+
+    def is_valid(self, chunk: ScheduledChunk) -> bool:
+        """Whether the request still runs."""
+        return not self.finish_reasons[chunk.request_id]
+
+    def counted(self, chunk: ScheduledChunk, num_tokens: int) -> ScheduledChunk:
+        """A chunk of which fewer tokens count than it has, or more, as if drafts were right."""
+        num_samples = max(0, chunk.num_samples + num_tokens - chunk.num_tokens)
+        return msgspec.structs.replace(chunk, num_tokens=num_tokens, num_samples=num_samples)
+
+    def compute(self, chunk: ScheduledChunk) -> ChunkResult:
+        token_ids = self.token_ids(chunk.request_id)
+        num_known = len(token_ids)
+        for _ in range(chunk.num_samples):
+            token_ids.append(greedy_token(token_ids))
+        self.write_cache(chunk, token_ids)
+        return ChunkResult(chunk.num_tokens, tuple(token_ids[num_known:]))
 
     def hear(self, plan: StepPlan) -> None:
         """What an executor would do: note who comes and who is gone."""
@@ -223,25 +299,25 @@ class Harness:
 
     def spoil_cache(self, chunk: ScheduledChunk) -> None:
         """What an attempt that fails may leave behind."""
-        self.cache.update((slot, -1) for slot, _ in self._slots(chunk, chunk.start))
+        self.cache.update((self._slot(chunk, at), -1) for at in range(chunk.start, chunk.end))
 
     def read_cache(self, chunk: ScheduledChunk) -> None:
         """What a model would read: all tokens before the chunk, each after those before it."""
-        for slot, fingerprint in self._slots(chunk, 0):
-            if slot == self._slot(chunk, chunk.start):
-                return
+        token_ids = self.token_ids(chunk.request_id)
+        for slot, fingerprint in self._slots(chunk, token_ids, 0, chunk.start):
             assert self.cache.get(slot) == fingerprint, "reads what is not there"
 
-    def write_cache(self, chunk: ScheduledChunk) -> None:
+    def write_cache(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
         self.num_computed[chunk.request_id] += chunk.num_tokens
-        self.cache.update(self._slots(chunk, chunk.start))
+        self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
 
-    def _slots(self, chunk: ScheduledChunk, start: int) -> Iterator[tuple[tuple[int, int], int]]:
-        """Slots of the tokens from `start` to the chunk's end, and what should stand there."""
+    def _slots(
+        self, chunk: ScheduledChunk, token_ids: list[int], start: int, end: int
+    ) -> Iterator[tuple[tuple[int, int], int]]:
+        """Slots of the request's tokens [start, end), and what should stand there."""
         request = self.added[chunk.request_id]
-        token_ids = self.token_ids(chunk.request_id)
         fingerprint = zlib.crc32(str(request.service.cache_salt).encode())
-        for position in range(chunk.end):
+        for position in range(end):
             fingerprint = zlib.crc32(token_ids[position].to_bytes(8, "little"), fingerprint)
             if position >= start:
                 yield self._slot(chunk, position), fingerprint
@@ -255,10 +331,14 @@ class Harness:
         return [*self.added[request_id].prompt_token_ids, *self.tokens[request_id]]
 
     def step(self) -> StepPlan | None:
-        plan = self.plan()
-        if plan is not None:
-            self.run(plan)
-        return plan
+        """Plan as far ahead as may be, and run the oldest step."""
+        while len(self.in_flight) < self.depth and self.plan() is not None:
+            pass
+        if not self.in_flight:
+            return None
+        oldest = self.in_flight[0]
+        self.run(oldest)
+        return oldest
 
     def drain(self, limit: int = 10_000) -> None:
         for _ in range(limit):
@@ -296,9 +376,12 @@ class Harness:
         token_ids = list(request.prompt_token_ids)
         assert request.params.max_tokens is not None
         count = min(request.params.max_tokens, self.max_model_len - len(token_ids))
+        num_prompt_tokens = len(token_ids)
         for _ in range(count):
             token_ids.append(greedy_token(token_ids))
-        return token_ids[len(token_ids) - count :]
+            if token_ids[-1] in request.eos_token_ids:
+                break
+        return token_ids[num_prompt_tokens:]
 
 
 def greedy_token(token_ids: list[int]) -> int:

@@ -22,4 +22,4 @@ def waiting_request(
         service=ServiceParams(priority=priority),
         arrival_time_s=arrival_s,
     )
-    return Request(message, slo or SloClass())
+    return Request(message, slo or SloClass(), max_model_len=100_000)

@@ -55,7 +55,7 @@ class SheddingHarness(Harness):
 
 def served_ttft_s(scheduler: Scheduler, message: AddRequest) -> float:
     """The TTFT of a request that is let in after all, if nobody comes after it."""
-    scheduler._admission._config = msgspec.structs.replace(scheduler._config, shed_load=False)
+    scheduler._shedding._config = msgspec.structs.replace(scheduler._config, shed_load=False)
     clock = VirtualClock()
     clock.advance_to(message.arrival_time_s)
     model = scheduler._step_time
@@ -66,8 +66,8 @@ def served_ttft_s(scheduler: Scheduler, message: AddRequest) -> float:
         assert plan is not None
         executor.submit(plan)
         result = executor.collect()
-        scheduler.commit(plan, result, clock())
-        if message.request_id in result.sampled:
+        scheduler.commit(result, clock())
+        if (done := result.chunks.get(message.request_id)) is not None and done.token_ids:
             return clock() - message.arrival_time_s
 
 

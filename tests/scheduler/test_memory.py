@@ -103,7 +103,7 @@ def test_outputs_are_expected_to_be_like_those_that_ended() -> None:
             lengths.observe(length)
     assert expected() == {0.0: 8, 0.25: 3, 0.75: 1, 1.0: 1}
     for token_id in range(5):
-        request.append(token_id, 0.0, MAX_MODEL_LEN)
+        request.append(token_id, 0.0)
     assert expected() == {0.0: 3, 0.25: 3, 0.75: 3, 1.0: 3}, "longer than all: as long again"
 
 
@@ -119,7 +119,7 @@ def test_the_peak_is_that_of_the_requests_played_forward(
     for num_tokens, num_output_tokens in running:
         requests.append(waiting_request(prompt_len=num_tokens))
         for token_id in range(num_output_tokens):
-            requests[-1].append(token_id, 0.0, MAX_MODEL_LEN)
+            requests[-1].append(token_id, 0.0)
     forecast = MemoryForecast(requests[::2], lengths, 4)
     for request in requests[1::2]:
         forecast.add(request)
@@ -160,7 +160,7 @@ def serve(
     num_tokens = 0
     while (plan := scheduler.plan(clock())) is not None:
         executor.submit(plan)
-        for output in scheduler.commit(plan, executor.collect(), clock()):
+        for output in scheduler.commit(executor.collect(), clock()):
             num_tokens += len(output.new_token_ids)
     assert not scheduler.has_work
     return Pressed(num_tokens / clock(), scheduler.stats.num_preemptions)

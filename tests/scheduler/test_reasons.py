@@ -21,7 +21,7 @@ MS_A_TOKEN = StepCosts(
 
 def reasons(harness: Harness) -> list[dict[str, str]]:
     """Of each step; key request id."""
-    return [{c.request_id: c.ended_by for c in plan.chunks} for plan in harness.plans]
+    return [{c.request_id: c.ended_by or c.kind for c in plan.chunks} for plan in harness.plans]
 
 
 def promising(**settings: Any) -> Harness:

@@ -153,10 +153,11 @@ def test_a_cached_prompt_is_a_head_start_and_no_more(
 def delay_s(request: Request, harness: BusyHarness) -> float:
     """How long newcomers can go before the request, which may come to be late."""
     newest = next(iter(harness.added))
-    newcomer = Request(harness.added[newest], harness.config.classes[harness.newcomer["slo_class"]])
+    slo = harness.config.classes[harness.newcomer["slo_class"]]
+    newcomer = Request(harness.added[newest], slo, harness.max_model_len)
     order = harness.scheduler._queues.order
     head_start_s = rank(newcomer, order)[1] - newcomer.message.arrival_time_s
-    demoted = Request(request.message, request.slo)
+    demoted = Request(request.message, request.slo, harness.max_model_len)
     demoted.is_late = True
     return max(0.0, rank(demoted, order)[1] - request.message.arrival_time_s - head_start_s)
 

@@ -96,10 +96,10 @@ def test_the_shape_of_a_plan() -> None:
     plan = StepPlan(
         step_id=0,
         chunks=(
-            ScheduledChunk("a", 9, 1, (), 1),
-            ScheduledChunk("b", 5, 3, (), 1),
-            ScheduledChunk("c", 4, 2, (), 0),
-            ScheduledChunk("d", 4, 1, (), 0),
+            ScheduledChunk("a", 9, 1, (), 1, "decode"),
+            ScheduledChunk("b", 5, 3, (), 1, "prefill"),
+            ScheduledChunk("c", 4, 2, (), 0, "prefill"),
+            ScheduledChunk("d", 4, 1, (), 0, "prefill"),
         ),
     )
     shape = StepShape.of(plan)

@@ -14,6 +14,7 @@ from legato.core.config import EngineConfig, Kernels
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
 from legato.engine.startup.build import EngineParts, load_parts
 from legato.model.spec import DecoderSpec
@@ -128,7 +129,8 @@ class _Steps:
     def _chunk(self, name: str, start: int, num_tokens: int, first_block: int) -> ScheduledChunk:
         num_blocks = -(-(start + num_tokens) // self._block_size)
         blocks = tuple(range(first_block, first_block + num_blocks))
-        return ScheduledChunk(name, start, num_tokens, blocks, 1)
+        kind: ChunkKind = "decode" if num_tokens == 1 else "prefill"
+        return ScheduledChunk(name, start, num_tokens, blocks, 1, kind)
 
     def _run(self, chunks: list[ScheduledChunk]) -> StepPlan:
         new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]

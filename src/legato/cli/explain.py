@@ -157,10 +157,10 @@ def _caveats(story: "RequestStory") -> list[str]:
 
 
 def _chunks(story: "RequestStory") -> list[str]:
-    prefill = [chunk for _, chunk in story.own_chunks() if chunk.ended_by != "decode"]
+    prefill = [chunk for _, chunk in story.own_chunks() if chunk.kind == "prefill"]
     if not prefill:
         return []
-    ends = Counter(chunk.ended_by for chunk in prefill)
+    ends = Counter(chunk.ended_by for chunk in prefill if chunk.ended_by is not None)
     told = ", ".join(f"{count} {_ENDS[reason]}" for reason, count in ends.most_common())
     num_preemptions = sum(story.request_id in step.record.preempted for step in story.steps)
     again = f"; preempted {num_preemptions} times" if num_preemptions else ""

@@ -6,7 +6,7 @@ import msgspec
 
 from legato.core.outputs import TokenLogprobs
 from legato.core.request import AddRequest
-from legato.core.step_record import EndedBy, Obstacle
+from legato.core.step_record import ChunkKind, EndedBy, Obstacle
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
@@ -15,8 +15,10 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         block_ids: the request's block table up to at least `start + num_tokens` tokens.
         num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 where the
-            chunk reaches the request's last token.
-        ended_by: why it is no longer.
+            chunk reaches the request's last token, and 1 more for each draft.
+        kind: what it is to everybody: to the step-time model, to metrics and to traces.
+        ended_by: why a prefill chunk is no longer; None for others.
+        draft_token_ids: guesses that the chunk's last tokens are; all before them are known.
     """
 
     request_id: str
@@ -24,11 +26,38 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     block_ids: tuple[int, ...]
     num_samples: int
-    ended_by: EndedBy = "prompt_end"
+    kind: ChunkKind
+    ended_by: EndedBy | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    def result(
+        self,
+        sampled: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None = None,
+        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> "ChunkResult":
+        """What came of it, given a token for each sampled row.
+
+        A row behind a draft holds only if that draft is the very token that was sampled before it,
+        so that drafts never change which tokens come (Leviathan et al., 2023, arXiv:2211.17192,
+        with each row's random number fixed beforehand).
+        """
+        num_right = 0
+        for draft, token_id in zip(self.draft_token_ids, sampled, strict=False):
+            if draft != token_id:
+                break
+            num_right += 1
+        num_kept = num_right + 1 if sampled else 0
+        return ChunkResult(
+            self.num_tokens - len(self.draft_token_ids) + num_right,
+            tuple(sampled[:num_kept]),
+            None if logprobs is None else tuple(logprobs[:num_kept]),
+            None if prompt_logprobs is None else tuple(prompt_logprobs),
+        )
 
 
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +77,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         preempted: ids that gave up their blocks for this step to fit.
         moves: copies to be made, in this order and once, before the step.
         admitted, held_by: as in `StepRecord`, as are the next.
-        predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take.
+        predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take. With
+            steps in flight, its beginning is the predicted end of the last of these.
     """
 
     step_id: int
@@ -84,23 +114,37 @@ class Fault(msgspec.Struct, frozen=True):
     is_out_of_memory: bool
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens of one step.
+class ChunkResult(msgspec.Struct, frozen=True, gc=False):
+    """What came of one chunk.
 
     Attributes:
-        sampled: key request id, value the sampled token ids, for chunks with `num_samples` > 0
-            that were computed.
-        logprobs: key request id, value one entry a sampled token, for requests that asked.
-        prompt_logprobs: key request id, value one entry a prompt token that this step's chunk
-            scored: those at [start + 1, min(end + 1, prompt length)), but none twice, for requests
-            that asked.
+        num_tokens: how many of the chunk's tokens count, from its start on: all of them, but for
+            drafts that turned out wrong.
+        token_ids: sampled behind the tokens that count: none inside a prompt, one at a request's
+            last token, and one more for each draft that was right.
+        logprobs: one entry for each of `token_ids`; None where they were not asked for.
+        prompt_logprobs: one entry for each prompt token that the chunk scored, which are those at
+            [start + 1, min(end + 1, prompt length)), but none twice; None likewise.
+    """
+
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step brought. It decides how far each request came.
+
+    Attributes:
+        seconds: how long the executor took, by its own clock.
+        chunks: key request id, for chunks that were computed.
         faults: key request id, for chunks that could not be computed even alone.
         ran_out_of_memory: whether the step was too large as it was planned.
     """
 
     step_id: int
-    sampled: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    seconds: float
+    chunks: dict[str, ChunkResult] = msgspec.field(default_factory=dict)
     faults: dict[str, Fault] = msgspec.field(default_factory=dict)
     ran_out_of_memory: bool = False

@@ -46,11 +46,25 @@ class Request:
     There is no phase flag. A request with one token left to compute is decoding, one with more is
     prefilling, and a preempted one simply has nothing computed.
 
+    Steps may be in flight while the next one is planned:
+
+        [0, num_computed_tokens)                     computed
+        [num_computed_tokens, num_scheduled_tokens)  in a step in flight
+        [num_scheduled_tokens, num_expected_tokens)  to be scheduled; the last num_in_flight_samples
+                                                     of these are yet to be sampled
+
+    Args:
+        max_model_len: number of tokens at which it ends, whatever it asks for.
+
     Attributes:
         slo: what it is promised.
         is_best_effort, step_s: as the SLO says; infinite where it bounds no step.
         num_tokens, num_prompt_tokens: with and without the output, kept because they are asked for
             so often.
+        num_final_tokens: with which it ends, if nothing ends it earlier.
+        num_in_flight_tokens, num_in_flight_samples: that are computed and sampled for it in steps
+            that have not landed.
+        in_flight_until_s: when the last of these steps is expected to end.
         block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
             them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
@@ -71,6 +85,7 @@ class Request:
         "block_keys",
         "finish_reason",
         "first_token_s",
+        "in_flight_until_s",
         "is_best_effort",
         "is_late",
         "is_promise_waived",
@@ -78,7 +93,10 @@ class Request:
         "message",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_final_tokens",
         "num_hit_tokens",
+        "num_in_flight_samples",
+        "num_in_flight_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
@@ -93,10 +111,15 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, message: AddRequest, slo: SloClass) -> None:
+    def __init__(self, message: AddRequest, slo: SloClass, max_model_len: int) -> None:
         self.message = message
         self.request_id = message.request_id
         self.num_prompt_tokens = self.num_tokens = len(message.prompt_token_ids)
+        assert message.params.max_tokens is not None, "the front end resolves it"
+        most = min(self.num_prompt_tokens + message.params.max_tokens, max_model_len)
+        self.num_final_tokens = max(self.num_prompt_tokens + 1, most)
+        self.num_in_flight_tokens = self.num_in_flight_samples = 0
+        self.in_flight_until_s = 0.0
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
@@ -124,9 +147,29 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def num_scheduled_tokens(self) -> int:
+        """Where its next chunk begins."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Tokens that it has once all steps in flight have landed, if nothing ends it there."""
+        return self.num_tokens + self.num_in_flight_samples
+
+    @property
     def num_remaining_tokens(self) -> int:
-        """Tokens whose keys and values are yet to be computed; 1 while decoding."""
-        return self.num_tokens - self.num_computed_tokens
+        """Tokens that are still to be scheduled; 1 while decoding."""
+        return self.num_expected_tokens - self.num_scheduled_tokens
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether it ends when a step in flight lands: for its length, known ahead, or an abort."""
+        return self.num_expected_tokens >= self.num_final_tokens or self.finish_reason is not None
+
+    @property
+    def waits_for_token(self) -> bool:
+        """Whether its next chunk takes the value of a token that is yet to be sampled."""
+        return self.num_in_flight_samples > 0 and self.params.needs_values
 
     @property
     def num_missing_tokens(self) -> int:
@@ -163,14 +206,25 @@ class Request:
         self._promise(slo)
         self.is_late = False
         if self.first_token_s is not None:
-            self.token_due_s = self._next_due_s(self.first_token_s, now_s)
+            self.token_due_s = self._next_due_s(self.first_token_s, now_s, self.num_tokens)
 
     def _promise(self, slo: SloClass) -> None:
         self.slo = slo
         self.is_best_effort = slo.is_best_effort
         self.step_s = math.inf if slo.step_s is None else slo.step_s
 
-    def append(self, token_id: int, now_s: float, max_model_len: int) -> None:
+    def take_off(self, num_tokens: int, num_samples: int, until_s: float) -> None:
+        """A chunk of so many tokens is in a step in flight, which is expected to end then."""
+        self.num_in_flight_tokens += num_tokens
+        self.num_in_flight_samples += num_samples
+        self.in_flight_until_s = until_s
+
+    def land(self, num_tokens: int, num_samples: int) -> None:
+        """The oldest such step has come to its end."""
+        self.num_in_flight_tokens -= num_tokens
+        self.num_in_flight_samples -= num_samples
+
+    def append(self, token_id: int, now_s: float) -> None:
         """Take a sampled token and decide whether it ends the request."""
         self.token_ids.append(token_id)
         self.num_tokens += 1
@@ -184,20 +238,34 @@ class Request:
                 self.finish_reason = FinishReason.STOP
                 self.stop_reason = token_id
                 return
-        if num_output_tokens == self.params.max_tokens or self.num_tokens >= max_model_len:
+        if self.num_tokens >= self.num_final_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+    @property
+    def last_expected_s(self) -> float | None:
+        """When the last of its tokens comes, those in flight among them; None before the first."""
+        return self.in_flight_until_s if self.num_in_flight_samples else self.last_token_s
+
+    @property
+    def next_due_s(self) -> float:
+        """When the token is due that comes after those in flight; `token_due_s` if none are."""
+        if not self.num_in_flight_samples:
+            return self.token_due_s
+        until_s = self.in_flight_until_s
+        first_s = until_s if self.first_token_s is None else self.first_token_s
+        return self._next_due_s(first_s, until_s, self.num_expected_tokens)
 
     def _stamp(self, now_s: float) -> None:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
-        self.token_due_s = self._next_due_s(self.first_token_s, now_s)
+        self.token_due_s = self._next_due_s(self.first_token_s, now_s, self.num_tokens)
 
-    def _next_due_s(self, first_s: float, last_s: float) -> float:
+    def _next_due_s(self, first_s: float, last_s: float, num_tokens: int) -> float:
         slo = self.slo
         due_s = math.inf if slo.itl_s is None else last_s + slo.itl_s
         if slo.tpot_s is None:
             return due_s
         # A stream behind its pace is not asked to catch up in one step.
-        on_pace_s = first_s + self.num_output_tokens * slo.tpot_s
+        on_pace_s = first_s + (num_tokens - self.num_prompt_tokens) * slo.tpot_s
         return min(due_s, max(on_pace_s, last_s + slo.tpot_s))

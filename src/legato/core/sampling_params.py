@@ -78,6 +78,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether a token cannot be sampled before the values of all before it are on the host."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logprobs is not None
+            or self.prompt_logprobs is not None
+        )
+
     def _check_sampling(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
         _require(

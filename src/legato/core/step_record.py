@@ -10,10 +10,14 @@ import msgspec
 
 from legato.core.outputs import FinishReason
 
-EndedBy = Literal["decode", "prompt_end", "token_budget", "time_budget", "memory", "turn"]
-"""Why a chunk has no more tokens: it is a stream's next one; it reaches the request's last token;
-the step may hold no more tokens, or may not take longer; memory ran out in longer ones; a
-best-effort request had its turn in the step."""
+ChunkKind = Literal["decode", "prefill", "verify"]
+"""What a chunk is: the next token of a running stream; part of what must be computed before a
+request is one; or a stream's next token with drafts of those behind it."""
+
+EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn"]
+"""Why a prefill chunk has no more tokens: it reaches the request's last token; the step may hold no
+more tokens, or may not take longer; memory ran out in longer ones; a best-effort request had its
+turn in the step."""
 
 Obstacle = Literal["budget", "max_num_seqs", "memory", "pace"]
 """What kept the first waiting request out of a step: its budget was spent; as many run as may; its
@@ -21,13 +25,14 @@ prompt's blocks are not free; beside it, streams would not get their tokens in t
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
-    """Tokens [start, start + num_tokens) of one request; `num_samples` as in `ScheduledChunk`."""
+    """Tokens [start, start + num_tokens) of one request; the rest as in `ScheduledChunk`."""
 
     request_id: str
     start: int
     num_tokens: int
     num_samples: int
-    ended_by: EndedBy
+    kind: ChunkKind
+    ended_by: EndedBy | None
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -35,11 +40,13 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
     Attributes:
         planned_s, started_s, ended_s: when planning began, when the executor got the plan, and when
-            it had the result.
+            its result was there. With more than one step in flight, a step is planned and handed
+            over while the one before it is computed.
+        seconds: how long the executor took for it.
         received_s: when the front end had it; set there.
-        predicted_s: what the step-time model expected of `ended_s - planned_s`; None as long as it
-            knows nothing.
-        limit_s: how long the step might take, from `planned_s` on; None where nothing was due.
+        predicted_s: what the step-time model expected of `seconds`; None as long as it knows
+            nothing.
+        limit_s: how long the step might take; None where nothing was due.
         budget_tokens: how many tokens it might hold.
         admitted: requests that came to run; key request id, value those of its tokens that were
             computed already.
@@ -57,6 +64,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     planned_s: float
     started_s: float
     ended_s: float
+    seconds: float
     received_s: float | None = None
     predicted_s: float | None
     limit_s: float | None

@@ -4,7 +4,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from legato.core.plan import BlockMove, StepPlan, StepResult
+from legato.core.plan import BlockMove, ChunkResult, ScheduledChunk, StepPlan, StepResult
 
 
 class VirtualClock:
@@ -24,11 +24,13 @@ class SimulatedExecutor:
     """Stands in for the model: each step lasts what `step_time_s` says.
 
     A sampled token is a function of the request and its position alone, as a greedy model's would
-    be of the request's own tokens: what a schedule did cannot show in them.
+    be of the request's own tokens: what a schedule did cannot show in them. A draft is right where
+    it is that token.
 
     Args:
         step_time_s: duration of a step in seconds, from its plan.
         vocab_size: tokens are drawn from [0, vocab_size).
+        depth: steps that may be in flight; each begins when the one before it ends.
     """
 
     def __init__(
@@ -37,31 +39,37 @@ class SimulatedExecutor:
         step_time_s: Callable[[StepPlan], float],
         *,
         vocab_size: int = 32_000,
+        depth: int = 1,
     ) -> None:
+        self.depth = depth
         self._clock = clock
         self._step_time_s = step_time_s
         self._vocab_size = vocab_size
-        self._submitted: deque[tuple[StepPlan, float]] = deque()  # (plan, time at which it ends)
+        self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # (plan, begins, ends)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """There is nothing to copy."""
 
     def submit(self, plan: StepPlan) -> None:
-        starts_s = self._submitted[-1][1] if self._submitted else self._clock.now_s
-        self._submitted.append((plan, starts_s + self._step_time_s(plan)))
+        begins_s = max(self._submitted[-1][2] if self._submitted else 0.0, self._clock.now_s)
+        self._submitted.append((plan, begins_s, begins_s + self._step_time_s(plan)))
 
     def collect(self) -> StepResult:
-        plan, ends_s = self._submitted.popleft()
+        plan, begins_s, ends_s = self._submitted.popleft()
         self._clock.advance_to(ends_s)
-        sampled = {
-            chunk.request_id: [
-                simulated_token(chunk.request_id, chunk.end - i, self._vocab_size)
-                for i in reversed(range(chunk.num_samples))
-            ]
-            for chunk in plan.chunks
-            if chunk.num_samples
-        }
-        return StepResult(step_id=plan.step_id, sampled=sampled)
+        return StepResult(
+            step_id=plan.step_id,
+            seconds=ends_s - begins_s,
+            chunks={chunk.request_id: self._result(chunk) for chunk in plan.chunks},
+        )
+
+    def _result(self, chunk: ScheduledChunk) -> ChunkResult:
+        first = chunk.end - chunk.num_samples + 1
+        sampled = [
+            simulated_token(chunk.request_id, position, self._vocab_size)
+            for position in range(first, chunk.end + 1)
+        ]
+        return chunk.result(sampled)
 
 
 def simulated_token(request_id: str, position: int, vocab_size: int) -> int:

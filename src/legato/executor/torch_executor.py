@@ -1,11 +1,12 @@
 """Runs step plans on a torch model."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 
 from legato.core.outputs import TokenLogprobs
-from legato.core.plan import BlockMove, StepPlan, StepResult
+from legato.core.plan import BlockMove, ChunkResult, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
@@ -20,13 +21,15 @@ _LOGITS_ROWS = 128
 
 
 class TorchExecutor:
-    """One packed forward pass a step, and the sampling of its rows.
+    """One packed forward pass a step, and the sampling of its rows, all of it in `submit`.
 
     It keeps each request's tokens between steps, so that a plan names only positions and blocks.
 
     Args:
         num_host_slots: blocks that host memory is kept for.
     """
+
+    depth = 1
 
     def __init__(
         self,
@@ -47,32 +50,38 @@ class TorchExecutor:
         self._host_cache.move(moves)
 
     def submit(self, plan: StepPlan) -> None:
+        started_s = time.perf_counter()
         with raising_memory_error(), torch.inference_mode():
-            self._result = self._run(plan)
+            chunks = self._run(plan)
+            if self._model.device.type == "cuda":
+                # A step that samples nothing would seem to take no time.
+                torch.cuda.synchronize(self._model.device)
             # Last, when nothing can fail any more: a step that raised must leave no trace.
-            self._advance(self._result)
+            self._advance(chunks)
+        seconds = time.perf_counter() - started_s
+        self._result = StepResult(step_id=plan.step_id, seconds=seconds, chunks=chunks)
 
     def collect(self) -> StepResult:
         result, self._result = self._result, None
-        if self._model.device.type == "cuda":
-            # A step that samples nothing would seem to take no time.
-            torch.cuda.synchronize(self._model.device)
         assert result is not None, "nothing was submitted"
         return result
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan) -> dict[str, ChunkResult]:
+        """What came of each chunk; key request id."""
         self._update_sequences(plan)
         sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
         batch = pack(plan.chunks, sequences, block_size=self._block_size, device=self._model.device)
         hidden = self._model(batch.input_ids, batch.positions, self._attention.begin_step(batch))
         prompt_logprobs = self._score_prompts(plan, batch, hidden)
         sampled, logprobs = self._sample(plan, batch, hidden)
-        return StepResult(
-            step_id=plan.step_id,
-            sampled=sampled,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+        return {
+            chunk.request_id: chunk.result(
+                sampled.get(chunk.request_id, ()),
+                logprobs.get(chunk.request_id),
+                prompt_logprobs.get(chunk.request_id),
+            )
+            for chunk in plan.chunks
+        }
 
     def _update_sequences(self, plan: StepPlan) -> None:
         for request_id in plan.ended_requests:
@@ -81,12 +90,12 @@ class TorchExecutor:
         for message in plan.new_requests:
             self._sequences[message.request_id] = SequenceState(message)
 
-    def _advance(self, result: StepResult) -> None:
-        for request_id, scored in result.prompt_logprobs.items():
-            self._sequences[request_id].num_prompt_logprobs += len(scored)
-        for request_id, token_ids in result.sampled.items():
-            for token_id in token_ids:
-                self._sequences[request_id].append(token_id)
+    def _advance(self, chunks: dict[str, ChunkResult]) -> None:
+        for request_id, chunk in chunks.items():
+            sequence = self._sequences[request_id]
+            sequence.num_prompt_logprobs += len(chunk.prompt_logprobs or ())
+            for token_id in chunk.token_ids:
+                sequence.append(token_id)
 
     def _score_prompts(
         self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor

@@ -1,5 +1,6 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,9 +36,9 @@ class _Table:
 
     __slots__ = ("block_ids", "num_full", "shared")
 
-    def __init__(self, shared: list[Node]) -> None:
+    def __init__(self, shared: list[Node], block_ids: tuple[int, ...]) -> None:
         self.shared = shared
-        self.block_ids = tuple(node.block_id for node in shared)
+        self.block_ids = block_ids
         self.num_full = 0
 
 
@@ -49,6 +50,9 @@ class KVCacheManager:
     blocks and finds computed what the first one has computed so far. The block of the last token
     is the request's own: that token is computed in any case, since what follows is sampled from
     it, and nothing is ever written to a block that is computed. Once it is full, it joins the tree.
+
+    What is let go of while steps are in flight comes free when the last step that may name it has
+    landed (`begin_step`, `end_step`).
 
     Args:
         enable_prefix_caching: False shares nothing and keeps nothing.
@@ -69,6 +73,8 @@ class KVCacheManager:
         self._host = HostPool(num_host_slots)
         self._tree = PrefixTree(self._host)
         self._tables: dict[str, _Table] = {}  # key request id
+        self._num_begun = self._num_ended = 0  # steps
+        self._leaving: deque[tuple[int, _Table]] = deque()  # (number of the last step, what it has)
 
     @property
     def num_blocks(self) -> int:
@@ -106,7 +112,9 @@ class KVCacheManager:
         return missing <= 0 or missing <= sum(n.num_users > 0 for n in self._match(request))
 
     def reserve(self, request: Request) -> bool:
-        """Make room for all of a request's tokens, in blocks with the same tokens where there are.
+        """Make room for all tokens that a request has once the steps in flight have landed.
+
+        Blocks with the same tokens are taken where there are.
 
         Returns:
             False, and nothing changed, where there are not enough free blocks.
@@ -123,8 +131,8 @@ class KVCacheManager:
         return self._tables[request.request_id].block_ids
 
     def next_block(self, request: Request) -> int:
-        """The block that its first token goes to that is not computed."""
-        return self.block_ids(request)[request.num_computed_tokens // self.block_size]
+        """The block that its next chunk begins in."""
+        return self.block_ids(request)[request.num_scheduled_tokens // self.block_size]
 
     def num_computed_tokens(self, request: Request) -> int:
         """Tokens at its start that are computed in blocks that it shares, by whichever request."""
@@ -151,18 +159,38 @@ class KVCacheManager:
         """Let go of all blocks of a request; one that has none is ignored."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
-            own = table.block_ids[len(table.shared) :]
-            self._pool.free([*own, *self._tree.release(table.shared)])
+            self._let_go(table)
+
+    def begin_step(self) -> None:
+        """A step is planned, which names blocks that requests have now."""
+        self._num_begun += 1
+
+    def end_step(self) -> None:
+        """The oldest step in flight has landed, or is not going to be computed."""
+        self._num_ended += 1
+        while self._leaving and self._leaving[0][0] <= self._num_ended:
+            self._free(self._leaving.popleft()[1])
 
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Copies between blocks and host memory, to be made in this order before the next step."""
         return self._host.take_moves()
 
+    def _let_go(self, table: _Table) -> None:
+        if self._num_begun == self._num_ended:
+            self._free(table)
+        else:
+            self._leaving.append((self._num_begun, table))
+
+    def _free(self, table: _Table) -> None:
+        own = table.block_ids[len(table.shared) :]
+        self._pool.free([*own, *self._tree.release(table.shared)])
+
     def _begin(self, request: Request) -> bool:
         path = self._match(request)
         num_here = sum(not node.is_spilled for node in path)
         self._tree.use(path)
-        table = _Table(path[:num_here])
+        here = path[:num_here]
+        table = _Table(here, tuple(node.block_id for node in here))
         if not self._grow(table, self._num_blocks(request) - num_here):
             self._tree.release(path)
             return False
@@ -213,7 +241,7 @@ class KVCacheManager:
                 twin.block_id,
                 *table.block_ids[index + 1 :],
             )
-            self._pool.free([block_id])
+            self._let_go(_Table([], (block_id,)))
 
     def _num_computed(self, path: list[Node], num_full: int) -> int:
         """Tokens at the start of a way that are computed, of which `num_full` blocks are."""
@@ -252,7 +280,7 @@ class KVCacheManager:
         return (request.num_tokens - 1) // self.block_size
 
     def _num_blocks(self, request: Request) -> int:
-        return -(-request.num_tokens // self.block_size)
+        return -(-request.num_expected_tokens // self.block_size)
 
 
 def _num_full(path: list[Node], known: int) -> int:

@@ -4,13 +4,15 @@ Pure Python: the same object drives the real model, the simulator and the proper
 argument, blocks are asked of a KV manager, and the executor is never seen.
 """
 
+from collections import ChainMap, deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
@@ -51,8 +53,27 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_prefix_cache_hits: int
 
 
+class _Flight(NamedTuple):
+    """A step that has been planned and has not landed.
+
+    Attributes:
+        ends_s: when it is expected to end.
+        first_blocks: as in `StepBuilder`.
+    """
+
+    plan: StepPlan
+    shape: StepShape
+    ends_s: float
+    first_blocks: dict[int, str]
+
+
 class Scheduler:
-    """`apply` what came in, `plan` a step, `commit` its result; one step is in flight at a time.
+    """`apply` what came in, `plan` steps, `commit` their results in the same order.
+
+    More than one step may be in flight. The next is then planned before the tokens of those are
+    known, as if each of them went on as expected: a stream gets its next token, and ends only where
+    its length says so. What turns out otherwise is put right when the step lands: the chunk of a
+    request that has ended meanwhile counts for nothing.
 
     All times are seconds on the clock of `AddRequest.arrival_time_s`.
 
@@ -82,9 +103,7 @@ class Scheduler:
         self._turns = PrefillTurns()
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
-        self._in_flight: StepPlan | None = None
-        self._planned_s = 0.0
-        self._shape = StepShape()
+        self._in_flight: deque[_Flight] = deque()
         self.broken_promise = ""
         self._known_to_executor: set[str] = set()
         self._ended: list[str] = []  # known to the executor, which is not yet told of their end
@@ -96,7 +115,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queues)
+        return bool(self._queues or self._in_flight)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -120,7 +139,7 @@ class Scheduler:
         Args:
             config: resolved, with the same classes of service by name.
         """
-        assert self._in_flight is None, "a step is in flight"
+        assert not self._in_flight, "a step is in flight"
         assert config.prefill_order is not None
         self._configure(config)
         waiting = self._queues.take_waiting()
@@ -152,11 +171,15 @@ class Scheduler:
         return outputs
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Pick the chunks of the next step, or None if nothing can run."""
-        assert self._in_flight is None, "a step is in flight"
+        """Pick the chunks of the next step.
+
+        Returns:
+            None if nothing can run, or nothing before a step in flight has landed.
+        """
         self._queues.demote_late(now_s)
         self._budget.recover(now_s)
         self._look_up_waiting()
+        begins_s = self._begins_s(now_s)
         step = StepBuilder(
             self._queues,
             self._kv,
@@ -164,39 +187,74 @@ class Scheduler:
             self._turns,
             self._lengths,
             self._config,
-            now_s,
+            ChainMap(*(flight.first_blocks for flight in self._in_flight)),
+            now_s=now_s,
+            begins_s=begins_s,
         )
+        if self._in_flight and step.must_wait:
+            return None
         self._fill(step)
         self._num_preemptions += len(step.preempted)
         self._note_budget(step)
         if not step.chunks:
             return None
-        self._planned_s, self._shape = now_s, step.shape
-        self._in_flight = self._finish(step)
+        plan = self._finish(step)
+        self._take_off(plan, step, begins_s)
         self._num_steps += 1
         self._ended.clear()
-        return self._in_flight
+        return plan
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
-        """Book a step's tokens and release the blocks of what ended, by a fault or otherwise."""
+    def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
+        """Book what the oldest step in flight brought; end requests, by a fault or otherwise."""
         outputs: list[RequestOutput] = []
-        self._learn(result, now_s)
-        for chunk in self._land(plan):
-            request = self._queues.running[chunk.request_id]
-            fault = result.faults.get(chunk.request_id)
-            if fault is None:
-                request.num_computed_tokens = chunk.end
+        flight = self._land(self._in_flight.popleft())
+        assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
+        self._learn(flight.shape, result, now_s)
+        for chunk in flight.plan.chunks:
+            request = self._queues.running.get(chunk.request_id)
+            if request is None:
+                continue  # it ended while this was in flight
+            fault, done = result.faults.get(chunk.request_id), result.chunks.get(chunk.request_id)
+            if done is not None:
+                request.num_computed_tokens = chunk.start + done.num_tokens
                 self._kv.commit(request)
             if request.finish_reason is not None:
                 outputs.append(_ended(request.request_id, request.finish_reason))
-            elif fault is None:
-                outputs += self._take_tokens(request, result, now_s)
-            elif not self._can_be_shorter(chunk, fault):
+            elif done is not None:
+                outputs += self._take_tokens(request, done, now_s)
+            elif fault is not None and not self._can_be_shorter(chunk, fault):
                 request.finish_reason = FinishReason.ERROR
                 outputs.append(_ended(request.request_id, FinishReason.ERROR, fault.error))
             if request.finish_reason is not None:
                 self._end(request)
         return outputs
+
+    def withdraw(self) -> None:
+        """Forget the newest step in flight, of which nothing has been and will be computed.
+
+        What it introduced to the executor stays so, and what it ended.
+        """
+        self._land(self._in_flight.pop())
+
+    def _begins_s(self, now_s: float) -> float:
+        """When a step that is planned now can begin."""
+        return max(now_s, self._in_flight[-1].ends_s) if self._in_flight else now_s
+
+    def _take_off(self, plan: StepPlan, step: StepBuilder, begins_s: float) -> None:
+        ends_s = begins_s + (plan.predicted_s or 0.0)
+        for chunk in plan.chunks:
+            request = self._queues.running[chunk.request_id]
+            request.take_off(chunk.num_tokens, chunk.num_samples, ends_s)
+        self._in_flight.append(_Flight(plan, step.shape, ends_s, step.first_blocks))
+        self._kv.begin_step()
+
+    def _land(self, flight: _Flight) -> _Flight:
+        for chunk in flight.plan.chunks:
+            request = self._queues.running.get(chunk.request_id)
+            if request is not None:
+                request.land(chunk.num_tokens, chunk.num_samples)
+        self._kv.end_step()
+        return flight
 
     def _finish(self, step: StepBuilder) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
@@ -215,11 +273,11 @@ class Scheduler:
             budget_tokens=self._config.max_num_batched_tokens,
         )
 
-    def _learn(self, result: StepResult, now_s: float) -> None:
+    def _learn(self, shape: StepShape, result: StepResult, now_s: float) -> None:
         if result.ran_out_of_memory and self._config.enable_chunked_prefill:
-            self._budget.lower(self._shape.num_prefill_tokens, now_s)
+            self._budget.lower(shape.num_prefill_tokens, now_s)
         if not (result.ran_out_of_memory or result.faults):
-            self._step_time.observe(self._shape, now_s - self._planned_s)
+            self._step_time.observe(shape, result.seconds)
 
     def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:
         """Whether a chunk that failed is planned again, with less of it in a step."""
@@ -228,9 +286,11 @@ class Scheduler:
 
     def _add(self, message: AddRequest, now_s: float) -> list[RequestOutput]:
         assert message.request_id not in self._queues, "request ids are unique"
-        request = Request(message, self._classes[message.service.slo_class])
+        slo = self._classes[message.service.slo_class]
+        request = Request(message, slo, self._max_model_len)
         request.num_hit_tokens = self._kv.match(request).num_tokens
-        refusal = None if message.is_rerun else self._shedding.check(request, now_s)
+        begins_s = self._begins_s(now_s)
+        refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
         if refusal is not None:
             return [refusal]
         self._queues.add(request)
@@ -260,8 +320,8 @@ class Scheduler:
         request = self._queues.get(request_id)
         if request is None:
             return []
-        if self._in_flight and any(c.request_id == request_id for c in self._in_flight.chunks):
-            # Its blocks are being written: commit releases them.
+        if request.num_in_flight_tokens:
+            # It ends when the step lands that it is in, which may bring its prompt's blocks.
             request.finish_reason = FinishReason.ABORT
             return []
         self._end(request)
@@ -272,34 +332,26 @@ class Scheduler:
         self._known_to_executor.update(new)
         return tuple(self._queues.running[request_id].message for request_id in new)
 
-    def _land(self, plan: StepPlan) -> tuple[ScheduledChunk, ...]:
-        assert plan is self._in_flight, "this step is not in flight"
-        self._in_flight = None
-        return plan.chunks
-
     def _take_tokens(
-        self, request: Request, result: StepResult, now_s: float
+        self, request: Request, done: ChunkResult, now_s: float
     ) -> list[RequestOutput]:
-        request_id = request.request_id
-        token_ids: list[int] = []
-        if request.first_token_s is None and request_id in result.sampled:
+        if request.first_token_s is None and done.token_ids:
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
-        for token_id in result.sampled.get(request_id, ()):
-            request.append(token_id, now_s, self._max_model_len)
-            token_ids.append(token_id)
+        num_taken = 0
+        for token_id in done.token_ids:
+            request.append(token_id, now_s)
+            num_taken += 1
             if request.finish_reason is not None:
                 break
-        prompt_logprobs = result.prompt_logprobs.get(request_id)
-        if not token_ids and prompt_logprobs is None:
+        if not num_taken and done.prompt_logprobs is None:
             return []
-        logprobs = result.logprobs.get(request_id)
         return [
             RequestOutput(
-                request_id=request_id,
-                new_token_ids=tuple(token_ids),
-                logprobs=None if logprobs is None else tuple(logprobs[: len(token_ids)]),
-                prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+                request_id=request.request_id,
+                new_token_ids=done.token_ids[:num_taken],
+                logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
+                prompt_logprobs=done.prompt_logprobs,
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
                 num_cached_tokens=request.num_cached_tokens,

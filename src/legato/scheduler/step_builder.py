@@ -1,5 +1,6 @@
 """A step under construction: the shared parts that every policy is made of."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
@@ -41,6 +42,10 @@ class KVManager(Protocol):
 
     def num_computed_tokens(self, request: Request) -> int: ...
 
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
     def commit(self, request: Request) -> None: ...
 
     def release(self, request: Request) -> None: ...
@@ -51,8 +56,16 @@ class KVManager(Protocol):
 class StepBuilder:
     """Collects the chunks of one step, taking blocks and preempting as it goes.
 
+    Args:
+        in_flight_blocks: the `first_blocks` of all steps in flight.
+        begins_s: when the step can begin, which is when those in flight have ended.
+
     Attributes:
-        limit_s: time until the next token of a running stream is due; set by `add_decodes`.
+        first_blocks: the first block of each prefill chunk; key the block, value the request's id.
+            Requests that share what comes next have come equally far, so that none of a chunk's
+            other blocks can be another request's next one.
+        limit_s: time from its beginning until the next token of a running stream is due; set by
+            `add_decodes`.
         admitted, held_by: as in `StepRecord`.
     """
 
@@ -64,7 +77,10 @@ class StepBuilder:
         turns: PrefillTurns,
         lengths: OutputLengths,
         config: SchedulerConfig,
+        in_flight_blocks: Mapping[int, str],
+        *,
         now_s: float,
+        begins_s: float,
     ) -> None:
         self._queues = queues
         self._kv = kv
@@ -75,10 +91,10 @@ class StepBuilder:
         self._most = config.max_num_batched_tokens
         self._config = config
         self._now_s = now_s
+        self._begins_s = begins_s
         self._in_step: set[str] = set()  # request ids
-        # The first block of each prefill chunk. Requests that share what comes next have come
-        # equally far, so that none of a chunk's other blocks can be another request's next one.
-        self._being_computed: set[int] = set()
+        self._in_flight_blocks = in_flight_blocks
+        self._waits_for_token = False
         self._streams: list[Request] = []  # each wants its next token
         self._begun: list[Request] = []  # the others that run
         self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
@@ -92,12 +108,28 @@ class StepBuilder:
         self.limit_s = UNLIMITED
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
+        self.first_blocks: dict[int, str] = {}
         self.preempted: list[Request] = []
         for request in queues.running.values():
+            if request.ends_in_flight:
+                continue
             if request.num_remaining_tokens > 1:
                 request.catch_up(kv.num_computed_tokens(request))
             (self._streams if request.num_remaining_tokens == 1 else self._begun).append(request)
+            self._waits_for_token |= request.waits_for_token
             self._note_pace(request)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it takes what only the steps in flight bring: a token's value, or blocks.
+
+        Nobody is preempted while a step is in flight: it may be one that the step computes.
+        """
+        return (
+            self._waits_for_token
+            or not all(map(self._kv.reserve, self._streams))
+            or self._yielding_request() is not None
+        )
 
     @property
     def is_over_budget(self) -> bool:
@@ -105,12 +137,16 @@ class StepBuilder:
 
     def make_way(self) -> None:
         """Preempt a best-effort request where one with a promise cannot be admitted beside it."""
+        victim = self._yielding_request()
+        if victim is not None:
+            self._preempt(victim)
+
+    def _yielding_request(self) -> Request | None:
         request = self._queues.next_waiting(best_effort=False)
         if request is None or self._has_place(request) or not self._can_pace(request):
-            return
+            return None
         victim = self._queues.last_running(lambda r: r.is_best_effort)
-        if victim is not None and victim.num_preemptions < _MAX_YIELDS:
-            self._preempt(victim)
+        return victim if victim is not None and victim.num_preemptions < _MAX_YIELDS else None
 
     def add_decodes(self) -> None:
         """Move every running stream forward by one token, whatever the budget.
@@ -121,16 +157,16 @@ class StepBuilder:
         due_s = UNLIMITED
         for request in self._streams:
             if not request.is_best_effort and self._add_decode(request):
-                due_s = min(due_s, request.token_due_s)
+                due_s = min(due_s, request.next_due_s)
         running = self._queues.running
         best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
-        self.limit_s = due_s - self._now_s
+        self.limit_s = due_s - self._begins_s
         if due_s == UNLIMITED:
             self.limit_s = self._config.idle_limit_s
             for request in best_effort:
                 self._add_decode(request)
             return
-        best_effort.sort(key=lambda r: r.last_token_s or 0.0)
+        best_effort.sort(key=lambda r: r.last_expected_s or 0.0)
         while best_effort and not self._add_decode(best_effort.pop(0)):
             pass  # preempted for want of memory: it is the next one's turn
         self._yielding = best_effort
@@ -145,9 +181,9 @@ class StepBuilder:
     def add_best_effort(self) -> None:
         """Give what is left to requests without a promise: tokens first, then prompts."""
         for request in self._yielding:
-            self.shape.add_decode(request.num_tokens)
+            self.shape.add_decode(request.num_expected_tokens)
             fits = self._budget.fits_decode(self.shape, self.limit_s)
-            self.shape.remove_decode(request.num_tokens)
+            self.shape.remove_decode(request.num_expected_tokens)
             if not fits:
                 break
             self._add_decode(request)
@@ -184,11 +220,11 @@ class StepBuilder:
         return begun
 
     def _continue(self, request: Request) -> None:
-        if self._kv.next_block(request) in self._being_computed:
+        if self._writer(self._kv.next_block(request)) not in (None, request.request_id):
             # It will find that computed in the next step, and others need not wait meanwhile.
             request.stalled_since_s = None
             return
-        num_tokens = self._chunk_size(request, request.num_computed_tokens)
+        num_tokens = self._chunk_size(request, request.num_scheduled_tokens)
         if num_tokens >= min(MIN_CHUNK, request.num_remaining_tokens):
             request.stalled_since_s = None
         elif request.stalled_since_s is None:
@@ -205,7 +241,7 @@ class StepBuilder:
             return False
         match = self._kv.match(request)
         request.num_hit_tokens = match.num_tokens
-        follows = match.next_block in self._being_computed
+        follows = match.next_block is not None and self._writer(match.next_block) is not None
         num_tokens = 0 if follows else self._chunk_size(request, match.num_computed_tokens)
         # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
         # its own next chunk, and its blocks lie side by side.
@@ -289,9 +325,9 @@ class StepBuilder:
             self._make_room(request)
             if request.request_id not in self._queues.running:
                 return False
-        self.shape.add_decode(request.num_tokens)
         # A prompt may have one token left, too.
-        self._add_chunk(request, 1, "prompt_end" if request.first_token_s is None else "decode")
+        is_output = request.num_scheduled_tokens >= request.num_prompt_tokens
+        self._add_chunk(request, 1, None if is_output else "prompt_end")
         return True
 
     def _make_room(self, request: Request) -> None:
@@ -325,14 +361,11 @@ class StepBuilder:
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         self._turns.served(best_effort=request.is_best_effort)
-        self._being_computed.add(self._kv.next_block(request))
-        ended_by = self._ended_by(request, num_tokens)
-        self.shape.add_prefill(
-            request.num_computed_tokens,
-            num_tokens,
-            samples=num_tokens == request.num_remaining_tokens,
-        )
-        self._add_chunk(request, num_tokens, ended_by)
+        self._add_chunk(request, num_tokens, self._ended_by(request, num_tokens))
+
+    def _writer(self, block_id: int) -> str | None:
+        """Who computes what comes next in a block, in this step or in one in flight."""
+        return self.first_blocks.get(block_id) or self._in_flight_blocks.get(block_id)
 
     def _ended_by(self, request: Request, num_tokens: int) -> EndedBy:
         """Why a prefill chunk that is about to be added is no longer."""
@@ -342,16 +375,19 @@ class StepBuilder:
         gave_way = self._gave_turn and not request.is_best_effort
         return "turn" if gave_way and bound != "memory" else bound
 
-    def _add_chunk(self, request: Request, num_tokens: int, ended_by: EndedBy) -> None:
-        start = request.num_computed_tokens
-        self._in_step.add(request.request_id)
-        self.chunks.append(
-            ScheduledChunk(
-                request.request_id,
-                start,
-                num_tokens,
-                self._kv.block_ids(request),
-                int(start + num_tokens == request.num_tokens),
-                ended_by,
-            )
+    def _add_chunk(self, request: Request, num_tokens: int, ended_by: EndedBy | None) -> None:
+        """Args: ended_by: None for a stream's next token."""
+        if ended_by is not None:
+            self.first_blocks[self._kv.next_block(request)] = request.request_id
+        chunk = ScheduledChunk(
+            request.request_id,
+            request.num_scheduled_tokens,
+            num_tokens,
+            self._kv.block_ids(request),
+            int(num_tokens == request.num_remaining_tokens),
+            "decode" if ended_by is None else "prefill",
+            ended_by,
         )
+        self._in_step.add(request.request_id)
+        self.chunks.append(chunk)
+        self.shape.add(chunk)

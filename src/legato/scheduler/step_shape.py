@@ -9,8 +9,8 @@ from legato.core.step_record import ChunkRecord
 class StepShape:
     """Counts over the chunks of one step, filled in as the step is put together.
 
-    A chunk of n tokens starting at s is a decode if n = 1, s > 0 and it samples; any other is
-    prefill, whose attention covers n rows of s + (n + 1) / 2 keys on average.
+    The attention of a chunk of n tokens starting at s covers n rows of s + (n + 1) / 2 keys on
+    average. Verifying drafts costs what prefill does, whose rows share what they read.
 
     Attributes:
         decode_context: keys read by the decode rows, summed.
@@ -49,15 +49,26 @@ class StepShape:
         """The same, from its chunks."""
         shape = cls()
         for chunk in chunks:
-            if chunk.num_tokens == 1 and chunk.num_samples and chunk.start:
-                shape.add_decode(chunk.start + 1)
-            else:
-                shape.add_prefill(chunk.start, chunk.num_tokens, samples=bool(chunk.num_samples))
+            shape.add(chunk)
         return shape
+
+    def add_prefill(self, start: int, num_tokens: int, *, samples: int) -> None:
+        """Args: samples: of its rows, those whose logits are computed."""
+        self.num_prefill_chunks += 1
+        self.num_prefill_tokens += num_tokens
+        self.prefill_area += chunk_area(start, num_tokens)
+        self.prefill_context += start + num_tokens
+        self.num_samples += samples
 
     @property
     def num_tokens(self) -> int:
         return self.num_decode_rows + self.num_prefill_tokens
+
+    def add(self, chunk: ScheduledChunk | ChunkRecord) -> None:
+        if chunk.kind == "decode":
+            self.add_decode(chunk.start + 1)
+        else:
+            self.add_prefill(chunk.start, chunk.num_tokens, samples=chunk.num_samples)
 
     def add_decode(self, context: int) -> None:
         """Args: context: keys that the row reads, its own among them."""
@@ -70,13 +81,6 @@ class StepShape:
         self.num_decode_rows -= 1
         self.decode_context -= context
         self.num_samples -= 1
-
-    def add_prefill(self, start: int, num_tokens: int, *, samples: bool) -> None:
-        self.num_prefill_chunks += 1
-        self.num_prefill_tokens += num_tokens
-        self.prefill_area += chunk_area(start, num_tokens)
-        self.prefill_context += start + num_tokens
-        self.num_samples += samples
 
 
 def chunk_area(start: int, num_tokens: int) -> float:

@@ -38,7 +38,7 @@ class Recording(msgspec.Struct, frozen=True):
     def measured_steps(self) -> list[MeasuredStep]:
         """Shapes and seconds of all steps that were computed at the first attempt."""
         return [
-            (StepShape.of_chunks(step.chunks), step.ended_s - step.planned_s)
+            (StepShape.of_chunks(step.chunks), step.seconds)
             for step in self.steps
             if not (step.failed or step.ran_out_of_memory)
         ]
@@ -72,7 +72,7 @@ def _turnarounds(steps: Sequence[StepRecord]) -> _Points:
     """Tokens of a step, and the seconds between it and the next."""
     points = []
     for step, following in pairwise(steps):
-        seconds = following.planned_s - step.ended_s
+        seconds = following.ended_s - following.seconds - step.ended_s
         if seconds < _IDLE_S:
             points.append((float(_num_sampled(step)), seconds))
     return points

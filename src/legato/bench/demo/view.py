@@ -131,9 +131,9 @@ def _latest_step(run: Run, now_s: float) -> Text:
     if not index:
         return Text("")
     step = run.steps[index - 1]
-    num_streams = sum(chunk.ended_by == "decode" for chunk in step.chunks)
+    num_streams = sum(chunk.kind == "decode" for chunk in step.chunks)
     num_prefill = sum(chunk.num_tokens for chunk in step.chunks) - num_streams
-    took = duration(step.ended_s - step.planned_s)
+    took = duration(step.seconds)
     return Text(
         f"latest step: {num_streams} streams and {num_prefill} prompt tokens, {took}", "dim"
     )

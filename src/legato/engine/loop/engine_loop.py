@@ -3,7 +3,9 @@
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +16,7 @@ from legato.core.request import Event
 from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.recorder import Recorder
-from legato.engine.loop.recovery import attempt, is_sound, run_in_parts
+from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.process.messages import EngineStats, StepStats
 from legato.executor.base import Executor
 from legato.kv.manager import KVCacheManager
@@ -25,8 +27,25 @@ logger = logging.getLogger(__name__)
 _WARN_EVERY_S = 10.0
 
 
+class _Flight(NamedTuple):
+    """A step that was submitted and has not been collected.
+
+    Attributes:
+        planned_s, started_s: as in `StepRecord`.
+        fault: what submitting it raised, if anything.
+    """
+
+    plan: StepPlan
+    planned_s: float
+    started_s: float
+    fault: Fault | None
+
+
 class EngineLoop:
     """One scheduler, its cache and one executor, moved forward a step at a time.
+
+    As many steps are in flight as the executor takes: with more than one, the next is planned and
+    handed over while a step is computed.
 
     Args:
         clock: seconds, as in `AddRequest.arrival_time_s`.
@@ -44,9 +63,10 @@ class EngineLoop:
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
+        self._in_flight: deque[_Flight] = deque()
+        self._next_config: SchedulerConfig | None = None
         self._num_failed_steps = 0
         self._recorder: Recorder | None = None
-        self._planned_s = self._started_s = 0.0
         self._step: StepStats | None = None
 
     @property
@@ -64,8 +84,8 @@ class EngineLoop:
         )
 
     def reconfigure(self, config: SchedulerConfig) -> None:
-        """Plan by other settings from the next step on; see `Scheduler.reconfigure`."""
-        self._scheduler.reconfigure(config, self._clock())
+        """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""
+        self._next_config = config
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to make records; what has not been taken by then is dropped."""
@@ -85,7 +105,7 @@ class EngineLoop:
         return outputs
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
-        """Take in `events`, run one step if there is work, and return what it brought.
+        """Take in `events`, keep the executor busy, and return what the oldest step brought.
 
         Raises:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
@@ -93,36 +113,60 @@ class EngineLoop:
         """
         self._step = None
         outputs = self.apply(events)
-        self._planned_s = self._clock()
-        plan = self._scheduler.plan(self._planned_s)
-        self._tell_of_broken_promise()
-        if plan is None:
-            return outputs
-        self._started_s = self._clock()
-        if plan.moves:
-            self._executor.move(plan.moves)
-        result = attempt(self._executor, plan)
-        if isinstance(result, Fault):
-            return outputs + self._recover(plan, result)
-        return outputs + self._commit(plan, result)
+        self._fill()
+        return outputs + self._land() if self._in_flight else outputs
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+    def _fill(self) -> None:
+        """Submit steps until as many are in flight as the executor takes."""
+        if self._next_config is not None and not self._in_flight:
+            self._scheduler.reconfigure(self._next_config, self._clock())
+            self._next_config = None
+        while len(self._in_flight) < self._executor.depth and self._next_config is None:
+            planned_s = self._clock()
+            plan = self._scheduler.plan(planned_s)
+            self._tell_of_broken_promise()
+            if plan is None:
+                return
+            started_s = self._clock()
+            if plan.moves:
+                self._executor.move(plan.moves)
+            fault = submit(self._executor, plan)
+            self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
+            if fault is not None:
+                return
+
+    def _land(self) -> list[RequestOutput]:
+        """Wait for the oldest step in flight, and book it."""
+        flight = self._in_flight.popleft()
+        result = flight.fault or collect(self._executor, flight.plan)
+        if isinstance(result, Fault):
+            return self._recover(flight, result)
+        return self._commit(flight, result)
+
+    def _commit(self, flight: _Flight, result: StepResult) -> list[RequestOutput]:
         now_s = self._clock()
-        self._step = _step_stats(plan, result, now_s - self._planned_s)
+        self._step = _step_stats(flight.plan, result)
         if self._recorder is not None:
-            times_s = self._planned_s, self._started_s, now_s
-            self._recorder.note_step(plan, result, times_s, self._scheduler.stats, self._kv)
-        outputs = self._scheduler.commit(plan, result, now_s)
+            times_s = flight.planned_s, flight.started_s, now_s
+            self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
+        outputs = self._scheduler.commit(result, now_s)
         if self._recorder is not None:
             self._recorder.note_outputs(outputs, now_s)
         return outputs
 
-    def _recover(self, plan: StepPlan, fault: Fault) -> list[RequestOutput]:
-        """End the requests to blame for a step that failed, and no others."""
+    def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
+        """End the requests to blame for a step that failed, and no others.
+
+        The steps behind it, which have failed with it, are planned anew.
+        """
         self._num_failed_steps += 1
+        while self._in_flight:
+            self._in_flight.pop()
+            self._scheduler.withdraw()
+        plan = flight.plan
         result = run_in_parts(self._executor, plan, fault)
         is_hopeless = len(result.faults) == len(plan.chunks) and not is_sound(self._executor, plan)
-        outputs = self._commit(plan, result)
+        outputs = self._commit(flight, result)
         if is_hopeless:
             raise EngineFaultError(f"the engine computes nothing any more: {fault.error}")
         return outputs
@@ -134,13 +178,13 @@ class EngineLoop:
             logger.warning("an SLO cannot be kept: %s", reason)
 
 
-def _step_stats(plan: StepPlan, result: StepResult, seconds: float) -> StepStats:
-    prefill = [chunk for chunk in plan.chunks if chunk.ended_by != "decode"]
+def _step_stats(plan: StepPlan, result: StepResult) -> StepStats:
+    prefill = [chunk for chunk in plan.chunks if chunk.kind == "prefill"]
     is_clean = not (result.faults or result.ran_out_of_memory)
     return StepStats(
         num_prefill_tokens=sum(chunk.num_tokens for chunk in prefill),
-        num_decode_tokens=len(plan.chunks) - len(prefill),
-        prefill_ended_by=tuple(chunk.ended_by for chunk in prefill),
-        seconds=seconds,
+        num_decode_tokens=plan.num_tokens - sum(chunk.num_tokens for chunk in prefill),
+        prefill_ended_by=tuple(chunk.ended_by for chunk in prefill if chunk.ended_by is not None),
+        seconds=result.seconds,
         predicted_s=plan.predicted_s if is_clean else None,
     )

@@ -53,11 +53,14 @@ class Recorder:
                 planned_s=planned_s,
                 started_s=started_s,
                 ended_s=ended_s,
+                seconds=result.seconds,
                 predicted_s=plan.predicted_s,
                 limit_s=plan.limit_s,
                 budget_tokens=plan.budget_tokens,
                 chunks=tuple(
-                    ChunkRecord(c.request_id, c.start, c.num_tokens, c.num_samples, c.ended_by)
+                    ChunkRecord(
+                        c.request_id, c.start, c.num_tokens, c.num_samples, c.kind, c.ended_by
+                    )
                     for c in plan.chunks
                 ),
                 admitted=plan.admitted,

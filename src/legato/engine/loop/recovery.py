@@ -21,17 +21,34 @@ _CANARY = AddRequest(
 )
 
 
-def attempt(executor: Executor, plan: StepPlan) -> StepResult | Fault:
-    """Run a step."""
+def submit(executor: Executor, plan: StepPlan) -> Fault | None:
+    """Begin a step."""
     try:
         executor.submit(plan)
+    except Exception as error:
+        return _fault(plan, error)
+    return None
+
+
+def collect(executor: Executor, plan: StepPlan) -> StepResult | Fault:
+    """Wait for a step, the oldest that was submitted."""
+    try:
         return executor.collect()
     except Exception as error:
-        num_requests = len(plan.chunks)
-        told = "step %d failed with %d requests: %r"
-        # Of a request alone the traceback, too: it ends with that.
-        logger.error(told, plan.step_id, num_requests, error, exc_info=num_requests == 1)
-        return Fault(f"{type(error).__name__}: {error}", isinstance(error, MemoryError))
+        return _fault(plan, error)
+
+
+def attempt(executor: Executor, plan: StepPlan) -> StepResult | Fault:
+    """Run a step while no other is in flight."""
+    return submit(executor, plan) or collect(executor, plan)
+
+
+def _fault(plan: StepPlan, error: Exception) -> Fault:
+    num_requests = len(plan.chunks)
+    told = "step %d failed with %d requests: %r"
+    # Of a request alone the traceback, too: it ends with that.
+    logger.error(told, plan.step_id, num_requests, error, exc_info=num_requests == 1)
+    return Fault(f"{type(error).__name__}: {error}", isinstance(error, MemoryError))
 
 
 def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult:
@@ -43,6 +60,7 @@ def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult
     if len(plan.chunks) == 1:
         return StepResult(
             step_id=plan.step_id,
+            seconds=0.0,
             faults={plan.chunks[0].request_id: fault},
             ran_out_of_memory=fault.is_out_of_memory,
         )
@@ -51,9 +69,8 @@ def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult
     right = _run_part(executor, plan.part(plan.chunks[middle:]))
     return StepResult(
         step_id=plan.step_id,
-        sampled=left.sampled | right.sampled,
-        logprobs=left.logprobs | right.logprobs,
-        prompt_logprobs=left.prompt_logprobs | right.prompt_logprobs,
+        seconds=left.seconds + right.seconds,
+        chunks=left.chunks | right.chunks,
         faults=left.faults | right.faults,
         ran_out_of_memory=any(
             (fault.is_out_of_memory, left.ran_out_of_memory, right.ran_out_of_memory)
@@ -69,7 +86,7 @@ def is_sound(executor: Executor, plan: StepPlan) -> bool:
             tokens yet to be computed, so that nobody else reads it.
     """
     [*_, block_id] = plan.chunks[0].block_ids
-    chunk = ScheduledChunk(_CANARY.request_id, 0, 1, (block_id,), num_samples=1)
+    chunk = ScheduledChunk(_CANARY.request_id, 0, 1, (block_id,), 1, "prefill", "prompt_end")
     canary = StepPlan(step_id=plan.step_id, chunks=(chunk,), new_requests=(_CANARY,))
     return isinstance(attempt(executor, canary), StepResult)
 

@@ -121,7 +121,7 @@ class Calibration:
             first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
             blocks = tuple(range(first, first + num_blocks))
             start = min(num_blocks * self._block_size, self._num_cached) - 1
-            yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1)
+            yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1, "decode")
 
     def _prefill(self, num_tokens: int) -> Iterator[ScheduledChunk]:
         if num_tokens:
@@ -132,14 +132,13 @@ class Calibration:
 
     def _chunk(self, name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledChunk:
         blocks = tuple(range(-(-(start + num_tokens) // self._block_size)))
-        return ScheduledChunk(f"calibration-{name}", start, num_tokens, blocks, int(samples))
+        name = f"calibration-{name}"
+        return ScheduledChunk(name, start, num_tokens, blocks, int(samples), "prefill")
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
         plan = self._plan(chunks)
-        started_s = self._clock()
         self._executor.submit(plan)
-        self._executor.collect()
-        return StepShape.of(plan), self._clock() - started_s
+        return StepShape.of(plan), self._executor.collect().seconds
 
     def _plan(self, chunks: list[ScheduledChunk], ended: tuple[str, ...] = ()) -> StepPlan:
         new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]

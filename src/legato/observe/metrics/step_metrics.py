@@ -47,9 +47,7 @@ class StepMetrics:
         chunks = registry.counter(
             "prefill_chunks", "Prefill chunks, by why they were no longer.", "ended_by"
         )
-        self._chunks = {
-            reason: chunks.of(reason) for reason in get_args(EndedBy) if reason != "decode"
-        }
+        self._chunks = {reason: chunks.of(reason) for reason in get_args(EndedBy)}
         self._chunk = registry.gauge(
             "prefill_chunk_tokens", "Prompt tokens of the latest step that had any."
         ).of()

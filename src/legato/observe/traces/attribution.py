@@ -168,13 +168,11 @@ class _State:
 
     def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
         tokens = _tokens(step)
-        tokens["others_decode" if chunk.ended_by == "decode" else "others_prefill"] -= (
-            chunk.num_tokens
-        )
+        tokens["others_decode" if chunk.kind == "decode" else "others_prefill"] -= chunk.num_tokens
         num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
         self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
         tokens["preemption"] += num_again
-        own: Cause = "own_decode" if chunk.ended_by == "decode" else "own_prefill"
+        own: Cause = "own_decode" if chunk.kind == "decode" else "own_prefill"
         tokens[own] += chunk.num_tokens - num_again
         return _by_tokens(tokens)
 
@@ -208,7 +206,7 @@ def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
     return {
         chunk.request_id: chunk.num_tokens
         for chunk in step.record.chunks
-        if chunk.request_id != request_id and chunk.ended_by != "decode"
+        if chunk.request_id != request_id and chunk.kind != "decode"
     }
 
 

@@ -67,7 +67,7 @@ class PerfettoEvents:
 
     def _step(self, step: StepRecord) -> Iterator[Event]:
         self._now_s = step.ended_s
-        num_decodes = sum(chunk.ended_by == "decode" for chunk in step.chunks)
+        num_decodes = sum(chunk.kind == "decode" for chunk in step.chunks)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         yield _slice(
             f"step {step.step_id}",
@@ -98,7 +98,7 @@ class PerfettoEvents:
 
     def _chunk(self, step: StepRecord, chunk: ChunkRecord) -> Iterator[Event]:
         track = yield from self._track(chunk.request_id)
-        is_decode = chunk.ended_by == "decode"
+        is_decode = chunk.kind == "decode"
         yield _slice(
             "decode" if is_decode else f"prefill {chunk.num_tokens}",
             (step.planned_s, step.ended_s),
@@ -120,7 +120,7 @@ class PerfettoEvents:
         if last is None:
             return
         step_id, planned_s, before = last
-        is_flowing = chunk.ended_by == before.ended_by == "decode"
+        is_flowing = chunk.kind == before.kind == "decode"
         if is_flowing and step_id + 1 == step.step_id:
             return
         self._num_arrows += 1

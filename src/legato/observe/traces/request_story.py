@@ -32,7 +32,7 @@ class ObservedStep:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.chunks = {chunk.request_id: chunk for chunk in record.chunks}
-        self.num_decode = sum(c.num_tokens for c in record.chunks if c.ended_by == "decode")
+        self.num_decode = sum(c.num_tokens for c in record.chunks if c.kind == "decode")
         self.num_prefill = sum(c.num_tokens for c in record.chunks) - self.num_decode
 
 

@@ -17,7 +17,7 @@ from legato.core.errors import ConfigError
 from legato.core.step_record import Record
 from legato.core.version import __version__
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="kind"):

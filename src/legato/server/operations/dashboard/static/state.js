@@ -139,7 +139,7 @@ export class LiveState {
 
   #chunk(record, step) {
     const stream = this.#stream(record.request_id, step.startS);
-    const isDecode = record.ended_by === "decode";
+    const isDecode = record.kind === "decode";
     const chunk = {
       startS: step.startS, endS: step.endS, numTokens: record.num_tokens, isDecode,
       samples: record.num_samples > 0, gapS: null,
