@@ -1,5 +1,6 @@
 """Faults at the executor's boundary."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from legato.core.plan import BlockMove, StepPlan, StepResult
@@ -12,14 +13,24 @@ FindFault = Callable[[StepPlan], Exception | None]
 class FaultyExecutor:
     """Raises in some steps what `find_fault` finds, and runs the others on a real executor.
 
+    Args:
+        fails_late: whether a step fails when it is collected, as on a device, rather than when it
+            is submitted. Those behind it are dropped then.
+
     Attributes:
         steps: all that were computed, in order.
+        most_in_flight: steps at once, so far.
     """
 
-    def __init__(self, executor: Executor, find_fault: FindFault) -> None:
+    def __init__(
+        self, executor: Executor, find_fault: FindFault, *, fails_late: bool = False
+    ) -> None:
         self.steps: list[StepPlan] = []
         self.find_fault = find_fault
+        self.most_in_flight = 0
         self._executor = executor
+        self._fails_late = fails_late
+        self._in_flight: deque[tuple[StepPlan, Exception | None]] = deque()
 
     @property
     def depth(self) -> int:
@@ -30,13 +41,22 @@ class FaultyExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         error = self.find_fault(plan)
-        if error is not None:
+        if error is not None and not self._fails_late:
             raise error
         self._executor.submit(plan)
-        self.steps.append(plan)
+        self._in_flight.append((plan, error))
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
 
     def collect(self) -> StepResult:
-        return self._executor.collect()
+        plan, error = self._in_flight.popleft()
+        result = self._executor.collect()
+        if error is None:
+            self.steps.append(plan)
+            return result
+        for _ in self._in_flight:
+            self._executor.collect()
+        self._in_flight.clear()
+        raise error
 
 
 def poisoned(request_id: str) -> bool:

@@ -1,12 +1,14 @@
 """The loop with a simulated executor whose steps sometimes fail."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.request import AddRequest
+from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineFaultError
@@ -22,21 +24,32 @@ NUM_TOKENS = 5
 class Engine(EngineLoop):
     """Attributes: `executor`: the one it runs on."""
 
-    def __init__(self, find_fault: FindFault = poison, budget: int = 512) -> None:
+    def __init__(
+        self,
+        find_fault: FindFault = poison,
+        budget: int = 512,
+        *,
+        depth: int = 1,
+        fails_late: bool = False,
+    ) -> None:
         kv = KVCacheManager(num_blocks=400, block_size=4)
         config = SchedulerConfig(max_num_batched_tokens=budget).resolve(max_model_len=400)
         scheduler = Scheduler(config, max_model_len=400, kv=kv)
-        clock = VirtualClock()
-        self.executor = FaultyExecutor(SimulatedExecutor(clock, lambda _: 0.01), find_fault)
-        super().__init__(scheduler, kv, self.executor, clock)
+        self.clock = VirtualClock()
+        executor = SimulatedExecutor(self.clock, lambda _: 0.01, depth=depth)
+        self.executor = FaultyExecutor(executor, find_fault, fails_late=fails_late)
+        super().__init__(scheduler, kv, self.executor, self.clock)
 
 
-def request(request_id: str, prompt_len: int) -> AddRequest:
+def request(
+    request_id: str, prompt_len: int, eos_token_ids: tuple[int, ...] = (), **params: Any
+) -> AddRequest:
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=token_array([sum(request_id.encode())])
         * prompt_len,  # shared with no other
-        params=SamplingParams(max_tokens=NUM_TOKENS),
+        params=SamplingParams(**{"max_tokens": NUM_TOKENS, **params}),
+        eos_token_ids=eos_token_ids,
     )
 
 
@@ -132,13 +145,17 @@ def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
     poisons=st.sets(st.integers(0, 11)),
     memory=st.integers(1, 80),
     budget=st.integers(1, 120),
+    depth=st.integers(1, 3),
+    fails_late=st.booleans(),
 )
 @settings(deadline=None)
 def test_faults_end_nobody_else_and_change_no_token(
-    lengths: list[int], poisons: set[int], memory: int, budget: int
+    lengths: list[int], poisons: set[int], memory: int, budget: int, depth: int, fails_late: bool
 ) -> None:
     full = little_memory(memory)
-    engine = Engine(lambda plan: poison(plan) or full(plan), budget)
+    engine = Engine(
+        lambda plan: poison(plan) or full(plan), budget, depth=depth, fails_late=fails_late
+    )
     names = [f"poison {i}" if i in poisons else str(i) for i in range(len(lengths))]
     requests = [request(name, length) for name, length in zip(names, lengths, strict=True)]
     outputs = engine.step(requests) + drain(engine)
@@ -151,6 +168,52 @@ def test_faults_end_nobody_else_and_change_no_token(
         else:
             assert tokens(outputs, name) == undisturbed(name, length)
     assert engine.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_as_many_steps_are_in_flight_as_the_executor_takes(depth: int) -> None:
+    """Planning ahead wastes no step, though who ends by its length is known only from that."""
+    engine = Engine(depth=depth)
+    outputs = engine.step([request("a", 8, max_tokens=20), request("b", 8, max_tokens=9)])
+    outputs += drain(engine)
+    assert engine.executor.most_in_flight == depth
+    assert len(engine.executor.steps) == 20
+    assert engine.clock() == pytest.approx(20 * 0.01)
+    assert [len(tokens(outputs, name)) for name in "ab"] == [20, 9]
+
+
+def test_what_is_in_flight_behind_an_end_of_sequence_is_dropped() -> None:
+    engine = Engine(depth=3)
+    third = simulated_token("a", 10, 32_000)
+    outputs = engine.step([request("a", 8, (third,), max_tokens=20)]) + drain(engine)
+    assert reasons(outputs) == {"a": FinishReason.STOP}
+    assert tokens(outputs, "a") == [simulated_token("a", 8 + i, 32_000) for i in range(3)]
+    assert engine.stats.kv_usage == 0.0
+
+
+def test_a_request_that_needs_values_runs_one_step_at_a_time() -> None:
+    engine = Engine(depth=2)
+    engine.step([request("a", 8, logprobs=1)])
+    drain(engine)
+    assert engine.executor.most_in_flight == 1
+
+
+def test_an_abort_ends_a_request_in_flight_once() -> None:
+    engine = Engine(depth=2)
+    outputs = engine.step([request("a", 8), request("b", 8)])
+    outputs += engine.step([AbortRequest(request_id="a")]) + drain(engine)
+    assert reasons(outputs) == {"a": FinishReason.ABORT, "b": FinishReason.LENGTH}
+    assert tokens(outputs, "b") == undisturbed("b", 8)
+
+
+def test_other_settings_wait_until_nothing_is_in_flight() -> None:
+    engine = Engine(depth=2, budget=8)
+    engine.step([request("a", 64)])
+    config = SchedulerConfig(max_num_batched_tokens=16).resolve(max_model_len=400)
+    engine.reconfigure(config)
+    drain(engine)
+    sizes = [plan.num_tokens for plan in engine.executor.steps]
+    assert sizes == [8, 8, 16, 16, 16] + [1] * (NUM_TOKENS - 1)
 
 
 def test_stats_follow_the_work() -> None:

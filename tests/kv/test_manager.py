@@ -262,3 +262,19 @@ class ManagerMachine(RuleBasedStateMachine):
 
 TestManager = ManagerMachine.TestCase
 TestManager.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_what_is_let_go_of_under_steps_in_flight_comes_free_with_the_last() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=BLOCK_SIZE)
+    request = request_for("a", range(9))
+    assert kv.reserve(request)
+    kv.begin_step()
+    kv.begin_step()
+    kv.release(request)
+    kv.end_step()
+    assert kv.num_free_blocks == 5
+    check_blocks(kv)
+    kv.begin_step()  # planned after that, so that it names none of them
+    kv.end_step()
+    assert kv.num_free_blocks == 8
+    check_blocks(kv)

@@ -151,7 +151,8 @@ class Harness:
         self.take(self.scheduler.apply([AbortRequest(request_id=request_id)], self.clock()))
 
     def plan(self) -> StepPlan | None:
-        decoding = [r for r in self.scheduler._queues.running.values() if self.is_stream(r)]
+        running = self.scheduler._queues.running.values()
+        decoding = {r: r.next_due_s for r in running if self.is_stream(r)}
         plan = self.scheduler.plan(self.clock())
         if plan is None:
             return None
@@ -163,16 +164,21 @@ class Harness:
         return plan
 
     def is_stream(self, request: Request) -> bool:
-        """Whether only its last token is missing, by what it and who shares its blocks did."""
+        """Whether its next token is due, by what it and who shares its blocks did."""
         if request.ends_in_flight:
             return False
         num_computed = request.num_scheduled_tokens
         if not request.num_in_flight_tokens:
             num_computed = max(num_computed, self.kv.num_computed_tokens(request))
-        return request.num_expected_tokens - num_computed == 1
+        is_output = num_computed >= request.num_prompt_tokens
+        return is_output and request.num_expected_tokens - num_computed == 1
 
-    def check(self, plan: StepPlan, decoding: list[Request]) -> None:
-        """The invariants that one plan shows by itself."""
+    def check(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
+        """The invariants that one plan shows by itself.
+
+        Args:
+            decoding: key each stream, value when its token was due, in seconds.
+        """
         budget = self.config.max_num_batched_tokens
         assert budget is not None
         ids = [chunk.request_id for chunk in plan.chunks]
@@ -208,14 +214,14 @@ class Harness:
         size = self.kv.block_size
         return chunk.block_ids[chunk.start // size : -(-chunk.end // size)]
 
-    def check_streams(self, plan: StepPlan, decoding: list[Request]) -> None:
+    def check_streams(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
         """All streams advance, save that where a token is due best-effort ones may take turns."""
         ids = {chunk.request_id for chunk in plan.chunks}
         kept = [r for r in decoding if r.request_id not in plan.preempted]
         left_out = [r for r in kept if r.request_id not in ids]
         assert all(r.is_best_effort for r in left_out), "a running stream was left out"
         if left_out:
-            assert any(r.token_due_s < UNLIMITED for r in kept), "left out, but nothing is due"
+            assert any(decoding[r] < UNLIMITED for r in kept), "left out, but nothing is due"
             assert any(r.is_best_effort and r.request_id in ids for r in kept), "nobody's turn"
 
     def run(

@@ -64,7 +64,8 @@ class Request:
         num_final_tokens: with which it ends, if nothing ends it earlier.
         num_in_flight_tokens, num_in_flight_samples: that are computed and sampled for it in steps
             that have not landed.
-        in_flight_until_s: when the last of these steps is expected to end.
+        in_flight_since_s, in_flight_until_s: when the first of these tokens is expected, and when
+            the last of these steps is expected to end.
         block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
             them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
@@ -85,6 +86,7 @@ class Request:
         "block_keys",
         "finish_reason",
         "first_token_s",
+        "in_flight_since_s",
         "in_flight_until_s",
         "is_best_effort",
         "is_late",
@@ -119,7 +121,7 @@ class Request:
         most = min(self.num_prompt_tokens + message.params.max_tokens, max_model_len)
         self.num_final_tokens = max(self.num_prompt_tokens + 1, most)
         self.num_in_flight_tokens = self.num_in_flight_samples = 0
-        self.in_flight_until_s = 0.0
+        self.in_flight_since_s = self.in_flight_until_s = 0.0
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
         self.is_late = False
@@ -157,9 +159,20 @@ class Request:
         return self.num_tokens + self.num_in_flight_samples
 
     @property
+    def num_expected_output_tokens(self) -> int:
+        """Of these, all that are not its prompt's."""
+        return self.num_expected_tokens - self.num_prompt_tokens
+
+    @property
     def num_remaining_tokens(self) -> int:
-        """Tokens that are still to be scheduled; 1 while decoding."""
+        """Tokens that are still to be scheduled; 1 for a stream."""
         return self.num_expected_tokens - self.num_scheduled_tokens
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether only its next token is to be scheduled, and all of its prompt has been."""
+        start = self.num_scheduled_tokens
+        return start >= self.num_prompt_tokens and start + 1 == self.num_expected_tokens
 
     @property
     def ends_in_flight(self) -> bool:
@@ -215,6 +228,8 @@ class Request:
 
     def take_off(self, num_tokens: int, num_samples: int, until_s: float) -> None:
         """A chunk of so many tokens is in a step in flight, which is expected to end then."""
+        if not self.num_in_flight_samples:
+            self.in_flight_since_s = until_s
         self.num_in_flight_tokens += num_tokens
         self.num_in_flight_samples += num_samples
         self.in_flight_until_s = until_s
@@ -242,6 +257,11 @@ class Request:
             self.finish_reason = FinishReason.LENGTH
 
     @property
+    def first_expected_s(self) -> float:
+        """When its first token came, or comes with a step in flight; asked only of streams."""
+        return self.in_flight_since_s if self.first_token_s is None else self.first_token_s
+
+    @property
     def last_expected_s(self) -> float | None:
         """When the last of its tokens comes, those in flight among them; None before the first."""
         return self.in_flight_until_s if self.num_in_flight_samples else self.last_token_s
@@ -251,8 +271,7 @@ class Request:
         """When the token is due that comes after those in flight; `token_due_s` if none are."""
         if not self.num_in_flight_samples:
             return self.token_due_s
-        until_s = self.in_flight_until_s
-        first_s = until_s if self.first_token_s is None else self.first_token_s
+        first_s, until_s = self.first_expected_s, self.in_flight_until_s
         return self._next_due_s(first_s, until_s, self.num_expected_tokens)
 
     def _stamp(self, now_s: float) -> None:

@@ -72,7 +72,7 @@ class Forecast:
     def _streams(self, now_s: float) -> ForeseenStreams:
         streams = ForeseenStreams(self._idle_limit_s)
         for running in self._queues.running.values():
-            if _is_stream(running) and not running.is_best_effort:
+            if running.is_stream and not running.is_best_effort:
                 streams.add_running(running, now_s)
         return streams
 
@@ -81,7 +81,7 @@ class Forecast:
         request_rank = rank(request, self._queues.order)
         for running in self._queues.running.values():
             if (
-                not _is_stream(running)
+                not running.is_stream
                 and not running.is_best_effort
                 and rank(running, self._queues.order) <= request_rank
             ):
@@ -152,8 +152,3 @@ class Forecast:
             mean_start = (start + end - own) // 2
             step_s += chunk / own * self._model.chunk_s(streams.shape, mean_start, own)
         return step_s
-
-
-def _is_stream(running: Request) -> bool:
-    """Whether it has its first token and waits for the next; a prompt's rest may be one token."""
-    return running.first_token_s is not None and running.num_remaining_tokens == 1

@@ -57,9 +57,9 @@ class ForeseenStreams:
     def add_running(self, request: Request, now_s: float) -> None:
         """Add a stream that runs where the forecast begins."""
         tpot_s = request.slo.tpot_s or UNLIMITED
-        assert request.first_token_s is not None
-        begun_s = request.first_token_s - now_s
-        self._add(request, _num_left(request), begun_s + request.num_output_tokens * tpot_s)
+        begun_s = request.first_expected_s - now_s
+        num_output_tokens = request.num_expected_output_tokens
+        self._add(request, _num_left(request), begun_s + num_output_tokens * tpot_s)
 
     def add(self, request: Request) -> None:
         """Let a request run once the step has ended that brings its first token."""
@@ -72,13 +72,13 @@ class ForeseenStreams:
             _Stream(
                 self._num_done + num_left,
                 next(self._ties),
-                request.num_tokens,
+                request.num_expected_tokens,
                 request.slo,
                 pace_s,
             ),
         )
         self._num_of_class[request.slo] += 1
-        self.shape.add_decode(request.num_tokens)
+        self.shape.add_decode(request.num_expected_tokens)
 
     @property
     def steady_limit_s(self) -> float:
@@ -133,4 +133,4 @@ class ForeseenStreams:
 
 
 def _num_left(request: Request) -> int:
-    return (request.params.max_tokens or 0) - request.num_output_tokens
+    return (request.params.max_tokens or 0) - request.num_expected_output_tokens

@@ -57,7 +57,8 @@ class _Flight(NamedTuple):
     """A step that has been planned and has not landed.
 
     Attributes:
-        ends_s: when it is expected to end.
+        ends_s: by when it is expected to have ended, the model's margin included, so that what is
+            planned behind it is in time even if it is late.
         first_blocks: as in `StepBuilder`.
     """
 
@@ -241,7 +242,7 @@ class Scheduler:
         return max(now_s, self._in_flight[-1].ends_s) if self._in_flight else now_s
 
     def _take_off(self, plan: StepPlan, step: StepBuilder, begins_s: float) -> None:
-        ends_s = begins_s + (plan.predicted_s or 0.0)
+        ends_s = begins_s + (plan.predicted_s or 0.0) * (1.0 + self._step_time.margin)
         for chunk in plan.chunks:
             request = self._queues.running[chunk.request_id]
             request.take_off(chunk.num_tokens, chunk.num_samples, ends_s)

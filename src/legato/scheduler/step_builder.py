@@ -113,9 +113,9 @@ class StepBuilder:
         for request in queues.running.values():
             if request.ends_in_flight:
                 continue
-            if request.num_remaining_tokens > 1:
+            if not request.is_stream:
                 request.catch_up(kv.num_computed_tokens(request))
-            (self._streams if request.num_remaining_tokens == 1 else self._begun).append(request)
+            (self._streams if request.is_stream else self._begun).append(request)
             self._waits_for_token |= request.waits_for_token
             self._note_pace(request)
 
@@ -325,9 +325,7 @@ class StepBuilder:
             self._make_room(request)
             if request.request_id not in self._queues.running:
                 return False
-        # A prompt may have one token left, too.
-        is_output = request.num_scheduled_tokens >= request.num_prompt_tokens
-        self._add_chunk(request, 1, None if is_output else "prompt_end")
+        self._add_chunk(request, 1, None)
         return True
 
     def _make_room(self, request: Request) -> None:
