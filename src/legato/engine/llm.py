@@ -120,7 +120,7 @@ class LLM:
             cache=CacheConfig(
                 block_size=block_size,
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
-                memory_utilization=gpu_memory_utilization,
+                gpu_memory_utilization=gpu_memory_utilization,
                 enable_prefix_caching=enable_prefix_caching,
                 swap_space_bytes=swap_space_bytes,
             ),
