@@ -1,6 +1,11 @@
 import inspect
 
+import pytest
+
 import legato
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.slo import SloClass
+from legato.engine.llm_settings import llm_config
 
 
 def test_the_public_names_are_these() -> None:
@@ -19,23 +24,68 @@ def test_the_methods_of_llm_are_these() -> None:
         "stats",
         "stream_chat",
     ]
-    assert list(inspect.signature(legato.LLM).parameters) == [
+
+
+def test_the_settings_of_llm_are_these() -> None:
+    parameters = inspect.signature(legato.LLM).parameters
+    assert list(parameters) == [
         "model",
         "revision",
         "dtype",
         "device",
         "max_model_len",
+        "num_threads",
+        "quantization",
+        "kernels",
         "block_size",
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
         "enable_prefix_caching",
         "swap_space_bytes",
+        "itl_slo_s",
+        "tpot_slo_s",
+        "ttft_slo_s",
+        "slo_classes",
+        "shed_load",
         "max_num_batched_tokens",
         "max_num_seqs",
-        "enable_chunked_prefill",
-        "policy",
+        "max_waiting",
         "admission_optimism",
-        "num_threads",
-        "quantization",
-        "kernels",
+        "policy",
+        "prefill_order",
+        "enable_chunked_prefill",
+        "calibrate",
+        "calibration_dir",
     ]
+    assert [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD] == ["model"]
+    assert parameters["block_size"].default == CacheConfig().block_size
+    assert parameters["block_size"].annotation is int
+    assert parameters["max_waiting"].default == 2**31, "the caller waits for all of them anyway"
+    assert f"\n    block_size: tokens a block (default: {CacheConfig().block_size})." in str(
+        legato.LLM.__init__.__doc__
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blocksize", "there is no setting 'blocksize'; did you mean block_size"),
+        ("frobnicate", "there is no setting 'frobnicate'$"),
+        ("scheduler", "there is no setting 'scheduler'"),
+    ],
+)
+def test_llm_takes_no_other_settings(name: str, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        legato.LLM(**{name: 1})
+
+
+def test_settings_of_llm_reach_their_fields() -> None:
+    config = llm_config(model="m", block_size=8, itl_slo_s=1, slo_classes={"a": {"ttft_s": 2}})
+    assert config == EngineConfig(
+        model=ModelConfig(model="m"),
+        cache=CacheConfig(block_size=8),
+        scheduler=SchedulerConfig(
+            itl_slo_s=1.0, slo_classes={"a": SloClass(ttft_s=2.0)}, max_waiting=2**31
+        ),
+    )
+    assert llm_config(max_waiting=3).scheduler.max_waiting == 3

@@ -10,7 +10,7 @@ import pytest
 from legato.bench.load.client import Address
 from legato.bench.report.report import CapacityReport, ProbeReport, RunReport, read_report
 from legato.bench.workload.mixes import MIXES
-from legato.cli.durations import duration_s
+from legato.cli.values import duration_s
 from tests.bench.test_traces import AZURE
 from tests.server.launch import MODEL
 

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from legato.cli.flags import add_engine_flags, byte_size, engine_config
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
+from legato.cli.values import byte_size
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, engine_parts
+from legato.core.config_fields import Config, fields_of
 from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+from legato.server.config import ServerConfig
 
 
 def config_of(*flags: str) -> EngineConfig:
@@ -47,8 +51,56 @@ def test_every_flag_reaches_its_field() -> None:
     )
 
 
+@pytest.mark.parametrize("config", [*engine_parts().values(), ServerConfig])
+def test_every_field_has_a_flag_that_tells_its_default(config: type[Config]) -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    flags = {action.option_strings[0]: action for action in parser._actions}
+    for field in fields_of(config):
+        action = flags[field.option]
+        assert action.dest == field.name
+        if field.kind in ("count", "number", "choice") and field.default is not None:
+            assert f"(default: {field.default}" in str(action.help)
+
+
+def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
+    given = {
+        name: field.option
+        for config in (*engine_parts().values(), ServerConfig)
+        for field in fields_of(config)
+        if (name := field.name).replace("_", "-") != field.option.removeprefix("--")
+    }
+    assert given == {
+        "kv_cache_memory_bytes": "--kv-cache-memory",
+        "swap_space_bytes": "--swap-space",
+        "itl_slo_s": "--itl-slo",
+        "tpot_slo_s": "--tpot-slo",
+        "ttft_slo_s": "--ttft-slo",
+        "timeout_engine_s": "--timeout-engine",
+        "timeout_keep_alive_s": "--timeout-keep-alive",
+        "timeout_header_s": "--timeout-header",
+        "timeout_body_s": "--timeout-body",
+        "timeout_write_s": "--timeout-write",
+        # Exceptions, stated at the field.
+        "slo_classes": "--slo-class",
+        "api_keys": "--api-key",
+        "max_trace_bytes": "--max-trace-size",
+        "max_body_bytes": "--max-body-size",
+        "max_header_bytes": "--max-header-size",
+    }
+
+
+def test_classes_add_up() -> None:
+    config = config_of("--slo-class", "gold:itl=50ms,ttft=2s", "--slo-class", "slow")
+    assert config.scheduler.slo_classes == {
+        "gold": SloClass(itl_s=0.05, ttft_s=2.0),
+        "slow": SloClass(),
+    }
+
+
 def test_memory_utilization() -> None:
-    assert config_of("--gpu-memory-utilization", "0.5").cache.memory_utilization == 0.5
+    assert config_of("--gpu-memory-utilization", "0.5").cache.gpu_memory_utilization == 0.5
 
 
 @pytest.mark.parametrize(
@@ -69,7 +121,8 @@ def test_no_byte_size(text: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [["--dtype", "int4"], ["--policy", "random"], ["--max-num-seqs", "many"], ["--frobnicate"],
-     ["--kv-cache-memory", "1G", "--gpu-memory-utilization", "0.5"]],
+     ["--kv-cache-memory", "1G", "--gpu-memory-utilization", "0.5"],
+     ["--slo-class", "gold:soon"], ["--slo-class", "gold:itl=0"], ["--slo-class", ":itl=1"]],
 )  # fmt: skip
 def test_usage_errors(flags: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as raised:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.cli.server_flags import add_server_flags, server_config
+from legato.cli.flags import add_server_flags, server_config
 from legato.core.errors import ConfigError
 from legato.server.config import ServerConfig
 
@@ -42,11 +42,11 @@ def test_every_flag_reaches_its_field() -> None:
         max_completions=8,
         max_unread_tokens=100,
         max_connections=20,
-        keep_alive_s=120.0,
-        header_timeout_s=1.5,
-        body_timeout_s=3.0,
-        write_timeout_s=4.0,
-        engine_timeout_s=60.0,
+        timeout_keep_alive_s=120.0,
+        timeout_header_s=1.5,
+        timeout_body_s=3.0,
+        timeout_write_s=4.0,
+        timeout_engine_s=60.0,
         trace="t.jsonl.gz",
         max_trace_bytes=2**21,
         otlp_traces_endpoint="http://localhost:4318/v1/traces",
@@ -65,19 +65,28 @@ def test_keys_from_a_file_are_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
-def test_a_file_without_keys_opens_nothing(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_without_keys_opens_nothing(
+    tmp_path: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match="api-key-file"):
+    with pytest.raises(SystemExit):
         config_of("--api-key-file", str(file))
+    assert "api-key-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--allowed-origins"])
+def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        config_of(flag, ",")
+    assert flag in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "flags",
     [
         ["--port", "65536"],
-        ["--api-key", ","],
         ["--trace", "trace.txt"],
         ["--otlp-traces-endpoint", "localhost:4317"],
         ["--allowed-origins", "example.com"],

@@ -1,8 +1,17 @@
+import math
 from typing import Any
 
 import pytest
 
-from legato.core.config import SchedulerConfig
+from legato.core.config import (
+    CacheConfig,
+    CalibrationConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    engine_fields,
+)
+from legato.core.config_fields import Config
 from legato.core.errors import ConfigError
 from legato.core.slo import BATCH, INTERACTIVE, SloClass
 
@@ -29,6 +38,51 @@ from legato.core.slo import BATCH, INTERACTIVE, SloClass
 def test_settings_that_cannot_be_kept_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         SchedulerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "complaint"),
+    [
+        (ModelConfig, {"dtype": "bf16"}, "dtype is one of auto, bfloat16.*got 'bf16'"),
+        (ModelConfig, {"model": None}, "model: expected `str`, got `null`"),
+        (ModelConfig, {"max_model_len": 0}, "max_model_len: expected `int` >= 1, got 0"),
+        (CacheConfig, {"block_size": "8"}, "block_size: expected `int`, got `str`"),
+        (CacheConfig, {"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),
+        (CacheConfig, {"gpu_memory_utilization": 1.1}, "gpu_memory_utilization"),
+        (CacheConfig, {"kv_cache_memory_bytes": 1, "gpu_memory_utilization": 0.5}, "exclude"),
+        (CacheConfig, {"swap_space_bytes": -1}, "swap_space_bytes"),
+        (CacheConfig, {"swap_space_bytes": 1, "enable_prefix_caching": False}, "swap space"),
+        (SchedulerConfig, {"admission_optimism": 1.1}, "admission_optimism"),
+        (SchedulerConfig, {"itl_slo_s": math.nan}, "itl_slo_s"),
+        (SchedulerConfig, {"ttft_slo_s": math.inf}, "ttft_slo_s"),
+        (SchedulerConfig, {"slo_classes": {"": SloClass()}}, "slo_classes"),
+        (CalibrationConfig, {"calibrate": 1}, "calibrate: expected `bool`, got `int`"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    config: type[Config], settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        config(**settings)
+
+
+def test_no_two_settings_have_the_same_name() -> None:
+    names = [field.name for field in engine_fields()]
+    assert len(names) == len(set(names))
+
+
+def test_a_setting_goes_to_the_part_that_has_it() -> None:
+    assert EngineConfig.of(block_size=8, calibrate=False) == EngineConfig(
+        cache=CacheConfig(block_size=8), calibration=CalibrationConfig(calibrate=False)
+    )
+
+
+def test_a_field_without_a_description_is_refused() -> None:
+    class Unsaid(Config, frozen=True, kw_only=True):
+        number: int = 1
+
+    with pytest.raises(TypeError, match=r"Unsaid\.number"):
+        Unsaid()
 
 
 @pytest.mark.parametrize(

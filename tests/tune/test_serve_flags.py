@@ -1,62 +1,95 @@
 """Flags that are printed make the configuration that they are of."""
 
 import argparse
+import sys
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.cli.flags import add_engine_flags, engine_config
-from legato.core.config import (
-    CacheConfig,
-    CalibrationConfig,
-    EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from legato.core.config import EngineConfig, engine_fields
+from legato.core.config_fields import Field
+from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 from legato.tune.serve_flags import command_line, serve_flags
 
-_slo_s = st.none() | st.integers(1, 100_000).map(lambda tenths_ms: tenths_ms / 10_000)
-_count = st.integers(1, 10_000)
-_configs = st.builds(
-    EngineConfig,
-    model=st.builds(
-        ModelConfig,
-        model=st.sampled_from(["smollm2-135m-instruct", "a folder/of 'mine'"]),
-        max_model_len=st.none() | _count,
-        quantization=st.sampled_from([None, "int8"]),
-        kernels=st.sampled_from(["auto", "torch"]),
-    ),
-    cache=st.builds(
-        CacheConfig,
-        block_size=_count,
-        kv_cache_memory_bytes=st.none() | st.integers(1, 2**40),
-        enable_prefix_caching=st.booleans(),
-    ),
-    scheduler=st.builds(
-        SchedulerConfig,
-        max_num_batched_tokens=st.none() | _count,
-        max_num_seqs=_count,
-        prefill_order=st.sampled_from([None, "fcfs", "srf", "edf", "lpm"]),
-        itl_slo_s=_slo_s,
-        tpot_slo_s=_slo_s,
-        ttft_slo_s=st.just(2.5),
-        slo_classes=st.dictionaries(
-            st.sampled_from(["gold", "slow"]), st.builds(SloClass, itl_s=_slo_s, ttft_s=_slo_s)
-        ),
-        shed_load=st.booleans(),
-    ),
-    calibration=st.builds(
-        CalibrationConfig, calibrate=st.booleans(), calibration_dir=st.sampled_from([None, "x"])
-    ),
-)
+_FIELDS = {field.name: field for field in engine_fields()}
+_NEEDS: dict[str, dict[str, Any]] = {"shed_load": {"ttft_slo_s": 2.5}}  # key a field's name
+
+_seconds = st.floats(min_value=0.0, exclude_min=True, max_value=sys.float_info.max)
+_promise = st.none() | _seconds
+_classes = st.builds(SloClass, itl_s=_promise, tpot_s=_promise, ttft_s=_promise)
 
 
-@given(_configs)
-def test_flags_make_the_configuration_again(config: EngineConfig) -> None:
+def _values(field: Field) -> st.SearchStrategy[Any]:
+    """Of the field's type; few are out of its range."""
+    match field.kind:
+        case "switch":
+            return st.booleans()
+        case "choice":
+            return st.sampled_from(field.choices)
+        case "count" | "size":
+            return st.integers(1, 2**62)
+        case "number":
+            return st.floats(0.0, 1.0)
+        case "duration":
+            return _seconds
+        case "text":
+            return st.text().filter(lambda text: text != "--")  # which argparse drops
+        case "classes":
+            return st.dictionaries(st.text(min_size=1), _classes, max_size=3)
+    raise AssertionError(f"nothing is drawn for {field}")
+
+
+def _go_together(settings: dict[str, Any]) -> bool:
+    try:
+        EngineConfig.of(**settings)
+    except ConfigError:
+        return False
+    return True
+
+
+@st.composite
+def _configs(draw: st.DrawFn, name: str) -> EngineConfig:
+    """With this field other than by default, and whatever other fields go together with it."""
+    needed = _NEEDS.get(name, {})
+    values = _values(_FIELDS[name]).filter(lambda value: value != _FIELDS[name].default)
+    value = draw(values.filter(lambda value: _go_together({name: value, **needed})))
+    settings = {name: value, **needed}
+    others = sorted(_FIELDS.keys() - settings.keys())
+    for other in draw(st.lists(st.sampled_from(others), unique=True)):
+        more = {**settings, other: draw(_values(_FIELDS[other]))}
+        if _go_together(more):
+            settings = more
+    return EngineConfig.of(**settings)
+
+
+@pytest.mark.parametrize("name", _FIELDS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_flags_make_the_configuration_again(name: str, data: st.DataObject) -> None:
+    config = data.draw(_configs(name))
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    assert engine_config(parser.parse_args(serve_flags(config))) == config
+    flags = serve_flags(config)
+    assert flags
+    assert engine_config(parser.parse_args(flags)) == config
+
+
+def test_flags_are_as_one_would_type_them() -> None:
+    config = EngineConfig.of(
+        kv_cache_memory_bytes=3 * 2**29,
+        itl_slo_s=0.1145,
+        ttft_slo_s=90.0,
+        slo_classes={"gold": SloClass(itl_s=0.05, ttft_s=1.5), "rest": SloClass()},
+        enable_prefix_caching=False,
+    )
+    assert command_line(serve_flags(config)) == (
+        "legato serve --kv-cache-memory 1536M --no-enable-prefix-caching --itl-slo 114.5ms "
+        "--ttft-slo 90s --slo-class gold:itl=50ms,ttft=1.5s --slo-class rest:"
+    )
 
 
 def test_what_is_by_default_is_not_said() -> None:

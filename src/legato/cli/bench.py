@@ -16,7 +16,7 @@ from legato.cli.bench_flags import (
     add_slo_flags,
 )
 from legato.cli.bench_kernels import add_kernels_parser
-from legato.cli.numbers import count
+from legato.cli.values import count
 from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
@@ -137,7 +137,7 @@ def _run(args: argparse.Namespace) -> None:
     prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
     slos = Slos(
         default=SloClass(itl_s=args.itl_slo, tpot_s=args.tpot_slo, ttft_s=args.ttft_slo),
-        by_class=dict(args.slo_classes),
+        by_class=args.slo_classes,
     )
     records = asyncio.run(
         run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from legato.cli.durations import duration_s
-from legato.cli.flags import slo_class
-from legato.cli.numbers import count, positive
+from legato.cli.flags import AddItems
+from legato.cli.values import count, duration_s, positive, slo_class
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,15 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tpot-slo", type=duration_s, metavar="TIME", help="for their mean")
     group.add_argument("--ttft-slo", type=duration_s, metavar="TIME", help="for the first token")
-    add_slo_class_flag(group, "for requests of a class, instead of those above; may be repeated")
+    group.add_argument(
+        "--slo-class",
+        dest="slo_classes",
+        type=slo_class,
+        action=AddItems,
+        default={},
+        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        help="for requests of a class, instead of those above; may be repeated",
+    )
 
 
 def add_search_flags(parser: argparse.ArgumentParser) -> None:
@@ -100,17 +107,4 @@ def add_output_flag(group: argparse._ArgumentGroup) -> None:
         default="out",
         metavar="FOLDER",
         help="where JSON and HTML go (%(default)s)",
-    )
-
-
-def add_slo_class_flag(group: argparse._ArgumentGroup, told: str) -> None:
-    """Args: told: the help text."""
-    group.add_argument(
-        "--slo-class",
-        dest="slo_classes",
-        type=slo_class,
-        action="append",
-        default=[],
-        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
-        help=told,
     )

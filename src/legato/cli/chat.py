@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from legato.cli.flags import add_engine_flags, engine_config
-from legato.cli.sampling_flags import add_sampling_flags, with_sampling_flags
+from legato.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_config,
+    with_sampling_flags,
+)
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 

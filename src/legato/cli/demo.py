@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legato.cli.durations import duration_s
-from legato.cli.flags import add_machine_flags, engine_config
-from legato.cli.numbers import count
+from legato.cli.flags import add_flags, add_machine_flags, engine_config
+from legato.cli.values import count, duration_s
+from legato.core.config import CalibrationConfig
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,13 +53,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="TOKENS",
         help="its length (default: what this machine computes in four seconds, 7000 at most)",
     )
-    parser.add_argument(
-        "--calibration-dir",
-        default=argparse.SUPPRESS,
-        metavar="FOLDER",
-        help="where measurements of steps are kept",
-    )
     add_machine_flags(parser)
+    add_flags(parser, CalibrationConfig, only=("calibration_dir",))
     parser.set_defaults(run=run)
 
 

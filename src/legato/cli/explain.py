@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legato.cli.numbers import count, whole
+from legato.cli.values import count, whole
 
 if TYPE_CHECKING:
     from legato.observe.traces.attribution import Attribution, Cause, Span

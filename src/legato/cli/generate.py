@@ -3,8 +3,12 @@
 import argparse
 import sys
 
-from legato.cli.flags import add_engine_flags, engine_config
-from legato.cli.sampling_flags import add_sampling_flags, with_sampling_flags
+from legato.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    engine_config,
+    with_sampling_flags,
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

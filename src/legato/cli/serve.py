@@ -5,8 +5,12 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from legato.cli.flags import add_engine_flags, engine_config
-from legato.cli.server_flags import add_server_flags, server_config
+from legato.cli.flags import (
+    add_engine_flags,
+    add_server_flags,
+    engine_config,
+    server_config,
+)
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "simulate",
         help="compare scheduling policies without a machine to run them on",
         description="Serve a workload on a virtual clock, with the engine's own scheduler and "
-        "steps that only last: minutes pass in seconds.",
+        "steps that only last: minutes pass in seconds. What is promised also decides what counts "
+        "as goodput.",
         allow_abbrev=False,
     )
     add_workload_flags(parser)

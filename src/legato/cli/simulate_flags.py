@@ -3,11 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from legato.cli.bench_flags import add_slo_class_flag
-from legato.cli.durations import duration_s
-from legato.cli.flags import given_fields
-from legato.cli.numbers import count, fraction
+from legato.cli.flags import add_flags, given_fields
+from legato.cli.values import count, duration_s, fraction
 from legato.core.config import SchedulerConfig
+from legato.core.config_fields import fields_of
 from legato.core.slo import INTERACTIVE
 
 if TYPE_CHECKING:
@@ -17,14 +16,35 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICIES = ("slo", "fixed:512")
 
+_COMMON = (
+    "itl_slo_s",
+    "tpot_slo_s",
+    "ttft_slo_s",
+    "slo_classes",
+    "shed_load",
+    "max_num_seqs",
+    "admission_optimism",
+)
+"""Fields of `SchedulerConfig` that all policies have in common."""
+
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `simulated_server` builds servers, but for the workload's."""
     _add_machine_flags(parser.add_argument_group("simulated machine"))
-    _add_promise_flags(
-        parser.add_argument_group("promises, which also decide what counts as goodput")
+    groups = add_flags(parser, SchedulerConfig, only=_COMMON)
+    # A report names all settings, those that were not given too.
+    defaults = {field.name: field.default for field in fields_of(SchedulerConfig)}
+    parser.set_defaults(**{name: defaults[name] for name in _COMMON})
+    groups["scheduler"].add_argument(
+        "--policy",
+        dest="policies",
+        action="append",
+        default=[],
+        metavar="KIND[:TOKENS][:ORDER]",
+        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
+        "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
+        f"{' and '.join(DEFAULT_POLICIES)})",
     )
-    _add_scheduler_flags(parser.add_argument_group("scheduler"))
 
 
 def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer":
@@ -87,49 +107,6 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
 
 
-def _add_promise_flags(group: argparse._ArgumentGroup) -> None:
-    for name, what in (("itl", "each gap"), ("tpot", "their mean"), ("ttft", "the first token")):
-        group.add_argument(
-            f"--{name}-slo",
-            dest=f"{name}_slo_s",
-            type=duration_s,
-            metavar="TIME",
-            help=f"for {what}, of requests that name no class",
-        )
-    add_slo_class_flag(group, "a further class, beside interactive and batch; may be repeated")
-
-
-def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--policy",
-        dest="policies",
-        action="append",
-        metavar="KIND[:TOKENS][:ORDER]",
-        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
-        "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
-        f"{' and '.join(DEFAULT_POLICIES)})",
-    )
-    group.add_argument(
-        "--max-num-seqs",
-        type=count,
-        default=SchedulerConfig().max_num_seqs,
-        metavar="N",
-        help="most requests running at once (%(default)s)",
-    )
-    group.add_argument(
-        "--admission-optimism",
-        type=float,
-        default=SchedulerConfig().admission_optimism,
-        metavar="FRACTION",
-        help="how little room is kept for what running requests still generate (%(default)s)",
-    )
-    group.add_argument(
-        "--shed-load",
-        action="store_true",
-        help="refuse a request at once whose TTFT SLO cannot be met",
-    )
-
-
 def _profile(args: argparse.Namespace) -> "Profile":
     import msgspec
 
@@ -145,5 +122,4 @@ def _profile(args: argparse.Namespace) -> "Profile":
 
 def _common_config(args: argparse.Namespace) -> SchedulerConfig:
     """All that the flags say of any policy."""
-    given = given_fields(args, SchedulerConfig)
-    return SchedulerConfig(**{**given, "slo_classes": dict(args.slo_classes)})
+    return SchedulerConfig(**given_fields(args, SchedulerConfig))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legato.cli.bench_flags import add_output_flag, add_prompt_flags
-from legato.cli.durations import duration_s
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
-from legato.cli.numbers import count, whole
+from legato.cli.values import count, duration_s, whole
 from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError

@@ -3,8 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from legato.cli.durations import duration_s
-from legato.cli.numbers import count, positive
+from legato.cli.values import count, duration_s, positive
 
 if TYPE_CHECKING:
     from legato.bench.workload.choice import WorkloadChoice

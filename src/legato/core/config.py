@@ -1,10 +1,13 @@
 """Settings, one frozen value a subsystem, built once at the edge and validated there."""
 
+import difflib
 import math
-from typing import Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from legato.core.config_fields import Config, Count, Field, Flag, Seconds, Share, fields_of
 from legato.core.errors import ConfigError
 from legato.core.slo import BATCH, INTERACTIVE, SloClass
 
@@ -14,112 +17,178 @@ Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
+SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 
 _IDLE_SHARE = 0.25
 """Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model to run, and how.
-
-    Attributes:
-        model: a Hugging Face folder or hub id, a path to a GGUF file, or `DEFAULT_MODEL`.
-        revision: branch, tag or commit of a hub model.
-        dtype: of weights and cache; "auto" takes the checkpoint's, bfloat16 for a GGUF file.
-        max_model_len: longest prompt plus output in tokens; None takes the model's own.
-        num_threads: of the forward pass on CPU; None takes one a core.
-        quantization: of weights, in blocks of 32: "int8" and "int4" round what the checkpoint has,
-            "gguf" keeps what a GGUF file has in Q8_0, Q4_0 or Q4_1; None takes them in `dtype`.
-        kernels: that compute the layers: Legato's own for a set of instructions, or PyTorch's;
-            "auto" takes the fastest that can run.
-    """
-
-    model: str = DEFAULT_MODEL
-    revision: str | None = None
-    dtype: DType = "auto"
-    device: Device = "auto"
-    max_model_len: int | None = None
-    num_threads: int | None = None
-    quantization: Quantization | None = None
-    kernels: Kernels = "auto"
+_promise = partial(Flag, group="promises")
 
 
-class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size of the paged KV cache.
+class ModelConfig(Config, frozen=True, kw_only=True):
+    """Which model to run, and how."""
 
-    Attributes:
-        block_size: tokens a block.
-        kv_cache_memory_bytes: size of the cache, which on a CPU is taken from the machine at once;
-            None allows it `memory_utilization` of what is free, taken as it is used.
-        memory_utilization: fraction of the free memory, in (0, 1]; None takes 0.9 of a GPU's and
-            0.25 of the host's, which other programs want too.
-        enable_prefix_caching: keep blocks of prompts and outputs, and share them among requests
-            that begin alike.
-        swap_space_bytes: of host memory, for blocks that are evicted.
-    """
+    flag_group = "model"
 
-    block_size: int = 32
-    kv_cache_memory_bytes: int | None = None
-    memory_utilization: float | None = None
-    enable_prefix_caching: bool = True
-    swap_space_bytes: int = 0
+    model: Annotated[str, Flag("Hugging Face folder or hub id, or path to a GGUF file")] = (
+        DEFAULT_MODEL
+    )
+    revision: Annotated[str | None, Flag("branch, tag or commit of a hub model")] = None
+    dtype: Annotated[
+        DType,
+        Flag(
+            "data type of weights and cache",
+            default="the checkpoint's own, bfloat16 for a GGUF file",
+        ),
+    ] = "auto"
+    device: Annotated[Device, Flag("where to run", default="a GPU if there is one")] = "auto"
+    max_model_len: Annotated[
+        Count | None,
+        Flag("longest prompt plus output", metavar="TOKENS", default="the model's own"),
+    ] = None
+    num_threads: Annotated[
+        Count | None, Flag("threads of the forward pass on CPU", default="one a core")
+    ] = None
+    quantization: Annotated[
+        Quantization | None,
+        Flag(
+            "what weights are held in, in blocks of 32: rounded to 8 or 4 bits, or as a GGUF file "
+            "has them where that is Q8_0, Q4_0 or Q4_1",
+            default="none, in the dtype",
+        ),
+    ] = None
+    kernels: Annotated[
+        Kernels,
+        Flag(
+            "what computes the layers: Legato's own kernels for a set of instructions, which want "
+            "bfloat16, or PyTorch's",
+            default="the fastest that can run",
+        ),
+    ] = "auto"
+
+
+class CacheConfig(Config, frozen=True, kw_only=True):
+    """Size of the paged KV cache."""
+
+    flag_group = "KV cache"
+
+    block_size: Annotated[Count, Flag("tokens a block", metavar="TOKENS")] = 32
+    kv_cache_memory_bytes: Annotated[
+        Count | None,
+        Flag(
+            "size of the cache, such as 512M or 2GiB; on a CPU it is taken at the start",
+            one_of="cache size",
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        Flag(
+            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken as "
+            "it is used",
+            metavar="FRACTION",
+            default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
+            one_of="cache size",
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool,
+        Flag(
+            "keep the blocks of prompts and outputs, and share them among requests that begin alike"
+        ),
+    ] = True
+    swap_space_bytes: Annotated[
+        int,
+        msgspec.Meta(ge=0),
+        Flag(
+            "host memory, such as 4GiB, for blocks that a GPU's cache has no more room for",
+            default="none",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
-        if self.memory_utilization is not None and not 0.0 < self.memory_utilization <= 1.0:
-            raise ConfigError(
-                f"memory utilization must be in (0, 1], got {self.memory_utilization}"
-            )
+        super().__post_init__()
+        if self.kv_cache_memory_bytes is not None and self.gpu_memory_utilization is not None:
+            raise ConfigError("kv_cache_memory_bytes and gpu_memory_utilization exclude each other")
         if self.swap_space_bytes and not self.enable_prefix_caching:
             raise ConfigError("swap space is for blocks of the prefix cache, which is turned off")
 
 
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may run in one step, and what is promised.
+class SchedulerConfig(Config, frozen=True, kw_only=True):
+    """What is promised, and what may run in one step.
 
-    Attributes:
-        max_num_batched_tokens: token budget of a step; None takes 512, or where a latency promise
-            bounds the step 2048, or without chunked prefill the smallest that any prompt fits in.
-        max_num_seqs: most requests running at once.
-        enable_chunked_prefill: False computes each prompt whole, in one step.
-        max_waiting: requests that may wait; one more is refused.
-        prefill_order: who gets the prefill tokens; None takes "edf" where a TTFT is promised, else
-            "fcfs".
-        itl_slo_s, tpot_slo_s, ttft_slo_s: promises of the class "interactive", which is every
-            request's that names none; see `SloClass`.
-        slo_classes: further classes; key the name. "batch" is there without being told.
-        shed_load: refuse a request at once whose TTFT SLO cannot be met.
-        admission_optimism: how little room is kept for what running requests still generate, in
-            [0, 1]: at 0 for all that they may, at 1 for the next token.
+    The SLOs are the class "interactive"'s, which is every request's that names none. The class
+    "batch" is there without being told.
     """
 
-    policy: Policy = "stall-free"
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int = 64
-    enable_chunked_prefill: bool = True
-    max_waiting: int = 1024
-    prefill_order: PrefillOrder | None = None
-    itl_slo_s: float | None = None
-    tpot_slo_s: float | None = None
-    ttft_slo_s: float | None = None
-    slo_classes: dict[str, SloClass] = msgspec.field(default_factory=dict)
-    shed_load: bool = False
-    admission_optimism: float = 0.5
+    flag_group = "scheduler"
+
+    itl_slo_s: Annotated[
+        Seconds | None,
+        _promise(
+            "each token comes at most this long after the one before it, such as 100ms; chunks "
+            "are as long as that allows",
+            default="no promise, a fixed token budget",
+        ),
+    ] = None
+    tpot_slo_s: Annotated[
+        Seconds | None,
+        _promise("token k comes at most k times this after the first: single gaps may be longer"),
+    ] = None
+    ttft_slo_s: Annotated[
+        Seconds | None,
+        _promise("the first token comes at most this long after the request, such as 2s"),
+    ] = None
+    slo_classes: Annotated[
+        dict[SloClassName, SloClass],
+        _promise(
+            'further class that requests may ask for by slo_class, beside "interactive", which has '
+            'the SLOs above, and "batch", which has none; may be repeated',
+            name="slo-class",
+        ),
+    ] = msgspec.field(default_factory=dict)
+    shed_load: Annotated[
+        bool, _promise("refuse a request at once whose TTFT SLO cannot be met")
+    ] = False
+    max_num_batched_tokens: Annotated[
+        Count | None,
+        Flag(
+            "token budget of a step",
+            metavar="TOKENS",
+            default="512; 2048 under an ITL or TPOT SLO; without chunked prefill the smallest that "
+            "any prompt fits in",
+        ),
+    ] = None
+    max_num_seqs: Annotated[Count, Flag("most requests running at once")] = 64
+    max_waiting: Annotated[
+        int, msgspec.Meta(ge=0), Flag("requests that may wait; one more is refused")
+    ] = 1024
+    admission_optimism: Annotated[
+        float,
+        msgspec.Meta(ge=0.0, le=1.0),
+        Flag(
+            "how little room is kept in the cache for what running requests still generate: at 0 "
+            "for all that they may, so that none is preempted, at 1 for the next token, so that "
+            "most run at once",
+            metavar="FRACTION",
+        ),
+    ] = 0.5
+    policy: Annotated[Policy, Flag("who goes first in a step")] = "stall-free"
+    prefill_order: Annotated[
+        PrefillOrder | None,
+        Flag(
+            "whose prompt goes first: first come, shortest remaining, earliest TTFT deadline, or "
+            "longest prefix match in the cache",
+            default="edf with a TTFT SLO, else fcfs",
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, Flag("compute long prompts in chunks, not each whole in one step")
+    ] = True
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.max_waiting < 0:
-            raise ConfigError(f"max_waiting must be at least 0, got {self.max_waiting}")
-        if not 0.0 <= self.admission_optimism <= 1.0:
-            raise ConfigError(
-                f"admission_optimism must be in [0, 1], got {self.admission_optimism}"
-            )
+        super().__post_init__()
         if INTERACTIVE in self.slo_classes:
             raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
         if self.promises_pace and not self.enable_chunked_prefill:
@@ -177,17 +246,22 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(self, max_num_batched_tokens=budget, prefill_order=order)
 
 
-class CalibrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the step-time model is fitted.
+class CalibrationConfig(Config, frozen=True, kw_only=True):
+    """How the step-time model is fitted."""
 
-    Attributes:
-        calibrate: measure at start-up where no earlier measurement is on disk and a promise is
-            made; False begins with no knowledge and learns from the steps that run.
-        calibration_dir: where measurements are kept; None takes the user's cache folder.
-    """
+    flag_group = "promises"
 
-    calibrate: bool = True
-    calibration_dir: str | None = None
+    calibrate: Annotated[
+        bool,
+        Flag(
+            "where an SLO needs it, measure how long steps take at start-up, unless that is on "
+            "disk from an earlier start; otherwise learn it from the steps that run"
+        ),
+    ] = True
+    calibration_dir: Annotated[
+        str | None,
+        Flag("where measurements are kept", metavar="FOLDER", default="in the user's cache folder"),
+    ] = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -197,3 +271,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+
+    @classmethod
+    def of(cls, **settings: Any) -> "EngineConfig":
+        """From fields of all parts, by their own names.
+
+        Raises:
+            TypeError: no part has such a field.
+            ConfigError: a value is out of range, or contradicts another one.
+        """
+        parts: dict[str, Any] = {}
+        for part, config in engine_parts().items():
+            names = [name for name in config.__struct_fields__ if name in settings]
+            parts[part] = config(**{name: settings.pop(name) for name in names})
+        for name in settings:
+            alike = difflib.get_close_matches(name, [field.name for field in engine_fields()])
+            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
+            raise TypeError(f"there is no setting {name!r}{hint}")
+        return cls(**parts)
+
+
+def engine_parts() -> dict[str, type[Config]]:
+    """What an `EngineConfig` is made of; key the part's name."""
+    return {part.name: part.type for part in msgspec.structs.fields(EngineConfig)}
+
+
+def engine_fields() -> list[Field]:
+    """All settings of an engine; no two have the same name."""
+    return [field for config in engine_parts().values() for field in fields_of(config)]

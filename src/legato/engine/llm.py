@@ -8,18 +8,7 @@ from typing import Any, NotRequired, TypedDict, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from legato.core.config import (
-    DEFAULT_MODEL,
-    CacheConfig,
-    Device,
-    DType,
-    EngineConfig,
-    Kernels,
-    ModelConfig,
-    Policy,
-    Quantization,
-    SchedulerConfig,
-)
+from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
@@ -29,6 +18,7 @@ from legato.engine.errors import RequestFailedError
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.completion_stream import CompletionStream
 from legato.engine.frontend.requests import build_requests
+from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.process.messages import EngineStats
 from legato.engine.startup.build import build_engine
 
@@ -68,72 +58,23 @@ class Generation:
 
 
 class LLM:
-    """A model to generate with; arguments are named as in vLLM.
+    """A model to generate with.
 
     Args:
         model: a Hugging Face folder or hub id, or a path to a GGUF file.
-        kv_cache_memory_bytes: size of the KV cache, on a CPU taken at once; None allows it a
-            fraction of the free memory.
-        gpu_memory_utilization: that fraction, in (0, 1].
-        swap_space_bytes: of host memory, for blocks that are evicted from the cache.
-        admission_optimism: how little room is kept for what running requests still generate, in
-            [0, 1]: at 0 for all that they may, at 1 for the next token.
+        settings: of the engine, named as in vLLM; `help(LLM.__init__)` lists them.
 
     Raises:
+        TypeError: a setting that does not exist.
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
 
-    def __init__(
-        self,
-        model: str = DEFAULT_MODEL,
-        *,
-        revision: str | None = None,
-        dtype: DType = "auto",
-        device: Device = "auto",
-        max_model_len: int | None = None,
-        block_size: int = 32,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float | None = None,
-        enable_prefix_caching: bool = True,
-        swap_space_bytes: int = 0,
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int = 64,
-        enable_chunked_prefill: bool = True,
-        policy: Policy = "stall-free",
-        admission_optimism: float = 0.5,
-        num_threads: int | None = None,
-        quantization: Quantization | None = None,
-        kernels: Kernels = "auto",
-    ) -> None:
-        config = EngineConfig(
-            model=ModelConfig(
-                model=model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                max_model_len=max_model_len,
-                num_threads=num_threads,
-                quantization=quantization,
-                kernels=kernels,
-            ),
-            cache=CacheConfig(
-                block_size=block_size,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
-                memory_utilization=gpu_memory_utilization,
-                enable_prefix_caching=enable_prefix_caching,
-                swap_space_bytes=swap_space_bytes,
-            ),
-            scheduler=SchedulerConfig(
-                policy=policy,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_num_seqs=max_num_seqs,
-                enable_chunked_prefill=enable_chunked_prefill,
-                admission_optimism=admission_optimism,
-                max_waiting=2**31,  # the caller waits for all of them anyway
-            ),
-        )
-        self._start(config)
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
+        self._start(llm_config(model=model, **settings))
+
+    __init__.__doc__ = llm_docstring()
+    __init__.__signature__ = llm_signature()  # type: ignore[attr-defined]
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLM":

@@ -39,7 +39,7 @@ def num_cache_blocks(
     """
     memory_bytes = config.kv_cache_memory_bytes
     if memory_bytes is None:
-        fraction = config.memory_utilization or _DEFAULT_UTILIZATION[device.type]
+        fraction = config.gpu_memory_utilization or _DEFAULT_UTILIZATION[device.type]
         memory_bytes = int(free_memory_bytes(device) * fraction)
     num_blocks = min(memory_bytes // bytes_per_block, blocks_per_request * max_num_seqs)
     if num_blocks < blocks_per_request:

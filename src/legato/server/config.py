@@ -1,82 +1,125 @@
 """Settings of the HTTP server."""
 
-import math
 import re
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
 from legato.observe.traces.formats import trace_format
 
 MIN_BODY_BYTES_S = 1024
 """The slowest that a body may come once its time is up."""
+
+_tracing = partial(Flag, group="tracing")
+_limit = partial(Flag, group="limits on clients")
+
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how to serve, and what clients may take up.
+class ServerConfig(Config, frozen=True, kw_only=True):
+    """Where and how to serve, and what clients may take up."""
 
-    Attributes:
-        port: 0 takes a free one.
-        api_keys: any of these opens the API; none at all leaves it open.
-        served_model_name: the model's name in the API; None takes the one it was loaded by.
-        allowed_origins: web pages of these origins may call the API from a browser; "*" stands for
-            all, and none is the default.
-        trust_request_chat_template: whether clients may send templates. A template is a program:
-            sandboxed, but free to compute for as long as it likes.
-        max_body_bytes: larger request bodies are refused.
-        max_header_bytes: larger request lines and headers are refused.
-        max_completions: that one request may ask for: `n` times its prompts.
-        max_unread_tokens: of a completion that may wait for its client; one more ends the stream.
-        max_connections: open at once; another is refused.
-        keep_alive_s: how long a connection may be idle.
-        header_timeout_s: how long the headers of a request may take to arrive.
-        body_timeout_s: how long its body may, unless it comes at `MIN_BODY_BYTES_S` or faster.
-        write_timeout_s: how long a client may read nothing of what waits for it.
-        engine_timeout_s: how long the engine may say nothing while it has requests; then it is
-            killed, and another one started.
-        trace: file to record a trace to from the start on; its name tells the format.
-        max_trace_bytes: size, before compression, at which a trace ends.
-        otlp_traces_endpoint: URL to export spans to, over HTTP.
-    """
+    flag_group = "server"
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    served_model_name: str | None = None
-    allowed_origins: tuple[str, ...] = ()
-    trust_request_chat_template: bool = False
-    max_body_bytes: int = 8 * 2**20
-    max_header_bytes: int = 64 * 2**10
-    max_completions: int = 1024
-    max_unread_tokens: int = 2048
-    max_connections: int = 4096
-    keep_alive_s: float = 60.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    write_timeout_s: float = 60.0
-    engine_timeout_s: float = 300.0
-    trace: str | None = None
-    max_trace_bytes: int = 2**30
-    otlp_traces_endpoint: str | None = None
+    host: Annotated[str, Flag("address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, msgspec.Meta(ge=0, lt=2**16), Flag("to listen on; 0 takes a free one", metavar="PORT")
+    ] = 8000
+    api_keys: Annotated[
+        tuple[str, ...],
+        Flag(
+            "ask clients for this key; may be repeated, or list several with commas",
+            metavar="KEY",
+            default="the API is open",
+            name="api-key",
+        ),
+    ] = ()
+    served_model_name: Annotated[
+        str | None,
+        Flag("the model's name in the API", metavar="NAME", default="what it was loaded by"),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Flag(
+            "let web pages of this origin call the API (CORS); may be repeated, or list several "
+            "with commas; * is any",
+            metavar="ORIGIN",
+            default="none",
+        ),
+    ] = ()
+    timeout_engine_s: Annotated[
+        Seconds,
+        Flag(
+            "how long the engine may say nothing while it has requests, before it is started "
+            "again; longer than any step takes"
+        ),
+    ] = 300.0
+    trust_request_chat_template: Annotated[
+        bool,
+        Flag(
+            "let clients send chat templates, which are programs that this server would run: "
+            "sandboxed, but free to compute for as long as they like"
+        ),
+    ] = False
+    trace: Annotated[
+        str | None,
+        _tracing(
+            "record every step and request: FILE.jsonl for `legato explain`, FILE.json for the "
+            "Perfetto UI, either with .gz behind it",
+            metavar="FILE",
+        ),
+    ] = None
+    max_trace_bytes: Annotated[
+        Count,
+        _tracing(
+            "size, before compression, at which a trace ends, one begun by POST /trace/start too",
+            name="max-trace-size",
+        ),
+    ] = 2**30
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _tracing(
+            "export an OpenTelemetry span for each request over OTLP/HTTP, such as to "
+            "http://localhost:4318/v1/traces",
+            metavar="URL",
+        ),
+    ] = None
+    max_body_bytes: Annotated[Count, _limit("largest request body", name="max-body-size")] = (
+        8 * 2**20
+    )
+    max_header_bytes: Annotated[
+        Count, _limit("largest request line and headers", name="max-header-size")
+    ] = 64 * 2**10
+    max_completions: Annotated[
+        Count, _limit("that one request may ask for: n times its prompts")
+    ] = 1024
+    max_unread_tokens: Annotated[
+        Count,
+        _limit(
+            "of a completion that may wait for a client that reads too slowly; one more ends its "
+            "stream",
+            metavar="TOKENS",
+        ),
+    ] = 2048
+    max_connections: Annotated[Count, _limit("open at once; one more is refused")] = 4096
+    timeout_keep_alive_s: Annotated[Seconds, _limit("how long a connection may be idle")] = 60.0
+    timeout_header_s: Annotated[
+        Seconds, _limit("how long the headers of a request may take to arrive")
+    ] = 10.0
+    timeout_body_s: Annotated[
+        Seconds,
+        _limit(f"how long its body may, unless it comes at {MIN_BODY_BYTES_S} bytes a second"),
+    ] = 30.0
+    timeout_write_s: Annotated[
+        Seconds, _limit("how long a client may read nothing of what waits for it")
+    ] = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise ConfigError(f"port must be in [0, 65535], got {self.port}")
-        for name in ("max_completions", "max_unread_tokens", "max_connections"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (
-            "keep_alive_s",
-            "header_timeout_s",
-            "body_timeout_s",
-            "write_timeout_s",
-            "engine_timeout_s",
-        ):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-
+        super().__post_init__()
         if self.trace is not None:
             trace_format(Path(self.trace))
         endpoint = self.otlp_traces_endpoint

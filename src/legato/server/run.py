@@ -127,7 +127,7 @@ async def _serve(
         engine_config,
         served_model_name=config.served_model_name,
         max_unread_tokens=config.max_unread_tokens,
-        timeout_s=config.engine_timeout_s,
+        timeout_s=config.timeout_engine_s,
     )
     async with contextlib.AsyncExitStack() as closing:
         closing.push_async_callback(client.close)
@@ -231,6 +231,6 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: Metrics) -> uvi
         access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
         lifespan="off",
         ws="none",
-        timeout_keep_alive=math.ceil(config.keep_alive_s),
+        timeout_keep_alive=math.ceil(config.timeout_keep_alive_s),
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )

@@ -6,27 +6,20 @@ from typing import Any
 
 import msgspec
 
-from legato.core.config import EngineConfig
-
-_FLAGS = {
-    "kv_cache_memory_bytes": "--kv-cache-memory",
-    "memory_utilization": "--gpu-memory-utilization",
-    "itl_slo_s": "--itl-slo",
-    "tpot_slo_s": "--tpot-slo",
-    "ttft_slo_s": "--ttft-slo",
-}
-"""Key a field of the configuration; others are named as they are."""
+from legato.core.config import EngineConfig, engine_parts
+from legato.core.config_fields import Config, Field, fields_of, written
+from legato.core.slo import SloClass
 
 
 def serve_flags(config: EngineConfig) -> list[str]:
     """Flags for all that is not as it is by default."""
     flags: list[str] = []
-    for part in (config.model, config.cache, config.scheduler, config.calibration):
-        default = type(part)()
-        for name in part.__struct_fields__:
-            value = getattr(part, name)
-            if value != getattr(default, name):
-                flags += _flags(name, value)
+    for name in engine_parts():
+        part: Config = getattr(config, name)
+        for field in fields_of(type(part)):
+            value = getattr(part, field.name)
+            if value != field.default:
+                flags += _flags(field, value)
     return flags
 
 
@@ -35,16 +28,25 @@ def command_line(flags: Sequence[str]) -> str:
     return shlex.join(["legato", "serve", *flags])
 
 
-def _flags(name: str, value: Any) -> list[str]:
-    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
-    if name == "slo_classes":
-        return [part for item in value.items() for part in ("--slo-class", _class(*item))]
-    if isinstance(value, bool):
-        return [flag if value else flag.replace("--", "--no-", 1)]
-    return [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+def _flags(field: Field, value: Any) -> list[str]:
+    match field.kind:
+        case "switch":
+            return [field.option if value else field.option.replace("--", "--no-", 1)]
+        case "classes":
+            return [part for item in value.items() for part in _flag(field, _slo_class(*item))]
+    return _flag(field, written(field.kind, value))
 
 
-def _class(name: str, slo: msgspec.Struct) -> str:
+def _flag(field: Field, text: str) -> list[str]:
+    # Behind a space, it would be taken for a flag itself.
+    return [f"{field.option}={text}"] if text.startswith("-") else [field.option, text]
+
+
+def _slo_class(name: str, slo: SloClass) -> str:
     promises = msgspec.structs.asdict(slo).items()
-    told = [f"{kind[:-2]}={seconds:g}" for kind, seconds in promises if seconds is not None]
+    told = [
+        f"{kind.removesuffix('_s')}={written('duration', seconds)}"
+        for kind, seconds in promises
+        if seconds is not None
+    ]
     return f"{name}:{','.join(told)}"

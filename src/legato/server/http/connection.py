@@ -138,9 +138,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _patience_s(self) -> float:
         limits = self._limits
         return {
-            _Awaited.REQUEST: limits.keep_alive_s,
-            _Awaited.HEADERS: limits.header_timeout_s,
-            _Awaited.BODY: limits.body_timeout_s,
+            _Awaited.REQUEST: limits.timeout_keep_alive_s,
+            _Awaited.HEADERS: limits.timeout_header_s,
+            _Awaited.BODY: limits.timeout_body_s,
         }[self._awaited]
 
     def _on_read_timeout(self) -> None:
@@ -152,13 +152,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._awaited is _Awaited.REQUEST:
             self.transport.abort()
         elif self._awaited is _Awaited.HEADERS:
-            message = f"the headers did not arrive within {limits.header_timeout_s:g} s"
+            message = f"the headers did not arrive within {limits.timeout_header_s:g} s"
             self._refuse(too_slow(message))
-        elif self._num_body_bytes >= MIN_BODY_BYTES_S * limits.body_timeout_s:
+        elif self._num_body_bytes >= MIN_BODY_BYTES_S * limits.timeout_body_s:
             self._await(_Awaited.BODY)
         else:
             message = (
-                f"the body did not arrive within {limits.body_timeout_s:g} s, nor did it come at "
+                f"the body did not arrive within {limits.timeout_body_s:g} s, nor did it come at "
                 f"{MIN_BODY_BYTES_S} bytes a second"
             )
             self._refuse(too_slow(message))
@@ -198,14 +198,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _watch_writing(self) -> None:
         self._num_unsent_bytes = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(
-            self._limits.write_timeout_s, self._on_write_timeout
+            self._limits.timeout_write_s, self._on_write_timeout
         )
 
     def _on_write_timeout(self) -> None:
         if self.transport.get_write_buffer_size() < self._num_unsent_bytes:
             self._watch_writing()
             return
-        logger.debug("a client read nothing for %g s", self._limits.write_timeout_s)
+        logger.debug("a client read nothing for %g s", self._limits.timeout_write_s)
         self.transport.abort()
 
 

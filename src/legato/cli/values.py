@@ -1,0 +1,112 @@
+"""How values are written on the command line.
+
+All raise argparse.ArgumentTypeError where a text is not such a value.
+"""
+
+import argparse
+import re
+from fractions import Fraction
+from pathlib import Path
+
+from legato.core.errors import ConfigError
+from legato.core.slo import SloClass
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+# Fractions, so that 35ms is 0.035 and not the float beside it.
+_UNITS_S: dict[str | None, Fraction] = {
+    None: Fraction(1),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A number above 0; inf is one."""
+    value = _number(text)
+    if not value > 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number in [0, 1)."""
+    value = _number(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not in [0, 1)")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """Seconds in a duration such as 100ms, 1.5s, 2m or 1h; a plain number is in seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 100ms or 1.5s")
+    return float(Fraction(match[1]) * _UNITS_S[match[2]])
+
+
+def byte_size(text: str) -> int:
+    """Bytes, at least one, in a size such as 512M, 2GiB or 1000000; units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(Fraction(match[1]) * _UNITS_BYTES[match[2].upper()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512M or 2G")
+    return size
+
+
+def listed(text: str) -> list[str]:
+    """Values between commas, at least one."""
+    values = [value for value in text.split(",") if value]
+    if not values:
+        raise argparse.ArgumentTypeError(f"{text!r} holds no value")
+    return values
+
+
+def lines_of(path: str) -> list[str]:
+    """The lines of a file, at least one that is not empty."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from error
+    if not lines:
+        raise argparse.ArgumentTypeError(f"{path} is empty")
+    return lines
+
+
+def slo_class(text: str) -> dict[str, SloClass]:
+    """One class, by its name, from NAME:itl=TIME,tpot=TIME,ttft=TIME; only the name is needed."""
+    name, _, promises = text.rpartition(":") if ":" in text else (text, "", "")
+    given: dict[str, float] = {}
+    for promise in filter(None, promises.split(",")):
+        kind, _, time = promise.partition("=")
+        if kind not in ("itl", "tpot", "ttft") or not name:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME:itl=TIME,tpot=TIME,ttft=TIME")
+        given[f"{kind}_s"] = duration_s(time)
+    try:
+        return {name: SloClass(**given)}
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

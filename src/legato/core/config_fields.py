@@ -1,0 +1,196 @@
+"""Fields of configurations, each written once: its name, type, default and description.
+
+The flags of the command line, the keywords of `LLM` and the command lines that the tuner prints are
+all made of `fields_of`.
+"""
+
+import functools
+import sys
+from decimal import Decimal
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+
+from legato.core.errors import ConfigError
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
+
+Kind = Literal[
+    "switch", "choice", "count", "number", "duration", "size", "text", "texts", "classes"
+]
+"""How a value is written on a command line; "classes" are `SloClass`es by name."""
+
+_BY_TYPE: dict[Any, Kind] = {
+    bool: "switch",
+    str: "text",
+    Literal: "choice",
+    tuple: "texts",
+    dict: "classes",
+}
+_BY_UNIT: dict[str, Kind] = {"_s": "duration", "_bytes": "size"}  # key the name's suffix
+_POWERS = {"T": 2**40, "G": 2**30, "M": 2**20, "K": 2**10}
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """What a field says of itself beside name, type and default: `Annotated[int, Flag("...")]`.
+
+    Attributes:
+        help: what the value is.
+        metavar: stands for the value in the usage; None takes what is usual for its kind.
+        default: what the default means, where None or "auto" does not say it.
+        name: the flag's, without dashes in front; None makes it of the field's.
+        group: heading that the flag is listed under; None takes `Config.flag_group`.
+        one_of: at most one of the flags with the same may be given.
+    """
+
+    help: str
+    metavar: str | None = None
+    default: str | None = None
+    name: str | None = None
+    group: str | None = None
+    one_of: str | None = None
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of a configuration.
+
+    Attributes:
+        type: for a signature.
+        annotation: the same with the range of its values.
+        option: its flag, as it is typed: the field's name, but for a unit at its end.
+        choices: all values of a "choice".
+        group: heading that the flag is listed under.
+    """
+
+    name: str
+    type: Any
+    annotation: Any
+    default: Any
+    kind: Kind
+    option: str
+    choices: tuple[str, ...]
+    group: str
+    flag: Flag
+
+    @property
+    def description(self) -> str:
+        """What the value is, and what by default."""
+        is_told = self.kind == "switch" or bool(self.default)
+        default = [written(self.kind, self.default)] if is_told else []
+        if self.flag.default is not None:
+            default.append(self.flag.default)
+        return f"{self.flag.help} (default: {', '.join(default)})" if default else self.flag.help
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one subsystem; every field is described by a `Flag`.
+
+    Values are converted to the fields' types, so that a list may stand for a tuple.
+
+    Attributes:
+        flag_group: heading that the flags are listed under.
+
+    Raises:
+        ConfigError: a value is of another type, or out of range.
+    """
+
+    flag_group: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in fields_of(type(self)):
+            value = getattr(self, field.name)
+            try:
+                checked = msgspec.convert(value, field.annotation)
+            except msgspec.ValidationError as error:
+                raise ConfigError(_refusal(field, value, str(error))) from None
+            msgspec.structs.force_setattr(self, field.name, checked)
+
+
+@functools.cache
+def fields_of(config: type[Config]) -> tuple[Field, ...]:
+    """All fields, in the order in which they are written."""
+    types = get_type_hints(config)
+    return tuple(_field(config, info, types[info.name]) for info in msgspec.structs.fields(config))
+
+
+def written(kind: Kind, value: Any) -> str:
+    """A value, but for "classes", as one types it."""
+    match kind:
+        case "switch":
+            return "yes" if value else "no"
+        case "duration":
+            return _duration(value)
+        case "size":
+            return _size(value)
+        case "texts":
+            return ",".join(value)
+    return str(value)
+
+
+def _field(config: type[Config], info: msgspec.structs.FieldInfo, type_: Any) -> Field:
+    flag = next((said for said in get_args(info.type) if isinstance(said, Flag)), None)
+    if flag is None:
+        raise TypeError(f"{config.__name__}.{info.name} is not described by a Flag")
+    plain = _without_none(type_)
+    kind = _kind(info.name, plain)
+    unit = next((unit for unit, unit_kind in _BY_UNIT.items() if kind == unit_kind), "")
+    name = flag.name or info.name.removesuffix(unit).replace("_", "-")
+    has_factory = info.default_factory is not msgspec.NODEFAULT
+    return Field(
+        name=info.name,
+        type=type_,
+        annotation=info.type,
+        default=info.default_factory() if has_factory else info.default,
+        kind=kind,
+        option=f"--{name}",
+        choices=get_args(plain) if kind == "choice" else (),
+        group=flag.group or config.flag_group,
+        flag=flag,
+    )
+
+
+def _kind(name: str, plain: Any) -> Kind:
+    by_type = _BY_TYPE.get(get_origin(plain) or plain)
+    if by_type is not None:
+        return by_type
+    number: Kind = "count" if plain is int else "number"
+    return next((kind for unit, kind in _BY_UNIT.items() if name.endswith(unit)), number)
+
+
+def _without_none(type_: Any) -> Any:
+    if get_origin(type_) not in (Union, UnionType):
+        return type_
+    (plain,) = (one for one in get_args(type_) if one is not NoneType)
+    return plain
+
+
+def _refusal(field: Field, value: Any, reason: str) -> str:
+    if field.choices:
+        return f"{field.name} is one of {', '.join(field.choices)}, got {value!r}"
+    got = "" if "got" in reason else f", got {value!r}"
+    return f"{field.name}: {reason[0].lower()}{reason[1:]}{got}"
+
+
+def _duration(seconds: float) -> str:
+    """With all digits, and without an exponent."""
+    exact = Decimal(str(seconds))
+    number, unit = (1000 * exact, "ms") if exact < 1 else (exact, "s")
+    return f"{number.normalize():f}{unit}"
+
+
+def _size(num_bytes: int) -> str:
+    fitting = (unit for unit, power in _POWERS.items() if num_bytes % power == 0)
+    unit = next(fitting, "")
+    return f"{num_bytes // _POWERS.get(unit, 1)}{unit}"
