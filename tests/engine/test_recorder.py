@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, StepRecord
-from tests.engine.test_core import Engine, drain, request, tokens
+from tests.engine.test_engine_loop import Engine, drain, request, tokens
 
 
 def recorded(core: Engine) -> tuple[list[RequestOutput], list[EngineRecord]]:

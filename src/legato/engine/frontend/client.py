@@ -30,7 +30,8 @@ from legato.engine.process.messages import (
     StepStats,
 )
 from legato.engine.process.restarts import Restarts
-from legato.model.source import resolve_source
+from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.source import ModelSource, resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.observe.traces.feed import RecordFeed
 
@@ -61,6 +62,7 @@ class EngineClient:
 
     Attributes:
         info: of the engine that was started first; those after it have the same configuration.
+        defaults: what the checkpoint says about how to generate from it.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
@@ -74,6 +76,7 @@ class EngineClient:
         connection: EngineProcess,
         info: EngineInfo,
         tokenizer: Tokenizer,
+        defaults: ModelDefaults,
         *,
         loading_s: float,
         max_unread_tokens: int,
@@ -81,6 +84,7 @@ class EngineClient:
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
@@ -121,8 +125,7 @@ class EngineClient:
         source = await asyncio.to_thread(resolve_source, config.model.model, config.model.revision)
         connection = await EngineProcess.open(config)
         try:
-            tokenizer = await asyncio.to_thread(load_tokenizer, source)
-            await asyncio.to_thread(tokenizer.warm_up)
+            tokenizer, defaults = await asyncio.to_thread(_load_tokenizer, source)
             info = await connection.ready()
         except BaseException:
             connection.kill()
@@ -132,6 +135,7 @@ class EngineClient:
             connection,
             info.renamed(served_model_name),
             tokenizer,
+            defaults,
             loading_s=time.monotonic() - started_s,
             max_unread_tokens=max_unread_tokens,
             timeout_s=timeout_s,
@@ -203,6 +207,7 @@ class EngineClient:
             service=service,
             request_id=f"{next(self._ids)}-{request_id}",
             info=self.info,
+            eos_token_ids=self.defaults.eos_token_ids,
             arrival_time_s=time.monotonic(),
         )
         streams = {
@@ -343,6 +348,12 @@ class EngineClient:
         self.death = reason
         for job in dict.fromkeys(self._jobs.values()):
             job.outputs.close(EngineDeadError(f"the engine is gone: {reason}"))
+
+
+def _load_tokenizer(source: ModelSource) -> tuple[Tokenizer, ModelDefaults]:
+    tokenizer = load_tokenizer(source)
+    tokenizer.warm_up()
+    return tokenizer, load_defaults(source, tokenizer.eos_token_id)
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

@@ -50,7 +50,7 @@ def _serve(channel: Channel) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        engine, info, _ = build_engine(config)
+        engine, info = build_engine(config)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
         return 2

@@ -42,7 +42,7 @@ async def create_chat_completion(
     limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     with naming_fields(prompt="messages", logprobs="top_logprobs", max_tokens=limit_name):
         params = body.sampling_params(
-            context.client.info.default_sampling,
+            context.client.defaults.sampling,
             max_tokens=body.output_limit,
             logprobs=body.num_logprobs,
         )

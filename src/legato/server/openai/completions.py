@@ -72,7 +72,7 @@ def _sampling_params(context: Context, body: CompletionRequest) -> SamplingParam
         decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
     if body.echo and body.logprobs is not None:
         decided["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    return body.sampling_params(context.client.info.default_sampling, **decided)
+    return body.sampling_params(context.client.defaults.sampling, **decided)
 
 
 def _text(context: Context, prompt: Prompt, body: CompletionRequest) -> str:
