@@ -1,4 +1,4 @@
-"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineClient`.
+"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineProcess`.
 
 It is apart from the HTTP server so that a step is never held up by the interpreter lock while
 requests are parsed, tokenized and written out; and so that it can die and be started again.
