@@ -203,12 +203,12 @@ class EngineClient:
         try:
             self._submit(prompt)
             while streams:
-                output = await prompt.outputs.get()
+                output, received_s = await prompt.outputs.get()
                 _raise_if_failed(output)
                 stream = streams.get(output.request_id)
                 if stream is None:
                     continue
-                delta = stream.push(output)
+                delta = stream.push(output, received_s)
                 if delta.finish_reason is not None:
                     del streams[output.request_id]
                     self._forget(output.request_id, abort=stream.needs_abort)
@@ -262,7 +262,7 @@ class EngineClient:
             prompt = self._unfinished.get(output.request_id)
             if prompt is not None:
                 prompt.has_begun = True
-                if not prompt.outputs.put(msgspec.structs.replace(output, received_s=now_s)):
+                if not prompt.outputs.put(output, now_s):
                     self._forget(output.request_id, abort=True)
 
     def engine_died(self, retry_after_s: float) -> None:

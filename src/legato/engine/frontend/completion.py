@@ -2,43 +2,37 @@
 
 import msgspec
 
-from legato.core.outputs import FinishReason, TokenLogprobs
+from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 
 
-class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text and tokens of one completion of a prompt.
 
     Attributes:
+        output: what the engine told. The other attributes differ from its own at a stop string,
+            behind which the engine may have gone on.
         index: which of the prompt's `n` completions, from 0.
-        request_id: the engine's, by which its records know the completion.
         text: whole characters only; may be empty while a character or a possible stop string is
             incomplete. The texts of all deltas concatenated are the completion.
         token_ids: sampled since the last delta.
         logprobs: one entry a token, or None where not asked for.
-        prompt_logprobs: entries for the prompt tokens from the second on, in order, as their chunks
-            are computed; only on index 0.
         finish_reason: set on the completion's last delta.
         stop_reason: the stop string or stop token id that ended it, if one did.
-        num_cached_tokens: prompt tokens found in the cache.
-        is_promise_waived, scheduled_s, received_s: as in `RequestOutput`.
+        received_s: when the front end had the output, on the clock of its times.
     """
 
+    output: RequestOutput
     index: int
-    request_id: str = ""
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    is_promise_waived: bool = False
-    scheduled_s: float | None = None
-    received_s: float = 0.0
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    received_s: float
 
 
 class Completion:
-    """One completion put together from its deltas; attributes as in `CompletionDelta`."""
+    """One completion put together from its deltas; attributes as in these, or their outputs."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -54,10 +48,10 @@ class Completion:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs = _extended(self.logprobs, delta.logprobs)
-        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.prompt_logprobs)
+        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.output.prompt_logprobs)
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
 
     @property
     def cumulative_logprob(self) -> float | None:

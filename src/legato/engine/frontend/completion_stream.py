@@ -30,7 +30,7 @@ class CompletionStream:
         """Whether a stop string ended the completion while the engine would go on."""
         return self._stop.matched is not None and not self._finished_by_engine
 
-    def push(self, output: RequestOutput) -> CompletionDelta:
+    def push(self, output: RequestOutput, received_s: float = 0.0) -> CompletionDelta:
         """What the output adds to the completion; its tokens after a stop string are left out."""
         self._finished_by_engine = output.finish_reason is not None
         text, num_taken = "", 0
@@ -46,18 +46,14 @@ class CompletionStream:
             text += self._stop.flush()
         stopped = self._stop.matched is not None
         return CompletionDelta(
+            output=output,
             index=self._index,
-            request_id=output.request_id,
             text=text,
             token_ids=output.new_token_ids[:num_taken],
             logprobs=None if output.logprobs is None else output.logprobs[:num_taken],
-            prompt_logprobs=output.prompt_logprobs,
             finish_reason=FinishReason.STOP if stopped else output.finish_reason,
             stop_reason=self._stop.matched if stopped else output.stop_reason,
-            num_cached_tokens=output.num_cached_tokens,
-            is_promise_waived=output.is_promise_waived,
-            scheduled_s=output.scheduled_s,
-            received_s=output.received_s,
+            received_s=received_s,
         )
 
     def _take(self, token_id: int) -> str:

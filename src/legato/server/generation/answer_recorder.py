@@ -29,7 +29,7 @@ class AnswerRecorder:
         """A delta has come."""
         if not self._feed.is_wanted:
             return
-        self._request_ids[choice] = delta.request_id
+        self._request_ids[choice] = delta.output.request_id
         self._num_output_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reasons[choice] = delta.finish_reason

@@ -65,7 +65,13 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         async with aclosing(_deltas(context, job)) as deltas:
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
-                recorder.take(choice, delta)
+                recorder.take(
+                    choice,
+                    delta.output,
+                    num_tokens=len(delta.token_ids),
+                    finish_reason=delta.finish_reason,
+                    received_s=delta.received_s,
+                )
                 answer.take(choice, delta)
                 yield prompt_index, delta
                 answer.sent(choice, delta)

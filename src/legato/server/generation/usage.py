@@ -30,8 +30,9 @@ class UsageCounter:
 
     def add(self, prompt_index: int, delta: CompletionDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
-        if delta.index == 0 and delta.num_cached_tokens:
-            self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
+        num_cached = delta.output.num_cached_tokens
+        if delta.index == 0 and num_cached:
+            self._num_cached_tokens[prompt_index] = num_cached
 
     @property
     def so_far(self) -> Usage:
