@@ -26,8 +26,7 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import RequestFailedError
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
 from legato.engine.process.messages import EngineStats
 from legato.engine.startup.build import build_engine

@@ -15,8 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.step_record import received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.output_queue import OutputQueue
 from legato.engine.frontend.requests import build_requests
 from legato.engine.process.engine_process import EngineProcess
