@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
     scheduler_config = SchedulerConfig(itl_slo_s=arguments.itl_slo)
-    core, _, _ = build_engine(EngineConfig(scheduler=scheduler_config))
+    core, _ = build_engine(EngineConfig(scheduler=scheduler_config))
     predictions = Predictions(core._scheduler._step_time)
     rng = random.Random(0)
     started_s = time.monotonic()

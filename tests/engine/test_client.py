@@ -58,14 +58,15 @@ async def begin(client: EngineClient) -> AsyncGenerator[CompletionDelta]:
 
 def kill_engine(client: EngineClient) -> None:
     """And let the client take no notice yet."""
-    assert client._connection is not None
-    os.kill(client._connection.pid, signal.SIGKILL)
+    engine = client._supervisor._engine
+    assert engine is not None
+    os.kill(engine.pid, signal.SIGKILL)
 
 
 async def serving(client: EngineClient) -> None:
     """Wait for the next engine, and no longer."""
-    dead = client._connection
-    while client._connection in (None, dead):
+    dead = client._supervisor._engine
+    while client._supervisor._engine in (None, dead):
         assert client.is_alive
         await asyncio.sleep(0)
 

@@ -11,8 +11,7 @@ from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 

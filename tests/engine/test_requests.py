@@ -13,10 +13,8 @@ INFO = EngineInfo(
     served_model_name="m",
     max_model_len=10,
     vocab_size=100,
-    eos_token_ids=(2,),
     cache=CacheInfo(num_blocks=1, block_size=32, enable_prefix_caching=True),
     slo_classes=SchedulerConfig().classes,
-    default_sampling={},
     settings={},
 )
 
@@ -28,6 +26,7 @@ def build(prompt: list[int], **params: object) -> list[AddRequest]:
         service=ServiceParams(),
         request_id="r",
         info=INFO,
+        eos_token_ids=(2,),
         arrival_time_s=1.5,
     )
 

@@ -51,7 +51,6 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         is_promise_waived: whether it is served best-effort, as `allow_best_effort` allows.
         scheduled_s: when the step was planned from which on it ran, on the clock of
             `AddRequest.arrival_time_s`; None before.
-        received_s: when the server's front end had this, on the same clock; set there.
     """
 
     request_id: str
@@ -66,4 +65,3 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     is_promise_waived: bool = False
     scheduled_s: float | None = None
-    received_s: float = 0.0

@@ -15,12 +15,14 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import RequestFailedError
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.process.messages import EngineStats
 from legato.engine.startup.build import build_engine
+from legato.model.defaults import load_defaults
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
 
 
 class TokensPrompt(TypedDict):
@@ -84,12 +86,15 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig) -> None:
-        self._engine, self.info, self._tokenizer = build_engine(config)
+        source = resolve_source(config.model.model, config.model.revision)
+        self._tokenizer = load_tokenizer(source)
+        self._defaults = load_defaults(source, self._tokenizer.eos_token_id)
+        self._engine, self.info = build_engine(config)
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend; used where no settings are given."""
-        return SamplingParams(**self.info.default_sampling)  # type: ignore[arg-type]
+        return SamplingParams(**self._defaults.sampling)  # type: ignore[arg-type]
 
     @property
     def stats(self) -> EngineStats:
@@ -222,6 +227,7 @@ class LLM:
             service=service,
             request_id=str(next(self._ids)),
             info=self.info,
+            eos_token_ids=self._defaults.eos_token_ids,
             arrival_time_s=time.monotonic(),
         )
 

@@ -20,18 +20,18 @@ from legato.observe.metrics.metrics import Metrics
 from legato.server.config import ServerConfig
 from legato.server.context import Context
 from legato.server.http.errors import ApiError, error_response
-from legato.server.http.lifecycle import Lifecycle
 from legato.server.http.middleware import (
     OPEN_PATHS,
     CancelOnDisconnect,
+    Lifecycle,
     ReadBody,
     RefuseWhileDraining,
     RequestIds,
     RequireApiKey,
 )
 from legato.server.openai import chat, completions, models, tokenization
-from legato.server.openai.chat_format import ChatAnswer
-from legato.server.openai.completion_format import CompletionAnswer
+from legato.server.openai.chat import ChatAnswer
+from legato.server.openai.completions import CompletionAnswer
 from legato.server.openai.models import ModelCard, ModelList
 from legato.server.openai.tokenization import DetokenizeAnswer, TokenizeAnswer
 from legato.server.openapi import DescribedApi

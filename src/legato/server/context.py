@@ -10,7 +10,7 @@ from legato.engine.frontend.client import EngineClient
 from legato.observe.metrics.metrics import Metrics
 from legato.server.config import ServerConfig
 from legato.server.http.errors import unknown_model
-from legato.server.http.lifecycle import Lifecycle
+from legato.server.http.middleware import Lifecycle
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
 

@@ -29,7 +29,7 @@ from legato.observe.traces.tracer import Tracer
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.http.connection import LimitedHttpProtocol
-from legato.server.http.lifecycle import Lifecycle
+from legato.server.http.middleware import Lifecycle
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
-"""The HTTP server's side of the engine: keeps its process running and talks to it."""
+"""The HTTP server's side of the engine: requests in, outputs to their streams."""
 
 import asyncio
 import itertools
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -16,8 +15,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.step_record import received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.frontend.completion import CompletionDelta
-from legato.engine.frontend.completion_stream import CompletionStream
+from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.output_queue import OutputQueue
 from legato.engine.frontend.requests import build_requests
 from legato.engine.process.engine_process import EngineProcess
@@ -29,15 +27,14 @@ from legato.engine.process.messages import (
     StepOutputs,
     StepStats,
 )
-from legato.engine.process.restarts import Restarts
-from legato.model.source import resolve_source
+from legato.engine.process.supervisor import EngineSupervisor
+from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.source import ModelSource, resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.observe.traces.feed import RecordFeed
 
-logger = logging.getLogger(__name__)
 
-
-class _Job:
+class _PromptRequests:
     """The requests of one prompt.
 
     Attributes:
@@ -56,13 +53,12 @@ class _Job:
 class EngineClient:
     """An engine process, its tokenizer, and the streams of the requests it holds.
 
-    When the process dies, another is started. Requests of which nothing has come yet are sent to
-    it, once; all others end with an error.
+    Where another process is started in the place of one that died, requests of which nothing has
+    come yet are sent to it, once; all others end with an error.
 
     Attributes:
         info: of the engine that was started first; those after it have the same configuration.
-        is_alive: whether there is an engine, or will be again.
-        death: why there is none, if so.
+        defaults: what the checkpoint says about how to generate from it.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
@@ -71,31 +67,25 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        connection: EngineProcess,
+        engine: EngineProcess,
         info: EngineInfo,
         tokenizer: Tokenizer,
+        defaults: ModelDefaults,
         *,
-        loading_s: float,
         max_unread_tokens: int,
         timeout_s: float,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
+        self.defaults = defaults
         self.stats = EngineStats()
-        self.is_alive = True
-        self.death = ""
         self.on_step: Callable[[StepStats], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
-        self._config = config
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
         self._max_unread_tokens = max_unread_tokens
-        self._timeout_s = timeout_s
-        self._heard_s = 0.0  # when the engine last said something, or had nothing to say before
-        self._connection: EngineProcess | None = connection  # None while there is no engine
-        self._restarts = Restarts(loading_s)
-        self._jobs: dict[str, _Job] = {}  # key engine request id
+        self._unfinished: dict[str, _PromptRequests] = {}  # key engine request id
         self._ids = itertools.count()
-        self._running = asyncio.create_task(self._keep_running(connection))
+        self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
 
     @classmethod
     async def start(
@@ -117,34 +107,38 @@ class EngineClient:
             ConfigError: the settings or the checkpoint cannot be served.
             EngineDeadError: the process died while loading.
         """
-        started_s = time.monotonic()
         source = await asyncio.to_thread(resolve_source, config.model.model, config.model.revision)
-        connection = await EngineProcess.open(config)
-        try:
-            tokenizer = await asyncio.to_thread(load_tokenizer, source)
-            await asyncio.to_thread(tokenizer.warm_up)
-            info = await connection.ready()
-        except BaseException:
-            connection.kill()
-            raise
+        async with EngineProcess.starting(config) as engine:
+            tokenizer, defaults = await asyncio.to_thread(_load_tokenizer, source)
+            info = await engine.ready()
         return cls(
             config,
-            connection,
+            engine,
             info.renamed(served_model_name),
             tokenizer,
-            loading_s=time.monotonic() - started_s,
+            defaults,
             max_unread_tokens=max_unread_tokens,
             timeout_s=timeout_s,
         )
 
     @property
+    def is_alive(self) -> bool:
+        """Whether there is an engine, or will be again."""
+        return self._supervisor.is_alive
+
+    @property
+    def death(self) -> str:
+        """Why there is no engine any more, if so."""
+        return self._supervisor.death
+
+    @property
     def num_restarts(self) -> int:
-        return self._restarts.count
+        return self._supervisor.num_restarts
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
         """The settings in effect, as they were asked for."""
-        return self._config.scheduler
+        return self._supervisor.config.scheduler
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """Plan by other settings from the next step on; requests that run go on.
@@ -163,20 +157,14 @@ class EngineClient:
                 f"max_num_batched_tokens may be {self.most_batched_tokens} at most on a running "
                 f"server, got {resolved.max_num_batched_tokens}"
             )
-        self.check_running()
-        assert self._connection is not None
-        self._config = msgspec.structs.replace(self._config, scheduler=scheduler)
-        self._connection.send(Reconfigure(resolved))
+        supervisor = self._supervisor
+        supervisor.check_running()
+        supervisor.config = msgspec.structs.replace(supervisor.config, scheduler=scheduler)
+        supervisor.send(Reconfigure(resolved))
 
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
-        if not self.is_alive:
-            raise EngineDeadError(f"the engine is gone: {self.death}")
-        if self._connection is None:
-            raise EngineDeadError(
-                "the engine process died and is being restarted",
-                retry_after_s=self._restarts.seconds_left,
-            )
+        self._supervisor.check_running()
 
     async def generate(
         self,
@@ -203,22 +191,23 @@ class EngineClient:
             service=service,
             request_id=f"{next(self._ids)}-{request_id}",
             info=self.info,
+            eos_token_ids=self.defaults.eos_token_ids,
             arrival_time_s=time.monotonic(),
         )
         streams = {
             request.request_id: CompletionStream(i, request, self.tokenizer)
             for i, request in enumerate(requests)
         }
-        job = _Job(requests, OutputQueue(len(requests) * self._max_unread_tokens))
+        prompt = _PromptRequests(requests, OutputQueue(len(requests) * self._max_unread_tokens))
         try:
-            self._submit(job)
+            self._submit(prompt)
             while streams:
-                output = await job.outputs.get()
+                output, received_s = await prompt.outputs.get()
                 _raise_if_failed(output)
                 stream = streams.get(output.request_id)
                 if stream is None:
                     continue
-                delta = stream.push(output)
+                delta = stream.push(output, received_s)
                 if delta.finish_reason is not None:
                     del streams[output.request_id]
                     self._forget(output.request_id, abort=stream.needs_abort)
@@ -229,120 +218,77 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the engine process; what still runs in it is lost."""
-        self._running.cancel()
-        self._give_up("it was stopped")
-        await asyncio.wait([self._running])
+        await self._supervisor.close()
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, prompt: _PromptRequests) -> None:
         self.check_running()
-        assert self._connection is not None
-        if not self._jobs:
-            self._heard_s = time.monotonic()
-        for request in job.requests:
-            self._jobs[request.request_id] = job
-            self._connection.send(request)
+        for request in prompt.requests:
+            self._unfinished[request.request_id] = prompt
+            self._supervisor.send(request)
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
-        known = self._jobs.pop(request_id, None) is not None
-        if known and abort and self._connection is not None:
-            self._connection.send(AbortRequest(request_id=request_id))
-
-    async def _keep_running(self, connection: EngineProcess) -> None:
-        """Pass on what the engine tells, and start another whenever it dies."""
-        try:
-            while True:
-                self._connection = connection
-                if self.records.is_wanted:
-                    self._set_recording(True)
-                self._heard_s = time.monotonic()
-                self._send_again(connection)
-                watching = asyncio.create_task(self._end_if_it_hangs(connection))
-                try:
-                    async for step in connection.steps():
-                        self._take(step)
-                finally:
-                    watching.cancel()
-                    self._connection = None
-                    status = await connection.close()
-                logger.error("the engine process ended unexpectedly: %s", status)
-                self._restarts.note_death()
-                self._end_those_begun()
-                self.stats = EngineStats(num_waiting=len(self._jobs))
-                connection = await self._restart()
-        except (ConfigError, EngineDeadError) as error:
-            self._give_up(str(error))
-        except Exception as error:
-            logger.exception("cannot go on")
-            self._give_up(f"{type(error).__name__}: {error}")
-
-    async def _end_if_it_hangs(self, connection: EngineProcess) -> None:
-        while True:
-            await asyncio.sleep(self._timeout_s / 10)
-            silent_s = time.monotonic() - self._heard_s
-            if self._jobs and silent_s > self._timeout_s:
-                told = "the engine has %d requests and has said nothing for %.0f s: it is killed"
-                logger.error(told, len(self._jobs), silent_s)
-                connection.abandon()
-                return
-
-    async def _restart(self) -> EngineProcess:
-        """A new engine; raises as `EngineProcess.ready` where there is no point in going on."""
-        while True:
-            logger.info("starting the engine again")
-            connection = await EngineProcess.open(self._config)
-            try:
-                await connection.ready()
-            except EngineDeadError as error:
-                connection.kill()
-                logger.error("%s", error)
-                self._restarts.note_death()
-            except BaseException:
-                connection.kill()
-                raise
-            else:
-                self._restarts.note_ready()
-                return connection
+        known = self._unfinished.pop(request_id, None) is not None
+        if known and abort:
+            self._supervisor.send(AbortRequest(request_id=request_id))
 
     def _set_recording(self, is_on: bool) -> None:
-        if self._connection is not None:
-            self._connection.send(SetRecording(is_on))
+        self._supervisor.send(SetRecording(is_on))
 
-    def _take(self, step: StepOutputs) -> None:
+    # What the supervisor tells: this is its `EngineListener`.
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._unfinished)
+
+    def engine_is_ready(self) -> None:
+        """Send what an engine had taken before it died, in the order in which it came."""
+        if self.records.is_wanted:
+            self._set_recording(True)
+        for prompt in self._prompts():
+            for request in prompt.requests:
+                if request.request_id in self._unfinished:
+                    self._supervisor.send(msgspec.structs.replace(request, is_rerun=True))
+
+    def take_step(self, step: StepOutputs) -> None:
+        """Hand each output to its request's stream."""
+        now_s = time.monotonic()
         self.stats = step.stats
-        now_s = self._heard_s = time.monotonic()
         if step.stats.step is not None:
             self.on_step(step.stats.step)
         if step.records:
             self.records.publish(received(record, now_s) for record in step.records)
         for output in step.outputs:
-            job = self._jobs.get(output.request_id)
-            if job is not None:
-                job.has_begun = True
-                if not job.outputs.put(msgspec.structs.replace(output, received_s=now_s)):
+            prompt = self._unfinished.get(output.request_id)
+            if prompt is not None:
+                prompt.has_begun = True
+                if not prompt.outputs.put(output, now_s):
                     self._forget(output.request_id, abort=True)
 
-    def _end_those_begun(self) -> None:
-        """And those under which an engine died before: they may be what it dies of."""
-        for job in dict.fromkeys(self._jobs.values()):
-            if job.has_begun or job.is_rerun:
-                for request in job.requests:
-                    self._jobs.pop(request.request_id, None)
+    def engine_died(self, retry_after_s: float) -> None:
+        """End what has begun, and that under which an engine died before: it may be why."""
+        for prompt in self._prompts():
+            if prompt.has_begun or prompt.is_rerun:
+                for request in prompt.requests:
+                    self._unfinished.pop(request.request_id, None)
                 error = "the engine process died while it held this request"
-                job.outputs.close(EngineDeadError(error, retry_after_s=self._restarts.seconds_left))
-            job.is_rerun = True
+                prompt.outputs.close(EngineDeadError(error, retry_after_s=retry_after_s))
+            prompt.is_rerun = True
+        self.stats = EngineStats(num_waiting=len(self._unfinished))
 
-    def _send_again(self, connection: EngineProcess) -> None:
-        """What an engine had taken before it died, in the order in which it came."""
-        for job in dict.fromkeys(self._jobs.values()):
-            for request in job.requests:
-                if request.request_id in self._jobs:
-                    connection.send(msgspec.structs.replace(request, is_rerun=True))
+    def engine_is_given_up(self, reason: str) -> None:
+        """End everything."""
+        for prompt in self._prompts():
+            prompt.outputs.close(EngineDeadError(f"the engine is gone: {reason}"))
 
-    def _give_up(self, reason: str) -> None:
-        self.is_alive = False
-        self.death = reason
-        for job in dict.fromkeys(self._jobs.values()):
-            job.outputs.close(EngineDeadError(f"the engine is gone: {reason}"))
+    def _prompts(self) -> list[_PromptRequests]:
+        """Those with unfinished requests, in the order in which they came."""
+        return list(dict.fromkeys(self._unfinished.values()))
+
+
+def _load_tokenizer(source: ModelSource) -> tuple[Tokenizer, ModelDefaults]:
+    tokenizer = load_tokenizer(source)
+    tokenizer.warm_up()
+    return tokenizer, load_defaults(source, tokenizer.eos_token_id)
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

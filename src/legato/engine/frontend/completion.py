@@ -1,44 +1,95 @@
-"""What a caller of the engine receives: text and tokens of one completion, as they come."""
+"""From the engine's outputs for one request to a completion: text and tokens, as they come."""
 
 import msgspec
 
-from legato.core.outputs import FinishReason, TokenLogprobs
+from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
+from legato.core.request import AddRequest
+from legato.engine.frontend.output_text import Detokenizer, StopStrings
+from legato.model.tokenizer import Tokenizer
 
 
-class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text and tokens of one completion of a prompt.
 
     Attributes:
+        output: what the engine told of it. The other attributes say less where a stop string ended
+            the completion within this output.
         index: which of the prompt's `n` completions, from 0.
-        request_id: the engine's, by which its records know the completion.
         text: whole characters only; may be empty while a character or a possible stop string is
             incomplete. The texts of all deltas concatenated are the completion.
         token_ids: sampled since the last delta.
         logprobs: one entry a token, or None where not asked for.
-        prompt_logprobs: entries for the prompt tokens from the second on, in order, as their chunks
-            are computed; only on index 0.
         finish_reason: set on the completion's last delta.
         stop_reason: the stop string or stop token id that ended it, if one did.
-        num_cached_tokens: prompt tokens found in the cache.
-        is_promise_waived, scheduled_s, received_s: as in `RequestOutput`.
+        received_s: when the front end had the output, on the clock of its times.
     """
 
+    output: RequestOutput
     index: int
-    request_id: str = ""
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    is_promise_waived: bool = False
-    scheduled_s: float | None = None
-    received_s: float = 0.0
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    received_s: float
+
+
+class CompletionStream:
+    """Detokenizes one request's tokens and ends it at a stop string.
+
+    Args:
+        index: which of the prompt's completions this is.
+    """
+
+    def __init__(self, index: int, request: AddRequest, tokenizer: Tokenizer) -> None:
+        params = request.params
+        self._index = index
+        self._min_tokens = params.min_tokens
+        self._include_stop = params.include_stop_str_in_output
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stop = StopStrings(params.stop, include_in_output=self._include_stop)
+        self._num_tokens = 0
+        self._finished_by_engine = False
+
+    @property
+    def needs_abort(self) -> bool:
+        """Whether a stop string ended the completion while the engine would go on."""
+        return self._stop.matched is not None and not self._finished_by_engine
+
+    def push(self, output: RequestOutput, received_s: float = 0.0) -> CompletionDelta:
+        """What the output adds to the completion; its tokens after a stop string are left out."""
+        self._finished_by_engine = output.finish_reason is not None
+        text, num_taken = "", 0
+        for token_id in output.new_token_ids:
+            num_taken += 1
+            is_last = num_taken == len(output.new_token_ids)
+            if is_last and output.finish_reason is FinishReason.STOP and not self._include_stop:
+                break  # the token that ended it
+            text += self._take(token_id)
+            if self._stop.matched is not None:
+                break
+        if self._finished_by_engine:
+            text += self._stop.flush()
+        stopped = self._stop.matched is not None
+        return CompletionDelta(
+            output=output,
+            index=self._index,
+            text=text,
+            token_ids=output.new_token_ids[:num_taken],
+            logprobs=None if output.logprobs is None else output.logprobs[:num_taken],
+            finish_reason=FinishReason.STOP if stopped else output.finish_reason,
+            stop_reason=self._stop.matched if stopped else output.stop_reason,
+            received_s=received_s,
+        )
+
+    def _take(self, token_id: int) -> str:
+        self._num_tokens += 1
+        text = self._detokenizer.push(token_id)
+        return self._stop.push(text) if self._num_tokens > self._min_tokens else text
 
 
 class Completion:
-    """One completion put together from its deltas; attributes as in `CompletionDelta`."""
+    """One completion put together from its deltas; attributes as in these, or their outputs."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -54,10 +105,10 @@ class Completion:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs = _extended(self.logprobs, delta.logprobs)
-        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.prompt_logprobs)
+        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.output.prompt_logprobs)
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -5,6 +5,8 @@ import asyncio
 from legato.core.outputs import RequestOutput
 from legato.engine.errors import SlowReaderError
 
+_Received = tuple[RequestOutput, float]  # and when it came, in seconds
+
 
 class OutputQueue:
     """A bounded queue: a reader that stays behind loses its stream, not the server its memory.
@@ -14,11 +16,11 @@ class OutputQueue:
     """
 
     def __init__(self, max_outputs: int) -> None:
-        self._items: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._items: asyncio.Queue[_Received | Exception] = asyncio.Queue()
         self._max_outputs = max_outputs
         self._is_closed = False
 
-    def put(self, output: RequestOutput) -> bool:
+    def put(self, output: RequestOutput, received_s: float) -> bool:
         """Add an output; False where none are taken any more, so that its request may as well end.
 
         An output too many ends the stream: what waits is dropped, and the reader gets a
@@ -33,7 +35,7 @@ class OutputQueue:
             )
         if self._is_closed:
             return False
-        self._items.put_nowait(output)
+        self._items.put_nowait((output, received_s))
         return True
 
     def close(self, error: Exception) -> None:
@@ -41,8 +43,8 @@ class OutputQueue:
         self._is_closed = True
         self._items.put_nowait(error)
 
-    async def get(self) -> RequestOutput:
-        """The next output.
+    async def get(self) -> tuple[RequestOutput, float]:
+        """The next output, and when it was received.
 
         Raises:
             SlowReaderError: the reader was too far behind.

@@ -20,6 +20,7 @@ def build_requests(
     service: ServiceParams,
     request_id: str,
     info: EngineInfo,
+    eos_token_ids: tuple[int, ...],
     arrival_time_s: float,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
@@ -29,6 +30,7 @@ def build_requests(
 
     Args:
         request_id: unique; the engine's ids are this with the completion's index behind it.
+        eos_token_ids: the model's, at which it ends its answer.
         arrival_time_s: on the machine's monotonic clock.
 
     Raises:
@@ -58,7 +60,7 @@ def build_requests(
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             ),
             service=service,
-            eos_token_ids=() if params.ignore_eos else info.eos_token_ids,
+            eos_token_ids=() if params.ignore_eos else eos_token_ids,
             arrival_time_s=arrival_time_s,
         )
         for index in range(params.n)

@@ -1,13 +1,16 @@
 """One engine process, from its start to its end, and the messages to and from it."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from legato.core.config import EngineConfig
@@ -26,8 +29,10 @@ from legato.engine.process.messages import (
 
 logger = logging.getLogger(__name__)
 
+_PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 _SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
@@ -38,7 +43,14 @@ includes the thread they wait for: beside one busy process a step takes forty ti
 
 
 class EngineProcess:
-    """Made by `open`; `ready` comes before anything is sent, and `close` last."""
+    """Made by `starting`; `ready` comes before anything is sent, and `close` last.
+
+    Nothing waits for the process's end without a limit: one that is stuck in the kernel ends at no
+    signal.
+
+    Attributes:
+        loading_s: how long it took until it was ready.
+    """
 
     def __init__(
         self,
@@ -50,25 +62,30 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
+        self._status = _reaped(process)
+        self._started_s = time.monotonic()
+        self.loading_s = 0.0
 
     @classmethod
-    async def open(cls, config: EngineConfig) -> "EngineProcess":
-        """Start an engine process; its model is still to be loaded."""
+    @contextlib.asynccontextmanager
+    async def starting(cls, config: EngineConfig) -> "AsyncGenerator[EngineProcess]":
+        """An engine process whose model is still to be loaded; ended where the context raises."""
         ours, theirs = socket.socketpair()
         with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
             process = subprocess.Popen(
-                [sys.executable, "-m", "legato.engine.process.main", str(theirs.fileno())],
+                [*_PROGRAM, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=_SHORT_SPIN | os.environ,
             )
-        try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
         writer.write(pack_frame(config))
-        return cls(process, reader, writer)
+        engine = cls(process, reader, writer)
+        try:
+            yield engine
+        except BaseException:
+            engine.abandon()
+            await engine.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -92,6 +109,7 @@ class EngineProcess:
             raise EngineDeadError("the engine process died while loading the model") from lost
         match messages[0]:
             case EngineReady(info):
+                self.loading_s = time.monotonic() - self._started_s
                 return info
             case EngineFailed(error, is_user_error):
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
@@ -101,7 +119,7 @@ class EngineProcess:
         """To a process that is gone, nothing is sent."""
         self._writer.write(pack_frame(event))
 
-    async def steps(self) -> AsyncIterator[StepOutputs]:
+    async def steps(self) -> AsyncGenerator[StepOutputs]:
         """What each step brought, until the process ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):
@@ -114,21 +132,39 @@ class EngineProcess:
             logger.error("lost the connection to the engine process: %s", error)
 
     async def close(self) -> str:
-        """End the process, if it still runs; returns how it ended."""
+        """End the process, if it still runs; returns how it ended.
+
+        A process that outlives its killing is left behind. It is reaped when it ends after all.
+        """
         self._writer.close()
-        try:
-            status = await asyncio.to_thread(self._process.wait, _STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
+        if not await self._ends_within(_STOP_TIMEOUT_S):
+            self.abandon()
+            if not await self._ends_within(_KILL_TIMEOUT_S):
+                logger.error("the engine process %d cannot be ended and is left behind", self.pid)
+                return "it cannot be ended"
+        status = self._status.result()
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
     def abandon(self) -> None:
-        """End the process, and `steps`, without waiting: it may hang where no signal gets."""
+        """Kill the process, and end `steps`, without waiting for either."""
         self._process.kill()
-        self._writer.close()
+        # Closing would first wait for the process to read what was sent.
+        self._writer.transport.abort()
 
-    def kill(self) -> None:
-        """End the process at once."""
-        self.abandon()
-        self._process.wait()
+    async def _ends_within(self, seconds: float) -> bool:
+        done, _ = await asyncio.wait([self._status], timeout=seconds)
+        return bool(done)
+
+
+def _reaped(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
+    """The status that the process ends with, however late; a thread of its own waits for it."""
+    loop = asyncio.get_running_loop()
+    status: asyncio.Future[int] = loop.create_future()
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(status.set_result, code)
+
+    threading.Thread(target=wait, name=f"reaper of {process.pid}", daemon=True).start()
+    return status

@@ -1,4 +1,4 @@
-"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineClient`.
+"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineProcess`.
 
 It is apart from the HTTP server so that a step is never held up by the interpreter lock while
 requests are parsed, tokenized and written out; and so that it can die and be started again.
@@ -50,7 +50,7 @@ def _serve(channel: Channel) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        engine, info, _ = build_engine(config)
+        engine, info = build_engine(config)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
         return 2

@@ -37,10 +37,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: as asked for in the configuration.
         max_model_len: longest prompt plus output, in tokens.
-        eos_token_ids: tokens at which the model ends its answer.
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
-        default_sampling: settings the checkpoint recommends; key a `SamplingParams` field.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
     """
 
@@ -48,10 +46,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str
     max_model_len: int
     vocab_size: int
-    eos_token_ids: tuple[int, ...]
     cache: CacheInfo
     slo_classes: dict[str, SloClass]
-    default_sampling: dict[str, float | int]
     settings: dict[str, str]
 
     def renamed(self, served_model_name: str | None) -> "EngineInfo":

@@ -26,13 +26,10 @@ from legato.executor.memory import num_cache_blocks, num_swap_blocks, take_memor
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
-from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
 from legato.model.native import Machine, native_instructions, why_not_native
 from legato.model.packed_linear import compile_kernels
-from legato.model.source import resolve_source
 from legato.model.spec import DecoderSpec
-from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -56,11 +53,11 @@ class EngineParts:
     kernels: str
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo, Tokenizer]:
+def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     """Load the model, size the cache, and tie them to a scheduler.
 
     Returns:
-        The engine, what a front end needs to know of it, and the model's tokenizer.
+        The engine, and what a front end needs to know of it.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -73,12 +70,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo, Tokenize
         kv=parts.kv,
         step_time=StepTimeModel(known_steps(parts)),
     )
-    source = resolve_source(config.model.model, config.model.revision)
-    tokenizer = load_tokenizer(source)
-    info = _describe(parts, load_defaults(source, tokenizer.eos_token_id))
+    info = _describe(parts)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
-    return EngineLoop(scheduler, parts.kv, parts.executor), info, tokenizer
+    return EngineLoop(scheduler, parts.kv, parts.executor), info
 
 
 def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
@@ -268,7 +263,7 @@ def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
     return values * decoder.dtype.itemsize
 
 
-def _describe(parts: EngineParts, defaults: ModelDefaults) -> EngineInfo:
+def _describe(parts: EngineParts) -> EngineInfo:
     config, decoder, kv = parts.config, parts.decoder, parts.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
     cache_bytes = kv.num_blocks * _bytes_per_block(decoder, kv.block_size)
@@ -277,14 +272,12 @@ def _describe(parts: EngineParts, defaults: ModelDefaults) -> EngineInfo:
         served_model_name=config.model.model,
         max_model_len=parts.max_model_len,
         vocab_size=decoder.spec.vocab_size,
-        eos_token_ids=defaults.eos_token_ids,
         cache=CacheInfo(
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         ),
         slo_classes=config.scheduler.classes,
-        default_sampling=defaults.sampling,
         settings={
             "model": config.model.model,
             "dtype": str(decoder.dtype).removeprefix("torch."),

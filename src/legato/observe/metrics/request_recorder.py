@@ -1,28 +1,10 @@
 """Measures requests as their tokens arrive. All times are seconds of `time.monotonic`."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from legato.core.outputs import FinishReason
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.observe.metrics.metrics import Metrics
 from legato.observe.metrics.slo_metrics import RequestSlo
-
-
-class Delta(Protocol):
-    """What is new of a completion; see `legato.engine.frontend.completion.CompletionDelta`."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def finish_reason(self) -> FinishReason | None: ...
-    @property
-    def num_cached_tokens(self) -> int: ...
-    @property
-    def is_promise_waived(self) -> bool: ...
-    @property
-    def scheduled_s(self) -> float | None: ...
-    @property
-    def received_s(self) -> float: ...
 
 
 class JobRecorder:
@@ -57,12 +39,25 @@ class JobRecorder:
         if max_tokens is not None:
             metrics.requests.params_max_tokens.observe(max_tokens)
 
-    def take(self, index: int, delta: Delta) -> None:
-        """Something has come of a completion, perhaps its end."""
-        if delta.token_ids:
-            self._running[index].add_tokens(delta)
-        if delta.finish_reason is not None:
-            self._end(index, delta.finish_reason, delta.received_s)
+    def take(
+        self,
+        index: int,
+        output: RequestOutput,
+        *,
+        num_tokens: int,
+        finish_reason: FinishReason | None,
+        received_s: float,
+    ) -> None:
+        """Something has come of a completion, perhaps its end.
+
+        Args:
+            num_tokens, finish_reason: as the client sees them: a stop string may have ended the
+                completion within the output.
+        """
+        if num_tokens:
+            self._running[index].add_tokens(output, num_tokens, received_s)
+        if finish_reason is not None:
+            self._end(index, finish_reason, received_s)
 
     def refuse(self, reason: str, now_s: float) -> None:
         """What still runs is refused, for one of `REFUSALS`."""
@@ -99,16 +94,16 @@ class _CompletionRecorder:
         self._last_s = arrival_s
         self.num_tokens = 0
 
-    def add_tokens(self, delta: Delta) -> None:
-        gap_s = delta.received_s - self._last_s
+    def add_tokens(self, output: RequestOutput, num_tokens: int, received_s: float) -> None:
+        gap_s = received_s - self._last_s
         if self.num_tokens:
             self._metrics.itl_s.of(self._class).observe(gap_s)
             self._slo.token(gap_s)
         else:
-            self._begin(delta)
-        self._last_s = delta.received_s
-        self.num_tokens += len(delta.token_ids)
-        self._metrics.generation_tokens.inc(len(delta.token_ids))
+            self._begin(output, received_s)
+        self._last_s = received_s
+        self.num_tokens += num_tokens
+        self._metrics.generation_tokens.inc(num_tokens)
 
     def end(self, reason: FinishReason, now_s: float) -> None:
         """It is over, for whatever reason; called once."""
@@ -120,20 +115,20 @@ class _CompletionRecorder:
             self._slo.no_first_token(now_s - self._arrival_s)
         self._slo.end(reason)
 
-    def _begin(self, delta: Delta) -> None:
+    def _begin(self, output: RequestOutput, received_s: float) -> None:
         """Its first token is there."""
-        assert delta.scheduled_s is not None
+        assert output.scheduled_s is not None
         metrics = self._metrics
-        self._scheduled_s, self._first_s = delta.scheduled_s, delta.received_s
+        self._scheduled_s, self._first_s = output.scheduled_s, received_s
         ttft_s = self._first_s - self._arrival_s
         metrics.ttft_s.of(self._class).observe(ttft_s)
         metrics.queue_s.of(self._class).observe(self._scheduled_s - self._arrival_s)
         metrics.prefill_s.observe(self._first_s - self._scheduled_s)
         metrics.prompt_tokens.inc(self._num_prompt_tokens)
-        metrics.cached_tokens.inc(delta.num_cached_tokens)
+        metrics.cached_tokens.inc(output.num_cached_tokens)
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
-        metrics.request_computed_tokens.observe(self._num_prompt_tokens - delta.num_cached_tokens)
-        if delta.is_promise_waived:
+        metrics.request_computed_tokens.observe(self._num_prompt_tokens - output.num_cached_tokens)
+        if output.is_promise_waived:
             self._slo.waive()
         self._slo.first_token(ttft_s)
 

@@ -1,7 +1,7 @@
 """From the deltas of a job to the answer to its HTTP request: one JSON object, or a stream."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Protocol
@@ -11,14 +11,25 @@ from fastapi.responses import Response
 
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.server.generation.job import Job, PromptDelta
-from legato.server.generation.usage import Usage, UsageCounter
+from legato.server.generation.request import GenerationRequest, StreamOptions
+from legato.server.http.bodies import DONE, EventStream, encode_json, event, json_response
 from legato.server.http.errors import as_api_error
-from legato.server.http.sse import DONE, EventStream, event
-from legato.server.openai.generation_request import GenerationRequest, StreamOptions
 
 logger = logging.getLogger(__name__)
 
-_encode = msgspec.json.Encoder().encode
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """OpenAI's usage object."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
 
 UsageField = Usage | None | msgspec.UnsetType
 
@@ -34,10 +45,6 @@ class AnswerFormat(Protocol):
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         """The end of a stream that was to tell its usage."""
-
-
-def json_response(body: msgspec.Struct) -> Response:
-    return Response(_encode(body), media_type="application/json")
 
 
 async def respond(
@@ -61,13 +68,37 @@ async def respond(
 async def _collect(
     job: Job, deltas: AsyncGenerator[PromptDelta, None], answer_format: AnswerFormat
 ) -> msgspec.Struct:
-    usage = UsageCounter(job.prompts)
+    usage = _UsageCounter(job.prompts)
     completions = [Completion(choice) for choice in range(job.num_choices)]
     async with aclosing(deltas):
         async for prompt_index, delta in deltas:
             usage.add(prompt_index, delta)
             completions[job.choice(prompt_index, delta)].add(delta)
     return answer_format.answer(completions, usage.so_far)
+
+
+class _UsageCounter:
+    """Counts what the deltas of one request bring; its prompts count once each."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_cached_tokens = [0] * len(prompts)
+        self._num_output_tokens = 0
+
+    def add(self, prompt_index: int, delta: CompletionDelta) -> None:
+        self._num_output_tokens += len(delta.token_ids)
+        num_cached = delta.output.num_cached_tokens
+        if delta.index == 0 and num_cached:
+            self._num_cached_tokens[prompt_index] = num_cached
+
+    @property
+    def so_far(self) -> Usage:
+        return Usage(
+            self._num_prompt_tokens,
+            self._num_output_tokens,
+            self._num_prompt_tokens + self._num_output_tokens,
+            PromptTokensDetails(sum(self._num_cached_tokens)),
+        )
 
 
 class _ChunkWriter:
@@ -77,18 +108,18 @@ class _ChunkWriter:
         self._job = job
         self._format = answer_format
         self._options = options
-        self._usage = UsageCounter(job.prompts)
+        self._usage = _UsageCounter(job.prompts)
 
     def delta(self, prompt_index: int, delta: CompletionDelta) -> bytes:
         self._usage.add(prompt_index, delta)
         choice = self._job.choice(prompt_index, delta)
-        return event(_encode(self._format.chunk(choice, delta, self._usage_field)))
+        return event(encode_json(self._format.chunk(choice, delta, self._usage_field)))
 
     def end(self) -> bytes:
         """What follows the last delta."""
         if not self._options.include_usage:
             return DONE
-        return event(_encode(self._format.usage_chunk(self._usage.so_far))) + DONE
+        return event(encode_json(self._format.usage_chunk(self._usage.so_far))) + DONE
 
     @property
     def _usage_field(self) -> UsageField:

@@ -1,8 +1,9 @@
-"""Runs the prompts of one HTTP request and merges what comes of them."""
+"""Runs the prompts of one HTTP request, merges what comes of them, and notes how that went."""
 
 import asyncio
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,12 +13,13 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.step_record import AnswerRecord
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.observe.metrics.request_metrics import INVALID
 from legato.observe.metrics.request_recorder import JobRecorder
+from legato.observe.traces.feed import RecordFeed
 from legato.server.context import Arrival, Context
-from legato.server.generation.answer_recorder import AnswerRecorder
 from legato.server.http.errors import shutting_down
 
 PromptDelta = tuple[int, CompletionDelta]  # index of the prompt, and what is new
@@ -59,13 +61,19 @@ async def run_job(context: Context, job: Job) -> AsyncGenerator[PromptDelta, Non
         ApiError: the same, where the server is shutting down.
     """
     recorder = _recorder(context, job)
-    answer = AnswerRecorder(context.client.records, job)
+    answer = _AnswerRecorder(context.client.records, job)
     reason = FinishReason.ABORT
     try:
         async with aclosing(_deltas(context, job)) as deltas:
             async for prompt_index, delta in deltas:
                 choice = job.choice(prompt_index, delta)
-                recorder.take(choice, delta)
+                recorder.take(
+                    choice,
+                    delta.output,
+                    num_tokens=len(delta.token_ids),
+                    finish_reason=delta.finish_reason,
+                    received_s=delta.received_s,
+                )
                 answer.take(choice, delta)
                 yield prompt_index, delta
                 answer.sent(choice, delta)
@@ -93,6 +101,60 @@ def _recorder(context: Context, job: Job) -> JobRecorder:
         slo_class=job.service.slo_class,
         arrival_s=job.arrival.received_s,
     )
+
+
+class _AnswerRecorder:
+    """Notes how an answer went, while somebody listens to records; publishes that at its end."""
+
+    def __init__(self, feed: RecordFeed, job: Job) -> None:
+        self._feed = feed
+        self._job = job
+        self._request_ids: dict[int, str] = {}
+        self._sent_s: defaultdict[int, list[float]] = defaultdict(list)
+        self._finish_reasons: dict[int, FinishReason] = {}
+        self._num_output_tokens = 0
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        """A delta has come."""
+        if not self._feed.is_wanted:
+            return
+        self._request_ids[choice] = delta.output.request_id
+        self._num_output_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._finish_reasons[choice] = delta.finish_reason
+
+    def sent(self, choice: int, delta: CompletionDelta) -> None:
+        """It has been written to the client's socket, or put with the others of its answer."""
+        if self._feed.is_wanted:
+            self._sent_s[choice] += [time.monotonic()] * len(delta.token_ids)
+
+    def end(self, error: BaseException | None) -> None:
+        """The answer is over; `error` is why, where it did not come to its end."""
+        if not self._feed.is_wanted:
+            return
+        if isinstance(error, GeneratorExit | asyncio.CancelledError):
+            error = ConnectionAbortedError("the client went away")
+        job, params = self._job, self._job.params
+        record = AnswerRecord(
+            http_id=job.arrival.request_id,
+            operation=job.operation,
+            is_streamed=job.is_streamed,
+            request_ids=self._request_ids,
+            received_s=job.arrival.received_s,
+            ended_s=time.monotonic(),
+            sent_s=dict(self._sent_s),
+            finish_reasons=self._finish_reasons,
+            error=None if error is None else str(error),
+            error_type=None if error is None else type(error).__name__,
+            num_prompt_tokens=sum(map(len, job.prompts)),
+            num_output_tokens=self._num_output_tokens,
+            n=params.n,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            trace_context=job.arrival.trace_context,
+        )
+        self._feed.publish([record])
 
 
 def _deltas(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:

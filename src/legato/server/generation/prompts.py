@@ -2,17 +2,81 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.server.context import Context
-from legato.server.openai.chat_request import ChatMessage, TemplateOptions
-from legato.server.openai.completion_request import Prompt
+from legato.server.http.bodies import RequestModel
 
 # Shorter texts take less time to tokenize than a thread takes to start on them.
 _LONG_TEXT = 4096
 
+# Arguments of the template renderer that are not for the template.
+_RESERVED = ("self", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+
 _Result = TypeVar("_Result")
+
+Prompt = str | list[int]
+
+
+def _joined_text(value: Any) -> Any:
+    """One text from a message's parts, which stand on lines of their own."""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(map(_part_text, value))
+
+
+def _part_text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise ValueError(
+            f"a content part of type {kind!r} is not supported; parts are "
+            '{"type": "text", "text": "..."}'
+        )
+    text: str = part["text"]
+    return text
+
+
+MessageText = Annotated[
+    str,
+    BeforeValidator(_joined_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
+]
+
+
+class ChatMessage(RequestModel):
+    """One message; what is set goes to the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: MessageText
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class TemplateOptions(RequestModel):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_template_options(self) -> "TemplateOptions":
+        for name in _RESERVED:
+            if name in (self.chat_template_kwargs or {}):
+                raise InvalidRequestError(
+                    f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
+                )
+        return self
 
 
 async def prompt_token_ids(

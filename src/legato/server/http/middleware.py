@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +23,6 @@ from legato.server.http.errors import (
     shutting_down,
     too_many_bodies,
 )
-from legato.server.http.lifecycle import Lifecycle
 
 _REQUEST_ID = "X-Request-Id"
 # It comes back on every chunk of a stream.
@@ -62,6 +62,35 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class Lifecycle:
+    """Whether the server takes new work: it serves, then drains, then is drained.
+
+    Attributes:
+        is_draining: new work is refused while what runs may finish.
+        num_in_flight: requests being answered.
+    """
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.num_in_flight = 0
+
+    @property
+    def is_drained(self) -> bool:
+        return self.is_draining and self.num_in_flight == 0
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request for as long as it is being answered."""
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
 
 
 class RefuseWhileDraining:

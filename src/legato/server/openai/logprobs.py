@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from legato.core.outputs import TokenLogprobs
-from legato.engine.frontend.detokenizer import Detokenizer
+from legato.engine.frontend.output_text import Detokenizer
 from legato.model.tokenizer import Tokenizer
 
 # JSON has no infinity.

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from legato.server.context import Context, ContextDep
-from legato.server.generation.answer import json_response
+from legato.server.http.bodies import json_response
 from legato.server.openapi import responses
 
 router = APIRouter(tags=["OpenAI"])
@@ -21,7 +21,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: str = "model"
-    created: int = _STARTED
+    created: int
     owned_by: str = "legato"
     root: str
     parent: None = None
@@ -50,4 +50,9 @@ async def retrieve_model(model: str, context: ContextDep) -> Response:
 
 def _card(context: Context) -> ModelCard:
     info = context.client.info
-    return ModelCard(id=context.model_name, root=info.model, max_model_len=info.max_model_len)
+    return ModelCard(
+        id=context.model_name,
+        created=_STARTED,
+        root=info.model,
+        max_model_len=info.max_model_len,
+    )

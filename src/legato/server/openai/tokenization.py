@@ -10,11 +10,14 @@ from pydantic import Field, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.server.context import Context, ContextDep
-from legato.server.generation.answer import json_response
-from legato.server.generation.prompts import chat_token_ids, off_loop, prompt_token_ids
-from legato.server.http.json_route import JsonRoute
-from legato.server.openai.chat_request import ChatMessage, TemplateOptions
-from legato.server.openai.fields import RequestModel
+from legato.server.generation.prompts import (
+    ChatMessage,
+    TemplateOptions,
+    chat_token_ids,
+    off_loop,
+    prompt_token_ids,
+)
+from legato.server.http.bodies import JsonRoute, RequestModel, json_response
 from legato.server.openapi import responses
 
 router = APIRouter(route_class=JsonRoute, tags=["tokenization"])

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from legato.core.version import __version__
 from legato.server.context import ContextDep
-from legato.server.generation.answer import json_response
+from legato.server.http.bodies import json_response
 from legato.server.http.errors import shutting_down
 from legato.server.openapi import responses
 

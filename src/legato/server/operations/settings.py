@@ -11,9 +11,7 @@ from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.frontend.client import EngineClient
 from legato.server.context import ContextDep
-from legato.server.generation.answer import json_response
-from legato.server.http.json_route import JsonRoute
-from legato.server.openai.fields import RequestModel
+from legato.server.http.bodies import JsonRoute, RequestModel, json_response
 from legato.server.openapi import responses
 
 router = APIRouter(route_class=JsonRoute, tags=["settings"])

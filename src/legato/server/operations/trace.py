@@ -13,10 +13,8 @@ from starlette.background import BackgroundTask
 from legato.engine.frontend.client import EngineClient
 from legato.observe.traces.formats import TraceFormat
 from legato.observe.traces.tracer import Tracer
-from legato.server.generation.answer import json_response
+from legato.server.http.bodies import JsonRoute, RequestModel, json_response
 from legato.server.http.errors import trace_conflict
-from legato.server.http.json_route import JsonRoute
-from legato.server.openai.fields import RequestModel
 from legato.server.openapi import responses
 
 router = APIRouter(route_class=JsonRoute, tags=["trace"])

@@ -17,7 +17,7 @@ from legato.core.step_record import AnswerRecord, EngineRecord
 from legato.engine.process.messages import EngineStats
 from legato.observe.traces.feed import Subscription
 from legato.server.context import Context, ContextDep
-from legato.server.http.sse import EventStream, event
+from legato.server.http.bodies import EventStream, event
 from legato.server.operations.settings import SettingsAnswer, describe
 
 router = APIRouter(include_in_schema=False)

@@ -3,20 +3,57 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import (
+    MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
+    MAX_STOP,
     SEED_LIMIT,
     TOP_K_LIMIT,
     SamplingParams,
 )
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
-from legato.server.openai.fields import LogitBias, RequestModel, Strings, TokenIds, only
+from legato.server.http.bodies import RequestModel, only
 
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _integer_keys(value: Any) -> Any:
+    """JSON has no integer keys, so token ids come as strings."""
+    if not isinstance(value, dict):
+        return value
+    if not all(key.isascii() and key.isdecimal() and len(key) < 20 for key in value):
+        raise ValueError("the keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
+    several = {"type": "array", "items": item, "maxItems": MAX_STOP}
+    return WithJsonSchema({"anyOf": [item, several]})
+
+
+_TOKEN_ID = {"type": "integer", "minimum": 0}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
+
+Strings = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_tuple),
+    _one_or_several({"type": "string", "minLength": 1}),
+]
+TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), _one_or_several(_TOKEN_ID)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_integer_keys), WithJsonSchema(_BIASES)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 # OpenAI's limits.
 Metadata = Annotated[

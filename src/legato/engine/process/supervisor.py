@@ -1,0 +1,210 @@
+"""Keeps an engine process running: notices that it died or hangs, and starts another."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.core.request import Event
+from legato.engine.errors import EngineDeadError
+from legato.engine.process.engine_process import EngineProcess
+from legato.engine.process.messages import Control, StepOutputs
+
+logger = logging.getLogger(__name__)
+
+_CHECKS_PER_TIMEOUT = 10
+_SHORT_LIFE_S = 60.0
+_MAX_SHORT_LIVES = 3
+_LEAST_WAIT_S = 1.0
+
+
+class EngineListener(Protocol):
+    """Whom a supervisor tells of its engine, on the event loop."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that the engine has yet to end; without any it may be silent."""
+
+    def engine_is_ready(self) -> None:
+        """There is an engine, which has been sent nothing yet."""
+
+    def take_step(self, step: StepOutputs) -> None:
+        """The engine has run a step."""
+
+    def engine_died(self, retry_after_s: float) -> None:
+        """The engine is gone; another is being started, and expected to serve by then."""
+
+    def engine_is_given_up(self, reason: str) -> None:
+        """There is no engine, nor will there be one. The last that is told."""
+
+
+class EngineSupervisor:
+    """One engine process at a time, until it was closed or another is no use.
+
+    Args:
+        engine: the first one, which is ready.
+        timeout_s: how long an engine with requests may say nothing before it counts as dead.
+
+    Attributes:
+        config: what the next engine is started with.
+        is_alive: whether there is an engine, or will be again.
+        death: why there is none, if so.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        engine: EngineProcess,
+        listener: EngineListener,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self.config = config
+        self.is_alive = True
+        self.death = ""
+        self._listener = listener
+        self._timeout_s = timeout_s
+        self._engine: EngineProcess | None = engine  # None while there is none
+        self._has_spoken = False  # since it was last checked for hanging
+        self._restarts = Restarts(engine.loading_s)
+        self._running = asyncio.create_task(self._keep_running(engine))
+
+    @property
+    def num_restarts(self) -> int:
+        return self._restarts.count
+
+    def check_running(self) -> None:
+        """Raises `EngineDeadError` where there is no engine just now."""
+        if not self.is_alive:
+            raise EngineDeadError(f"the engine is gone: {self.death}")
+        if self._engine is None:
+            raise EngineDeadError(
+                "the engine process died and is being restarted",
+                retry_after_s=self._restarts.seconds_left,
+            )
+
+    def send(self, message: Event | Control) -> None:
+        """Where there is no engine just now, nothing is sent."""
+        if self._engine is not None:
+            self._engine.send(message)
+
+    async def close(self) -> None:
+        """End the engine process; what still runs in it is lost."""
+        if self.is_alive:
+            self._running.cancel()
+            self._give_up("it was stopped")
+        await asyncio.wait([self._running])
+        if self._engine is not None:  # cancelled before its first line
+            await self._engine.close()
+
+    async def _keep_running(self, engine: EngineProcess) -> None:
+        try:
+            while True:
+                await self._follow(engine)
+                self._restarts.note_death()
+                self._listener.engine_died(self._restarts.seconds_left)
+                engine = await self._start_again()
+        except (ConfigError, EngineDeadError) as error:
+            self._give_up(str(error))
+        except Exception as error:
+            logger.exception("cannot go on")
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    async def _follow(self, engine: EngineProcess) -> None:
+        """Pass on what the engine tells, until it ends."""
+        self._engine = engine
+        self._listener.engine_is_ready()
+        watching = asyncio.create_task(self._end_if_it_hangs(engine))
+        try:
+            async for step in engine.steps():
+                self._has_spoken = True
+                self._listener.take_step(step)
+        finally:
+            watching.cancel()
+            self._engine = None
+            status = await engine.close()
+        logger.error("the engine process ended unexpectedly: %s", status)
+
+    async def _end_if_it_hangs(self, engine: EngineProcess) -> None:
+        num_silent = 0  # checks in a row since which it said nothing, though it has requests
+        while num_silent <= _CHECKS_PER_TIMEOUT:  # the first may have come just before a check
+            self._has_spoken = False
+            await asyncio.sleep(self._timeout_s / _CHECKS_PER_TIMEOUT)
+            is_silent = self._listener.num_unfinished > 0 and not self._has_spoken
+            num_silent = num_silent + 1 if is_silent else 0
+        logger.error(
+            "the engine has %d requests and has said nothing for %.0f s: it is killed",
+            self._listener.num_unfinished,
+            self._timeout_s,
+        )
+        engine.abandon()
+
+    async def _start_again(self) -> EngineProcess:
+        """Another engine; raises as `EngineProcess.ready` where there is no point in going on."""
+        while True:
+            logger.info("starting the engine again")
+            try:
+                async with EngineProcess.starting(self.config) as engine:
+                    await engine.ready()
+            except EngineDeadError as error:
+                logger.error("%s", error)
+                self._restarts.note_death()
+            else:
+                self._restarts.note_ready()
+                return engine
+
+    def _give_up(self, reason: str) -> None:
+        self.is_alive = False
+        self.death = reason
+        self._listener.engine_is_given_up(reason)
+
+
+class Restarts:
+    """How often an engine has died, and whether it is worth starting again.
+
+    Lives are told by how long an engine served, so that one slow to load can be in a loop, too.
+
+    Args:
+        loading_s: how long the first start took.
+        clock: seconds.
+
+    Attributes:
+        count: of restarts, those that failed too.
+    """
+
+    def __init__(self, loading_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._loading_s = loading_s
+        self._clock = clock
+        self._num_short_lives = 0  # in a row
+        self._died_s = 0.0
+        self._ready_s: float | None = clock()  # None while it is loading
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the engine that is being started can be expected to serve."""
+        return max(_LEAST_WAIT_S, self._died_s + self._loading_s - self._clock())
+
+    def note_ready(self) -> None:
+        """The engine serves."""
+        self._ready_s = self._clock()
+
+    def note_death(self) -> None:
+        """The engine died, and is to be started again.
+
+        Raises:
+            EngineDeadError: that is no use, since it dies as soon as it serves, or before.
+        """
+        self._died_s = self._clock()
+        served_s = 0.0 if self._ready_s is None else self._died_s - self._ready_s
+        self._ready_s = None
+        self._num_short_lives = self._num_short_lives + 1 if served_s < _SHORT_LIFE_S else 0
+        if self._num_short_lives == _MAX_SHORT_LIVES:
+            raise EngineDeadError(
+                f"the engine process died {_MAX_SHORT_LIVES} times in a row, each time within "
+                f"{_SHORT_LIFE_S:.0f} s of serving"
+            )
+        self.count += 1

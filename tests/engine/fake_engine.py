@@ -1,0 +1,75 @@
+"""A program that speaks as an engine process does, but computes nothing.
+
+    python fake_engine.py SCRIPT FD
+
+Each start takes a line away from the file SCRIPT and does what it says: "serve", "die" while
+loading, or "refuse" the configuration. A request named "die" or "hang" has it do that; any other
+ends at once, with the budget that the engine was configured with as the number of those that run.
+"""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from legato.core.config import EngineConfig
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AbortRequest, AddRequest
+from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.messages import (
+    CacheInfo,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    Reconfigure,
+    SetRecording,
+    StepOutputs,
+)
+
+INFO = EngineInfo(
+    model="m",
+    served_model_name="m",
+    max_model_len=400,
+    vocab_size=32_000,
+    cache=CacheInfo(num_blocks=1, block_size=32, enable_prefix_caching=True),
+    slo_classes={},
+    settings={},
+)
+
+
+def main(script: Path, fd: int) -> int:
+    channel = Channel(
+        socket.socket(fileno=fd),
+        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure,
+    )
+    [config] = channel.receive(block=True)
+    life, *later = script.read_text().splitlines()
+    script.write_text("\n".join(later))
+    if life == "die":
+        return 4
+    if life == "refuse":
+        channel.send(EngineFailed("it cannot be served", is_user_error=True))
+        return 2
+    channel.send(EngineReady(INFO))
+    while True:
+        for message in channel.receive(block=True):
+            if isinstance(message, AddRequest):
+                serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
+
+
+def serve(channel: Channel, request_id: str, budget: int) -> None:
+    if request_id == "die":
+        sys.exit(3)
+    if request_id == "hang":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    output = RequestOutput(request_id=request_id, finish_reason=FinishReason.LENGTH)
+    channel.send(StepOutputs([output], EngineStats(num_running=budget)))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    except ChannelClosedError:
+        sys.exit(0)

@@ -1,0 +1,361 @@
+"""Supervision of a real process over the real socket, which only computes nothing."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.engine.errors import EngineDeadError
+from legato.engine.process import engine_process
+from legato.engine.process.engine_process import EngineProcess
+from legato.engine.process.messages import EngineStats, StepOutputs
+from legato.engine.process.supervisor import EngineSupervisor, Restarts
+from legato.executor.simulated import VirtualClock
+from tests.engine import fake_engine
+
+CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=100))
+
+Script = Callable[[str], None]
+
+
+class Listener:
+    """Attributes: `told`: all of it; `num_checks`: how often `num_unfinished` was asked for."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.num_checks = 0
+        self.owed = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        self.num_checks += 1
+        return self.owed
+
+    def engine_is_ready(self) -> None:
+        self.told.append("ready")
+
+    def take_step(self, step: StepOutputs) -> None:
+        [output] = step.outputs
+        self.told.append(f"{output.request_id} {step.stats.num_running}")
+
+    def engine_died(self, retry_after_s: float) -> None:
+        assert retry_after_s >= 1
+        self.owed = 0
+        self.told.append("died")
+
+    def engine_is_given_up(self, reason: str) -> None:
+        self.told.append(reason)
+
+    async def heard(self, *told: str) -> None:
+        """Wait until this was told, and nothing else before."""
+        while len(self.told) < len(told):
+            assert self.told == list(told[: len(self.told)])
+            await asyncio.sleep(0.01)
+        assert self.told == list(told)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Takes what each life of the engine is to be, in order."""
+    path = tmp_path / "lives"
+    program = (sys.executable, fake_engine.__file__, str(path))
+    monkeypatch.setattr(engine_process, "_PROGRAM", program)
+
+    def write(lives: str) -> None:
+        path.write_text("\n".join(lives.split()))
+
+    return write
+
+
+@asynccontextmanager
+async def supervised(timeout_s: float = 300.0) -> AsyncIterator[tuple[EngineSupervisor, Listener]]:
+    """Of which nothing is left at the end."""
+    listener = Listener()
+    async with EngineProcess.starting(CONFIG) as engine:
+        assert await engine.ready() == fake_engine.INFO
+    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=timeout_s)
+    try:
+        yield supervisor, listener
+    finally:
+        await supervisor.close()
+        assert engines() == []
+
+
+def engines() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if fake_engine.__file__ in p.cmdline()]
+
+
+def request(request_id: str) -> AddRequest:
+    return AddRequest(
+        request_id=request_id, prompt_token_ids=token_array([1]), params=SamplingParams()
+    )
+
+
+async def test_an_engine_that_dies_is_followed_by_one_with_the_settings_of_then(
+    script: Script,
+) -> None:
+    script("serve serve")
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("a"))
+        await listener.heard("ready", "a 100")
+        supervisor.check_running()
+        supervisor.config = msgspec.structs.replace(
+            CONFIG, scheduler=SchedulerConfig(max_num_batched_tokens=50)
+        )
+        supervisor.send(request("die"))
+        await listener.heard("ready", "a 100", "died")
+        with pytest.raises(EngineDeadError, match="restarted") as death:
+            supervisor.check_running()
+        assert death.value.retry_after_s is not None
+        supervisor.send(request("to nobody"))
+        await listener.heard("ready", "a 100", "died", "ready")
+        supervisor.send(request("b"))
+        await listener.heard("ready", "a 100", "died", "ready", "b 50")
+        assert supervisor.num_restarts == 1
+    assert listener.told[5:] == ["it was stopped"]
+    with pytest.raises(EngineDeadError, match="it was stopped") as death:
+        supervisor.check_running()
+    assert death.value.retry_after_s is None
+
+
+async def test_an_engine_may_die_while_it_loads_again(script: Script) -> None:
+    script("serve die serve")
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("die"))
+        await listener.heard("ready", "died", "ready")
+        assert supervisor.num_restarts == 2
+
+
+async def test_an_engine_that_always_dies_is_given_up(script: Script) -> None:
+    script("serve die serve")
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("die"))
+        await listener.heard("ready", "died", "ready")
+        supervisor.send(request("die"))
+        reason = "the engine process died 3 times in a row, each time within 60 s of serving"
+        await listener.heard("ready", "died", "ready", reason)
+        assert not supervisor.is_alive
+        assert supervisor.death == reason
+        with pytest.raises(EngineDeadError, match="3 times in a row"):
+            supervisor.check_running()
+    assert listener.told[-1] == reason, "stopping it changes nothing"
+
+
+async def test_settings_that_are_refused_are_not_tried_again(script: Script) -> None:
+    script("serve refuse")
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("die"))
+        await listener.heard("ready", "died", "it cannot be served")
+
+
+async def test_silence_counts_only_while_there_are_requests(script: Script) -> None:
+    script("serve serve")
+    async with supervised(timeout_s=0.05) as (supervisor, listener):
+        while listener.num_checks < 50:  # several times the timeout
+            await asyncio.sleep(0.005)
+        assert listener.told == ["ready"]
+        listener.owed = 1
+        supervisor.send(request("hang"))
+        await listener.heard("ready", "died", "ready")
+
+
+class Talker:
+    """An engine that tells something between any two checks."""
+
+    loading_s = 0.0
+
+    def __init__(self) -> None:
+        self.is_abandoned = False
+        self.num_checks = 0
+        self._steps: asyncio.Queue[StepOutputs] = asyncio.Queue()
+
+    @property
+    def num_unfinished(self) -> int:
+        self.num_checks += 1
+        self._steps.put_nowait(StepOutputs([], EngineStats()))
+        return 1
+
+    async def steps(self) -> AsyncIterator[StepOutputs]:
+        while True:
+            yield await self._steps.get()
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+    async def close(self) -> str:
+        return ""
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+async def test_an_engine_that_speaks_may_take_as_long_as_it_likes() -> None:
+    engine: Any = Talker()
+    supervisor = EngineSupervisor(CONFIG, engine, engine, timeout_s=0.05)
+    while engine.num_checks < 50:
+        await asyncio.sleep(0.005)
+    assert not engine.is_abandoned
+    await supervisor.close()
+
+
+@pytest.mark.parametrize("lives", ["die", "refuse"])
+async def test_nothing_is_left_of_a_start_that_failed(script: Script, lives: str) -> None:
+    script(lives)
+    with pytest.raises((ConfigError, EngineDeadError)):
+        async with EngineProcess.starting(CONFIG) as engine:
+            await engine.ready()
+    assert engines() == []
+
+
+async def test_it_can_be_closed_before_it_has_begun_and_while_it_starts_again(
+    script: Script,
+) -> None:
+    script("serve serve serve")
+    async with supervised():
+        pass
+    async with supervised() as (supervisor, listener):
+        supervisor.send(request("die"))
+        await listener.heard("ready", "died")
+
+
+class Unreapable:
+    """A process that no signal reaches and whose end nobody sees, until it is released.
+
+    As if it were stuck in the kernel.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.released = threading.Event()
+        self.is_reaped = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def kill(self) -> None:
+        if self.released.is_set():
+            self._process.kill()
+
+    def release(self) -> None:
+        self.released.set()
+        self.kill()
+
+    def wait(self, _timeout: float | None = None) -> int:
+        assert self.released.wait(60), "whoever waits here has waited too long"
+        status = self._process.wait()
+        self.is_reaped.set()
+        return status
+
+
+@pytest.fixture
+def unreapable(monkeypatch: pytest.MonkeyPatch) -> list[Unreapable]:
+    """Processes, as they are started."""
+    started: list[Unreapable] = []
+
+    def start(command: Sequence[str], **options: Any) -> Unreapable:
+        started.append(Unreapable(popen(command, **options)))
+        return started[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(engine_process.subprocess, "Popen", start)
+    monkeypatch.setattr(engine_process, "_STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_process, "_KILL_TIMEOUT_S", 0.05)
+    return started
+
+
+async def test_an_engine_that_cannot_be_reaped_is_left_behind(
+    script: Script, unreapable: list[Unreapable]
+) -> None:
+    """And reaped when it ends after all."""
+    script("serve serve")
+    listener = Listener()
+    async with EngineProcess.starting(CONFIG) as engine:
+        await engine.ready()
+    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=0.05)
+    listener.owed = 1
+    supervisor.send(request("hang"))
+    await listener.heard("ready", "died", "ready")
+    await supervisor.close()
+    for process in unreapable:
+        assert not process.released.is_set()
+        process.release()
+        assert await asyncio.to_thread(process.is_reaped.wait, 60)
+    assert len(unreapable) == 2
+
+
+async def test_a_start_that_fails_does_not_wait_for_what_cannot_be_reaped(
+    script: Script, unreapable: list[Unreapable]
+) -> None:
+    script("refuse")
+    with pytest.raises(ConfigError):
+        async with EngineProcess.starting(CONFIG) as engine:
+            await engine.ready()
+    [process] = unreapable
+    process.release()
+    assert await asyncio.to_thread(process.is_reaped.wait, 60)
+
+
+async def test_an_engine_that_reads_nothing_can_be_abandoned(
+    script: Script, unreapable: list[Unreapable]
+) -> None:
+    """What it was sent and has not read holds up nobody."""
+    script("serve")
+    async with EngineProcess.starting(CONFIG) as engine:
+        await engine.ready()
+    engine.send(request("hang"))
+    for _ in range(100):
+        engine.send(request("x" * 2**16))
+    engine.abandon()
+    assert [step async for step in engine.steps()] == []
+    unreapable[0].release()
+    assert await engine.close() == "SIGKILL"
+
+
+def test_three_short_lives_in_a_row_are_enough() -> None:
+    clock = VirtualClock()
+    restarts = Restarts(loading_s=5.0, clock=clock)
+    for served_s in (3600.0, 59.0, 1.0, 61.0, 0.0, 59.0):
+        clock.advance_to(clock() + served_s)
+        restarts.note_death()
+        clock.advance_to(clock() + 1000.0)  # loading is not life
+        restarts.note_ready()
+    with pytest.raises(EngineDeadError, match="3 times in a row"):
+        restarts.note_death()
+    assert restarts.count == 6
+
+
+def test_engines_that_die_while_loading_have_not_lived() -> None:
+    clock = VirtualClock()
+    restarts = Restarts(loading_s=5.0, clock=clock)
+    clock.advance_to(100.0)
+    restarts.note_death()
+    for _ in range(2):
+        clock.advance_to(clock() + 100.0)
+        restarts.note_death()
+    with pytest.raises(EngineDeadError):
+        restarts.note_death()
+
+
+def test_clients_are_told_to_come_back_when_the_next_one_should_serve() -> None:
+    clock = VirtualClock()
+    restarts = Restarts(loading_s=5.0, clock=clock)
+    clock.advance_to(100.0)
+    restarts.note_death()
+    assert restarts.seconds_left == 5.0
+    clock.advance_to(103.0)
+    assert restarts.seconds_left == 2.0
+    clock.advance_to(110.0)
+    assert restarts.seconds_left == 1.0
