@@ -168,7 +168,7 @@ class Harness:
         if request.ends_in_flight:
             return False
         num_computed = request.num_scheduled_tokens
-        if not request.num_in_flight_tokens:
+        if not request.is_in_flight:
             num_computed = max(num_computed, self.kv.num_computed_tokens(request))
         is_output = num_computed >= request.num_prompt_tokens
         return is_output and request.num_expected_tokens - num_computed == 1

@@ -47,7 +47,7 @@ class PromiseHarness(Harness):
         running = self.scheduler._queues.running.values()
         due_s = {r.request_id: r.next_due_s for r in running if self.is_stream(r)}
         best_effort = {r.request_id for r in running if r.is_best_effort}
-        begins_s = self.scheduler._begins_s(self.clock())
+        begins_s = self.scheduler._look_ahead(self.clock())
         plan = super().plan()
         if plan is None:
             return None

@@ -50,8 +50,8 @@ class Request:
 
         [0, num_computed_tokens)                     computed
         [num_computed_tokens, num_scheduled_tokens)  in a step in flight
-        [num_scheduled_tokens, num_expected_tokens)  to be scheduled; the last num_in_flight_samples
-                                                     of these are yet to be sampled
+        [num_scheduled_tokens, num_expected_tokens)  to be scheduled; those from num_tokens on are
+                                                     yet to be sampled, by a step in flight
 
     Args:
         max_model_len: number of tokens at which it ends, whatever it asks for.
@@ -62,10 +62,9 @@ class Request:
         num_tokens, num_prompt_tokens: with and without the output, kept because they are asked for
             so often.
         num_final_tokens: with which it ends, if nothing ends it earlier.
-        num_in_flight_tokens, num_in_flight_samples: that are computed and sampled for it in steps
-            that have not landed.
-        in_flight_since_s, in_flight_until_s: when the first of these tokens is expected, and when
-            the last of these steps is expected to end.
+        in_flight_since_s, in_flight_until_s: when the step in flight that brings its first token,
+            and the last one that brings any, are expected to end.
+        num_reserved_tokens: that its blocks have room for; kept by the KV manager.
         block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
             them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
@@ -95,12 +94,13 @@ class Request:
         "message",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_expected_tokens",
         "num_final_tokens",
         "num_hit_tokens",
-        "num_in_flight_samples",
-        "num_in_flight_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reserved_tokens",
+        "num_scheduled_tokens",
         "num_tokens",
         "rank",
         "request_id",
@@ -120,7 +120,7 @@ class Request:
         assert message.params.max_tokens is not None, "the front end resolves it"
         most = min(self.num_prompt_tokens + message.params.max_tokens, max_model_len)
         self.num_final_tokens = max(self.num_prompt_tokens + 1, most)
-        self.num_in_flight_tokens = self.num_in_flight_samples = 0
+        self.num_expected_tokens = self.num_tokens
         self.in_flight_since_s = self.in_flight_until_s = 0.0
         self._promise(slo)
         self.rank: tuple[float, float] = (0.0, 0.0)
@@ -133,7 +133,8 @@ class Request:
         self.token_due_s = math.inf
         self.token_ids: TokenIds = message.prompt_token_ids[:]
         self.block_keys: list[bytes] = []
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
+        self.num_reserved_tokens = 0
         self.num_hit_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -149,18 +150,18 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
-    def num_scheduled_tokens(self) -> int:
-        """Where its next chunk begins."""
-        return self.num_computed_tokens + self.num_in_flight_tokens
+    def is_in_flight(self) -> bool:
+        """Whether a step in flight computes some of it."""
+        return self.num_scheduled_tokens > self.num_computed_tokens
 
     @property
-    def num_expected_tokens(self) -> int:
-        """Tokens that it has once all steps in flight have landed, if nothing ends it there."""
-        return self.num_tokens + self.num_in_flight_samples
+    def is_being_sampled(self) -> bool:
+        """Whether a step in flight brings a token."""
+        return self.num_expected_tokens > self.num_tokens
 
     @property
     def num_expected_output_tokens(self) -> int:
-        """Of these, all that are not its prompt's."""
+        """Those that it has once all steps in flight have landed, if nothing ends it there."""
         return self.num_expected_tokens - self.num_prompt_tokens
 
     @property
@@ -177,12 +178,12 @@ class Request:
     @property
     def ends_in_flight(self) -> bool:
         """Whether it ends when a step in flight lands: for its length, known ahead, or an abort."""
-        return self.num_expected_tokens >= self.num_final_tokens or self.finish_reason is not None
+        return self.num_expected_tokens >= self.num_final_tokens
 
     @property
     def waits_for_token(self) -> bool:
         """Whether its next chunk takes the value of a token that is yet to be sampled."""
-        return self.num_in_flight_samples > 0 and self.params.needs_values
+        return self.is_being_sampled and self.params.needs_values
 
     @property
     def num_missing_tokens(self) -> int:
@@ -199,13 +200,13 @@ class Request:
         skipped = num_computed_tokens - self.num_computed_tokens
         if skipped <= 0:
             return
-        self.num_computed_tokens = num_computed_tokens
+        self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
         if not self.num_preemptions:
             self.num_cached_tokens += skipped
 
     def preempt(self) -> None:
         """Have nothing computed any more."""
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_preemptions += 1
 
     def give_up_promise(self) -> None:
@@ -226,23 +227,22 @@ class Request:
         self.is_best_effort = slo.is_best_effort
         self.step_s = math.inf if slo.step_s is None else slo.step_s
 
-    def take_off(self, num_tokens: int, num_samples: int, until_s: float) -> None:
-        """A chunk of so many tokens is in a step in flight, which is expected to end then."""
-        if not self.num_in_flight_samples:
-            self.in_flight_since_s = until_s
-        self.num_in_flight_tokens += num_tokens
-        self.num_in_flight_samples += num_samples
-        self.in_flight_until_s = until_s
+    def settle(self) -> None:
+        """Nothing more is to be expected of steps in flight."""
+        self.num_scheduled_tokens = self.num_computed_tokens
+        self.num_expected_tokens = self.num_tokens
 
-    def land(self, num_tokens: int, num_samples: int) -> None:
-        """The oldest such step has come to its end."""
-        self.num_in_flight_tokens -= num_tokens
-        self.num_in_flight_samples -= num_samples
+    def abort_in_flight(self) -> None:
+        """End when the first step lands that it is in, and be in no other."""
+        self.finish_reason = FinishReason.ABORT
+        self.num_final_tokens = 0
 
     def append(self, token_id: int, now_s: float) -> None:
         """Take a sampled token and decide whether it ends the request."""
         self.token_ids.append(token_id)
         self.num_tokens += 1
+        if self.num_expected_tokens < self.num_tokens:
+            self.num_expected_tokens = self.num_tokens
         self._stamp(now_s)
         num_output_tokens = self.num_output_tokens
         if num_output_tokens >= self.params.min_tokens:
@@ -264,12 +264,12 @@ class Request:
     @property
     def last_expected_s(self) -> float | None:
         """When the last of its tokens comes, those in flight among them; None before the first."""
-        return self.in_flight_until_s if self.num_in_flight_samples else self.last_token_s
+        return self.in_flight_until_s if self.is_being_sampled else self.last_token_s
 
     @property
     def next_due_s(self) -> float:
         """When the token is due that comes after those in flight; `token_due_s` if none are."""
-        if not self.num_in_flight_samples:
+        if self.num_expected_tokens == self.num_tokens:
             return self.token_due_s
         first_s, until_s = self.first_expected_s, self.in_flight_until_s
         return self._next_due_s(first_s, until_s, self.num_expected_tokens)

@@ -114,7 +114,8 @@ class KVCacheManager:
     def reserve(self, request: Request) -> bool:
         """Make room for all tokens that a request has once the steps in flight have landed.
 
-        Blocks with the same tokens are taken where there are.
+        Blocks with the same tokens are taken where there are. `Request.num_reserved_tokens` tells
+        beforehand where there is nothing to do.
 
         Returns:
             False, and nothing changed, where there are not enough free blocks.
@@ -122,9 +123,11 @@ class KVCacheManager:
         table = self._tables.get(request.request_id)
         if table is None:
             return self._begin(request)
-        # Asked for each decode of each step, nearly always in vain.
         missing = self._num_blocks(request) - len(table.block_ids)
-        return missing <= 0 or self._grow(table, missing)
+        if missing > 0 and not self._grow(table, missing):
+            return False
+        request.num_reserved_tokens = len(table.block_ids) * self.block_size
+        return True
 
     def block_ids(self, request: Request) -> tuple[int, ...]:
         """The request's block table: token i lies in block `i // block_size` of it."""
@@ -159,6 +162,7 @@ class KVCacheManager:
         """Let go of all blocks of a request; one that has none is ignored."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
+            request.num_reserved_tokens = 0
             self._let_go(table)
 
     def begin_step(self) -> None:
@@ -204,6 +208,7 @@ class KVCacheManager:
             num_missing=self.block_size,
         )
         self._tables[request.request_id] = table
+        request.num_reserved_tokens = len(table.block_ids) * self.block_size
         return True
 
     def _grow(self, table: _Table, count: int) -> bool:

@@ -180,7 +180,7 @@ class Scheduler:
         self._queues.demote_late(now_s)
         self._budget.recover(now_s)
         self._look_up_waiting()
-        begins_s = self._begins_s(now_s)
+        begins_s = self._look_ahead(now_s)
         step = StepBuilder(
             self._queues,
             self._kv,
@@ -208,14 +208,15 @@ class Scheduler:
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
         """Book what the oldest step in flight brought; end requests, by a fault or otherwise."""
         outputs: list[RequestOutput] = []
-        flight = self._land(self._in_flight.popleft())
+        flight = self._in_flight.popleft()
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
+        self._kv.end_step()
         self._learn(flight.shape, result, now_s)
         for chunk in flight.plan.chunks:
             request = self._queues.running.get(chunk.request_id)
             if request is None:
                 continue  # it ended while this was in flight
-            fault, done = result.faults.get(chunk.request_id), result.chunks.get(chunk.request_id)
+            done = result.chunks.get(chunk.request_id)
             if done is not None:
                 request.num_computed_tokens = chunk.start + done.num_tokens
                 self._kv.commit(request)
@@ -223,11 +224,16 @@ class Scheduler:
                 outputs.append(_ended(request.request_id, request.finish_reason))
             elif done is not None:
                 outputs += self._take_tokens(request, done, now_s)
-            elif fault is not None and not self._can_be_shorter(chunk, fault):
-                request.finish_reason = FinishReason.ERROR
-                outputs.append(_ended(request.request_id, FinishReason.ERROR, fault.error))
+            else:
+                outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
             if request.finish_reason is not None:
                 self._end(request)
+            elif (
+                done is None
+                or done.num_tokens != chunk.num_tokens
+                or len(done.token_ids) != chunk.num_samples
+            ):
+                request.settle()  # nothing is planned behind what may come out otherwise
         return outputs
 
     def withdraw(self) -> None:
@@ -235,27 +241,30 @@ class Scheduler:
 
         What it introduced to the executor stays so, and what it ended.
         """
-        self._land(self._in_flight.pop())
+        for chunk in self._in_flight.pop().plan.chunks:
+            request = self._queues.running.get(chunk.request_id)
+            if request is not None:
+                request.num_scheduled_tokens -= chunk.num_tokens
+                request.num_expected_tokens -= chunk.num_samples
+        self._kv.end_step()
 
-    def _begins_s(self, now_s: float) -> float:
-        """When a step that is planned now can begin."""
-        return max(now_s, self._in_flight[-1].ends_s) if self._in_flight else now_s
+    def _look_ahead(self, now_s: float) -> float:
+        """When a step that is planned now can begin; requests know when their last token comes."""
+        begins_s = now_s
+        for flight in self._in_flight:
+            begins_s = max(now_s, flight.ends_s)
+            for chunk in flight.plan.chunks:
+                request = self._queues.running.get(chunk.request_id)
+                if request is not None and chunk.num_samples:
+                    request.in_flight_until_s = flight.ends_s
+        return begins_s
 
     def _take_off(self, plan: StepPlan, step: StepBuilder, begins_s: float) -> None:
         ends_s = begins_s + (plan.predicted_s or 0.0) * (1.0 + self._step_time.margin)
-        for chunk in plan.chunks:
-            request = self._queues.running[chunk.request_id]
-            request.take_off(chunk.num_tokens, chunk.num_samples, ends_s)
+        for request in step.becoming_streams:
+            request.in_flight_since_s = ends_s
         self._in_flight.append(_Flight(plan, step.shape, ends_s, step.first_blocks))
         self._kv.begin_step()
-
-    def _land(self, flight: _Flight) -> _Flight:
-        for chunk in flight.plan.chunks:
-            request = self._queues.running.get(chunk.request_id)
-            if request is not None:
-                request.land(chunk.num_tokens, chunk.num_samples)
-        self._kv.end_step()
-        return flight
 
     def _finish(self, step: StepBuilder) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
@@ -290,7 +299,7 @@ class Scheduler:
         slo = self._classes[message.service.slo_class]
         request = Request(message, slo, self._max_model_len)
         request.num_hit_tokens = self._kv.match(request).num_tokens
-        begins_s = self._begins_s(now_s)
+        begins_s = self._look_ahead(now_s)
         refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
         if refusal is not None:
             return [refusal]
@@ -321,9 +330,9 @@ class Scheduler:
         request = self._queues.get(request_id)
         if request is None:
             return []
-        if request.num_in_flight_tokens:
-            # It ends when the step lands that it is in, which may bring its prompt's blocks.
-            request.finish_reason = FinishReason.ABORT
+        if request.is_in_flight:
+            # What the step brings of its prompt is worth keeping.
+            request.abort_in_flight()
             return []
         self._end(request)
         return [_ended(request_id, FinishReason.ABORT)]
@@ -332,6 +341,14 @@ class Scheduler:
         new = [c.request_id for c in chunks if c.request_id not in self._known_to_executor]
         self._known_to_executor.update(new)
         return tuple(self._queues.running[request_id].message for request_id in new)
+
+    def _take_fault(
+        self, request: Request, chunk: ScheduledChunk, fault: Fault
+    ) -> list[RequestOutput]:
+        if self._can_be_shorter(chunk, fault):
+            return []
+        request.finish_reason = FinishReason.ERROR
+        return [_ended(request.request_id, FinishReason.ERROR, fault.error)]
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float

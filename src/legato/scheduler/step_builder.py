@@ -64,6 +64,7 @@ class StepBuilder:
         first_blocks: the first block of each prefill chunk; key the block, value the request's id.
             Requests that share what comes next have come equally far, so that none of a chunk's
             other blocks can be another request's next one.
+        becoming_streams: whose prompts end in this step.
         limit_s: time from its beginning until the next token of a running stream is due; set by
             `add_decodes`.
         admitted, held_by: as in `StepRecord`.
@@ -94,7 +95,6 @@ class StepBuilder:
         self._begins_s = begins_s
         self._in_step: set[str] = set()  # request ids
         self._in_flight_blocks = in_flight_blocks
-        self._waits_for_token = False
         self._streams: list[Request] = []  # each wants its next token
         self._begun: list[Request] = []  # the others that run
         self._yielding: list[Request] = []  # best-effort decodes that the rest of the step may take
@@ -109,14 +109,16 @@ class StepBuilder:
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
         self.first_blocks: dict[int, str] = {}
+        self.becoming_streams: list[Request] = []
         self.preempted: list[Request] = []
         for request in queues.running.values():
             if request.ends_in_flight:
                 continue
-            if not request.is_stream:
+            is_stream = request.is_stream
+            if not is_stream:
                 request.catch_up(kv.num_computed_tokens(request))
-            (self._streams if request.is_stream else self._begun).append(request)
-            self._waits_for_token |= request.waits_for_token
+                is_stream = request.is_stream
+            (self._streams if is_stream else self._begun).append(request)
             self._note_pace(request)
 
     @property
@@ -126,7 +128,7 @@ class StepBuilder:
         Nobody is preempted while a step is in flight: it may be one that the step computes.
         """
         return (
-            self._waits_for_token
+            any(request.waits_for_token for request in self._streams)
             or not all(map(self._kv.reserve, self._streams))
             or self._yielding_request() is not None
         )
@@ -156,8 +158,11 @@ class StepBuilder:
         """
         due_s = UNLIMITED
         for request in self._streams:
-            if not request.is_best_effort and self._add_decode(request):
-                due_s = min(due_s, request.next_due_s)
+            if request.is_best_effort:
+                continue
+            token_due_s = request.next_due_s
+            if self._add_decode(request):
+                due_s = min(due_s, token_due_s)
         running = self._queues.running
         best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
         self.limit_s = due_s - self._begins_s
@@ -319,13 +324,18 @@ class StepBuilder:
         return room if self._config.enable_chunked_prefill or room == wanted else 0
 
     def _add_decode(self, request: Request) -> bool:
-        if request.request_id not in self._queues.running:
-            return False  # preempted for one before it
-        if not self._kv.reserve(request):
+        if self.preempted and request.request_id not in self._queues.running:
+            return False  # preempted, for one before it
+        if request.num_expected_tokens > request.num_reserved_tokens:
             self._make_room(request)
             if request.request_id not in self._queues.running:
                 return False
-        self._add_chunk(request, 1, None)
+        context = request.num_expected_tokens
+        self.shape.add_decode(context)
+        block_ids = self._kv.block_ids(request)
+        self._add(
+            request, ScheduledChunk(request.request_id, context - 1, 1, block_ids, 1, "decode")
+        )
         return True
 
     def _make_room(self, request: Request) -> None:
@@ -359,7 +369,21 @@ class StepBuilder:
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         self._turns.served(best_effort=request.is_best_effort)
-        self._add_chunk(request, num_tokens, self._ended_by(request, num_tokens))
+        self.first_blocks[self._kv.next_block(request)] = request.request_id
+        samples = num_tokens == request.num_remaining_tokens
+        if samples:
+            self.becoming_streams.append(request)
+        chunk = ScheduledChunk(
+            request.request_id,
+            request.num_scheduled_tokens,
+            num_tokens,
+            self._kv.block_ids(request),
+            int(samples),
+            "prefill",
+            self._ended_by(request, num_tokens),
+        )
+        self.shape.add(chunk)
+        self._add(request, chunk)
 
     def _writer(self, block_id: int) -> str | None:
         """Who computes what comes next in a block, in this step or in one in flight."""
@@ -373,19 +397,8 @@ class StepBuilder:
         gave_way = self._gave_turn and not request.is_best_effort
         return "turn" if gave_way and bound != "memory" else bound
 
-    def _add_chunk(self, request: Request, num_tokens: int, ended_by: EndedBy | None) -> None:
-        """Args: ended_by: None for a stream's next token."""
-        if ended_by is not None:
-            self.first_blocks[self._kv.next_block(request)] = request.request_id
-        chunk = ScheduledChunk(
-            request.request_id,
-            request.num_scheduled_tokens,
-            num_tokens,
-            self._kv.block_ids(request),
-            int(num_tokens == request.num_remaining_tokens),
-            "decode" if ended_by is None else "prefill",
-            ended_by,
-        )
+    def _add(self, request: Request, chunk: ScheduledChunk) -> None:
         self._in_step.add(request.request_id)
         self.chunks.append(chunk)
-        self.shape.add(chunk)
+        request.num_scheduled_tokens += chunk.num_tokens
+        request.num_expected_tokens += chunk.num_samples
