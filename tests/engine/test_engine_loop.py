@@ -203,6 +203,8 @@ def test_an_abort_ends_a_request_in_flight_once() -> None:
     outputs = engine.step([request("a", 8), request("b", 8)])
     outputs += engine.step([AbortRequest(request_id="a")]) + drain(engine)
     assert reasons(outputs) == {"a": FinishReason.ABORT, "b": FinishReason.LENGTH}
+    later = [chunk.request_id for plan in engine.executor.steps[2:] for chunk in plan.chunks]
+    assert set(later) == {"b"}, "nothing is planned for what was aborted"
     assert tokens(outputs, "b") == undisturbed("b", 8)
 
 

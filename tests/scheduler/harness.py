@@ -203,8 +203,9 @@ class Harness:
                 assert writer == chunk.request_id, "reads what another writes in this step"
 
     def check_foresight(self, chunk: ScheduledChunk) -> None:
-        """Nothing behind a request's length, or before the values are known that it takes."""
+        """Nothing behind a request's end, or before the values are known that it takes."""
         request = self.scheduler._queues.running[chunk.request_id]
+        assert request.finish_reason is None
         assert chunk.end < request.num_final_tokens
         others = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
         sampled = [c for c in others if c.request_id == chunk.request_id and c.num_samples]

@@ -162,7 +162,6 @@ class KVCacheManager:
         """Let go of all blocks of a request; one that has none is ignored."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
-            request.num_reserved_tokens = 0
             self._let_go(table)
 
     def begin_step(self) -> None:
