@@ -14,6 +14,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
+from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.load_shedding import LoadShedding
@@ -22,7 +23,7 @@ from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
-from legato.scheduler.step_builder import KVManager, StepBuilder
+from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.turns import PrefillTurns
@@ -92,7 +93,7 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         max_model_len: int,
-        kv: KVManager,
+        kv: KVCacheManager,
         step_time: StepTimeModel | None = None,
     ) -> None:
         assert config.max_num_batched_tokens is not None

@@ -1,13 +1,12 @@
 """A step under construction: the shared parts that every policy is made of."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from legato.core.config import SchedulerConfig
-from legato.core.plan import BlockMove, ScheduledChunk
+from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import EndedBy, Obstacle
-from legato.kv.manager import PrefixMatch
+from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
 from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.order import rank
@@ -22,35 +21,6 @@ streams that run, before no new ones are admitted, so that it comes to fit."""
 
 _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
-
-
-class KVManager(Protocol):
-    """What the scheduler asks of the KV cache."""
-
-    @property
-    def block_size(self) -> int: ...
-
-    def match(self, request: Request) -> PrefixMatch: ...
-
-    def fits(self, request: Request, *, spare_blocks: int = 0) -> bool: ...
-
-    def reserve(self, request: Request) -> bool: ...
-
-    def block_ids(self, request: Request) -> tuple[int, ...]: ...
-
-    def next_block(self, request: Request) -> int: ...
-
-    def num_computed_tokens(self, request: Request) -> int: ...
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self) -> None: ...
-
-    def commit(self, request: Request) -> None: ...
-
-    def release(self, request: Request) -> None: ...
-
-    def take_moves(self) -> tuple[BlockMove, ...]: ...
 
 
 class StepBuilder:
@@ -73,7 +43,7 @@ class StepBuilder:
     def __init__(
         self,
         queues: Queues,
-        kv: KVManager,
+        kv: KVCacheManager,
         budget: StepBudget,
         turns: PrefillTurns,
         lengths: OutputLengths,
