@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test check lint types contracts format bench clean
+.PHONY: serve test check lint types contracts format docs bench clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
@@ -28,6 +28,10 @@ contracts: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The parts of the API reference that are told by the code.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.api_reference
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stall $(ARGS)

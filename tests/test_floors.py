@@ -1,9 +1,15 @@
-"""The scheduler and the KV manager stay free of torch (see also the import contracts)."""
+"""Rooms stand on their floors, and some of them stay free of torch; see the import contracts."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -19,3 +25,29 @@ import pytest
 def test_imports_no_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rooms_and_their_documentation_name_the_floors_of_the_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = (
+        contract["layers"]
+        for contract in settings["contracts"]
+        if contract["name"].startswith("Floors: ")
+    )
+    floors = {
+        room.strip(): floor
+        for floor, layer in enumerate(reversed(layers))
+        for room in layer.split("|")
+    }
+    assert len(floors) > 5
+    for room, floor in floors.items():
+        assert (import_module(room).__doc__ or "").startswith(f"Floor {floor}: "), room
+    rows = re.findall(
+        r"^\| (\d) \| (`.*?) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    told = {
+        f"legato.{room}": int(floor)
+        for floor, rooms in rows
+        for room in re.findall(r"`(\w+)/`", rooms)
+    }
+    assert told == floors

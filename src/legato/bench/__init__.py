@@ -1,1 +1,1 @@
-"""Floor 4: load and measurement of servers over HTTP."""
+"""Floor 4: workloads, load on servers over HTTP, simulation, and reports of both."""

@@ -1,1 +1,1 @@
-"""Floor 5: the `legato` command."""
+"""Floor 6: the `legato` command."""

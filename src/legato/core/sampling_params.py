@@ -22,24 +22,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sampling settings of one request; validated on construction.
 
     Attributes:
-        n: completions to return for the prompt.
+        n: completions to return for the prompt, in [1, 128].
         temperature: softmax temperature; 0 is greedy.
         top_p: keep the fewest most likely tokens whose probability reaches this, in (0, 1].
         top_k: keep this many most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than this fraction of the most likely one, in [0, 1].
-        repetition_penalty: in [0.01, 100]; divides positive and multiplies negative logits of
-            tokens in the prompt or the output (Keskar et al., 2019, arXiv:1909.05858).
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt
+            or the output (Keskar et al., 2019, arXiv:1909.05858), in [0.01, 100].
         presence_penalty: subtracted once from the logit of each token in the output, in [-2, 2].
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
         seed: makes the sampled tokens reproducible, whatever else is in the batch.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
-        stop: strings that end the output; not part of it unless `include_stop_str_in_output`.
-        stop_token_ids: token ids that end the output.
+        stop: strings that end the output, at most 64.
+        stop_token_ids: token ids that end the output, at most 64.
+        include_stop_str_in_output: keep the stop string that ended it in the text.
         ignore_eos: go on past the end-of-sequence token.
-        logprobs: return the log probabilities of this many most likely tokens beside the sampled.
-        prompt_logprobs: the same for each prompt token but the first.
+        logprobs: return the log probabilities of this many most likely tokens beside the sampled
+            one, in [0, 20].
+        prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
 
     Raises:

@@ -26,14 +26,24 @@ from legato.model.tokenizer import load_tokenizer
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already; `cache_salt` as in `ServiceParams`."""
+    """A prompt that is tokenized already.
+
+    Attributes:
+        prompt_token_ids: ids in the model's vocabulary.
+        cache_salt: may be left out; cached blocks are shared only among prompts with the same.
+    """
 
     prompt_token_ids: Sequence[int]
     cache_salt: NotRequired[str]
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text; without a `cache_salt` the same as the text itself."""
+    """A prompt as text.
+
+    Attributes:
+        prompt: the text; the same as the string itself, where there is no `cache_salt`.
+        cache_salt: as in `TokensPrompt`.
+    """
 
     prompt: str
     cache_salt: NotRequired[str]
@@ -49,8 +59,9 @@ class Generation:
     """A prompt and its completions.
 
     Attributes:
-        prompt: its text, None where it was given as tokens.
-        outputs: one completion for each of `SamplingParams.n`.
+        prompt (str | None): its text; None where it was given as tokens, and for a conversation.
+        prompt_token_ids (list[int]): the prompt as the model saw it.
+        outputs (list[Completion]): one completion for each of `SamplingParams.n`.
     """
 
     def __init__(self, prompt: str | None, prompt_token_ids: list[int], num_outputs: int) -> None:
@@ -80,7 +91,11 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "LLM":
-        """The same, from settings that are put together already."""
+        """A model by settings that are put together already.
+
+        Args:
+            config: with the fields that `LLM` takes, by subsystem.
+        """
         llm = cls.__new__(cls)
         llm._start(config)
         return llm
@@ -111,6 +126,7 @@ class LLM:
         """Complete prompts, batched; results are in the order of the prompts.
 
         Args:
+            prompts: one prompt or several; each is a text, a `TextPrompt` or a `TokensPrompt`.
             sampling_params: for all prompts, or one each; None takes the model's own.
             use_tqdm: show a progress bar on stderr.
 
@@ -144,7 +160,20 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
     ) -> list[Generation]:
-        """Answer one conversation or several; otherwise as `generate`."""
+        """Answer one conversation or several; otherwise as `generate`.
+
+        Args:
+            messages: one conversation, or a list of them. A message has a "role" and a "content".
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            add_generation_prompt: end the prompt with the beginning of an answer.
+            continue_final_message: go on with the last message instead of answering it.
+            chat_template: a Jinja template instead of the model's own.
+
+        Raises:
+            InvalidRequestError: as in `generate`, or the template refuses the messages.
+            RequestFailedError, EngineFaultError: as in `generate`.
+        """
         several = not messages or not isinstance(messages[0], dict)
         conversations: Any = messages if several else [messages]
         prompts: list[Prompt] = [
@@ -163,7 +192,15 @@ class LLM:
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams
     ) -> Iterator[CompletionDelta]:
-        """Answer one conversation, as the text comes; closing the iterator stops the request."""
+        """Answer one conversation, as the text comes; closing the iterator stops the request.
+
+        Args:
+            messages: as in `chat`.
+            sampling_params: as in `generate`.
+
+        Raises:
+            InvalidRequestError, RequestFailedError, EngineFaultError: as in `generate`.
+        """
         token_ids = self._tokenizer.apply_chat_template(list(messages))
         for _, delta in self._run([(token_ids, sampling_params, ServiceParams())]):
             yield delta

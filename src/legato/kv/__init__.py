@@ -1,1 +1,1 @@
-"""Floor 1: the block pool and each request's block table. Never imports torch."""
+"""Floor 1: the block pool, the prefix tree and block tables. Never imports torch."""

@@ -1,1 +1,1 @@
-"""Floor 2: metrics."""
+"""Floor 2: metrics; records on their way to traces, spans and explanations."""

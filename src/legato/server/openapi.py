@@ -20,14 +20,14 @@ _COMMON_ERRORS = {
     HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
     HTTPStatus.REQUEST_TIMEOUT: "The request did not arrive in time.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
-    HTTPStatus.TOO_MANY_REQUESTS: "Overloaded; Retry-After says when to come back.",
+    HTTPStatus.TOO_MANY_REQUESTS: "Overloaded, or its TTFT SLO cannot be met; see Retry-After.",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The headers are too large.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "Shutting down, or the engine is gone.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Shutting down, over --max-connections, or the engine is gone.",
 }
 _ERRORS = {
     **_COMMON_ERRORS,
-    HTTPStatus.CONFLICT: "It is running already, or not at all.",
-    HTTPStatus.NOT_FOUND: "There is no such model here.",
+    HTTPStatus.CONFLICT: "A trace is running already, or none is.",
+    HTTPStatus.NOT_FOUND: "There is no such model or path.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The step that computed this request failed.",
 }
 

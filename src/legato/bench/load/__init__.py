@@ -1,1 +1,1 @@
-"""Sending it, and noting what comes back."""
+"""Sends a workload to a server, and notes what comes back."""

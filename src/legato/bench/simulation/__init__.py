@@ -1,1 +1,1 @@
-"""The same on a virtual clock."""
+"""Runs a workload on a virtual clock."""

@@ -89,7 +89,20 @@ class CompletionStream:
 
 
 class Completion:
-    """One completion put together from its deltas; attributes as in these, or their outputs."""
+    """One completion, put together from its deltas.
+
+    Attributes:
+        index (int): which of the prompt's `n` completions this is, from 0.
+        text (str): the completion without the prompt.
+        token_ids (list[int]): the tokens that were sampled.
+        logprobs (list[TokenLogprobs] | None): one entry a token; None where not asked for.
+        prompt_logprobs (list[TokenLogprobs] | None): one entry for each prompt token from the
+            second on; None where not asked for, and only on index 0.
+        finish_reason (FinishReason | None): why it ended; None as long as it goes on.
+        stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
+        num_cached_tokens (int): prompt tokens that were found in the cache.
+        cumulative_logprob (float | None): sum of `logprobs`.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index

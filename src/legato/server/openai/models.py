@@ -43,7 +43,7 @@ async def list_models(context: ContextDep) -> Response:
     "/v1/models/{model:path}", responses=responses(ModelCard, errors=(HTTPStatus.NOT_FOUND,))
 )
 async def retrieve_model(model: str, context: ContextDep) -> Response:
-    """The same, asked for by name."""
+    """The model of this name."""
     context.check_model(model)
     return json_response(_card(context))
 

@@ -87,13 +87,13 @@ def describe(client: EngineClient) -> SettingsAnswer:
 
 @router.get("/settings", responses=responses(SettingsAnswer))
 async def get_settings(context: ContextDep) -> Response:
-    """What the scheduler goes by."""
+    """The settings that steps are planned by."""
     return json_response(describe(context.client))
 
 
 @router.patch("/settings", responses=responses(SettingsAnswer))
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
-    """Change some of it, from the next step on; requests that run go on."""
+    """Change settings from the next step on; requests that run go on."""
     try:
         context.client.reconfigure(body.apply(context.client.scheduler_config))
     except ConfigError as error:

@@ -82,7 +82,7 @@ LiveTraceDep = Annotated[LiveTrace, Depends(_live_trace)]
 
 @router.post("/trace/start", responses=responses(TraceStarted, errors=(HTTPStatus.CONFLICT,)))
 async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
-    """Record what each step holds, and how each request goes, until it is stopped."""
+    """Begin to record what each step holds, and how each request goes."""
     live_trace.start(body.format)
     return json_response(TraceStarted(body.format))
 
@@ -93,5 +93,5 @@ async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
     responses=responses(errors=(HTTPStatus.CONFLICT,), files=tuple(_MEDIA_TYPES.values())),
 )
 async def stop_trace(live_trace: LiveTraceDep) -> Response:
-    """The trace that was recorded since it was started."""
+    """End the trace, and return what was recorded since it was started."""
     return await live_trace.stop()

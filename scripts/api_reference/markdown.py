@@ -1,0 +1,24 @@
+"""Pieces of Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table without its empty columns; nothing where there are no rows."""
+    told = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
+    lines = [_row(cells) for cells in zip(*told, strict=True)]
+    return "\n".join([lines[0], "|" + "---|" * len(told), *lines[1:]]) if lines else ""
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def clause(words: str) -> str:
+    """Words as they stand in a cell: without the full stop at their end."""
+    return words.removesuffix(".")
+
+
+def _row(cells: Sequence[str]) -> str:
+    inner = " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {inner} |"

@@ -1,0 +1,187 @@
+"""The Python API: `LLM`, `SamplingParams`, and whatever they take, return and raise."""
+
+import enum
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+import legato
+from legato.core import errors as input_errors
+from legato.engine import errors as engine_errors
+from scripts.api_reference.docstrings import parse
+from scripts.api_reference.markdown import clause, code, table
+
+_DEFAULT = re.compile(r" \(default: (.+)\)$")
+_TOLD_ELSEWHERE = frozenset({"legato.core.config", "legato.core.sampling_params"})
+"""Modules of types that have a place of their own on the page."""
+
+
+def parts() -> Mapping[str, Callable[[], str]]:
+    """Key a part of the page; value writes it."""
+    methods = [name for name in vars(legato.LLM) if not name.startswith("_")]
+    return {
+        "LLM": _constructor,
+        **{f"LLM.{name}": partial(_member, name) for name in methods},
+        "SamplingParams": partial(_settings, legato.SamplingParams),
+        "types": _types,
+        "errors": _errors,
+    }
+
+
+def _constructor() -> str:
+    docs = (parse(legato.LLM.__doc__), parse(legato.LLM.__init__.__doc__))
+    return _parameters(inspect.signature(legato.LLM), docs[0].words("Args") | docs[1].words("Args"))
+
+
+def _member(name: str) -> str:
+    function = _function(name)
+    doc = parse(function.__doc__)
+    hints = typing.get_type_hints(function)
+    if isinstance(vars(legato.LLM)[name], property):
+        return f"A property, {code(_text(hints['return']))}. {doc.body}"
+    signature = inspect.signature(getattr(legato.LLM, name))
+    told = [p for p in signature.parameters.values() if p.name != "self"]
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in told])
+    typed = inspect.Signature([p.replace(annotation=hints[p.name]) for p in told])
+    pieces = [
+        f"    {name}{plain} -> {_text(hints['return'])}",
+        doc.body,
+        _parameters(typed, doc.words("Args")),
+    ]
+    return "\n\n".join(filter(None, pieces))
+
+
+def _parameters(signature: inspect.Signature, words: Mapping[str, str]) -> str:
+    rows = [
+        (
+            code(p.name),
+            code(_text(p.annotation)),
+            "" if p.default is p.empty else code(repr(p.default)),
+            _without_default(clause(words.get(p.name, "")), p.default),
+        )
+        for p in signature.parameters.values()
+    ]
+    return table(("parameter", "type", "default", ""), rows)
+
+
+def _without_default(words: str, default: Any) -> str:
+    """Words that do not say again what the value is."""
+    said = _DEFAULT.search(words)
+    is_plain = said is not None and (isinstance(default, bool) or said[1] == str(default))
+    return words[: said.start()] if said is not None and is_plain else words
+
+
+def _types() -> str:
+    return "\n\n".join(f"### {cls.__name__}\n{_description(cls)}" for cls in _reachable())
+
+
+def _description(cls: type) -> str:
+    body = parse(cls.__doc__).body
+    if issubclass(cls, enum.Enum):
+        return f"{body} {', '.join(code(repr(member.value)) for member in cls)}."
+    return f"{body}\n\n{_attributes(cls)}"
+
+
+def _attributes(cls: type) -> str:
+    words = parse(cls.__doc__).words("Attributes")
+    rows = [
+        (code(name), code(_text(hint)), clause(words.get(name, "")))
+        for name, hint in _hints(cls).items()
+    ]
+    return table(("attribute", "type", ""), rows)
+
+
+def _settings(cls: type[msgspec.Struct]) -> str:
+    """As `_attributes`, with what they are where they are not given."""
+    hints, words = _hints(cls), parse(cls.__doc__).words("Attributes")
+    rows = [
+        (
+            code(field.name),
+            code(_text(hints[field.name])),
+            code(repr(field.default)),
+            clause(words[field.name]),
+        )
+        for field in msgspec.structs.fields(cls)
+    ]
+    return table(("field", "type", "default", ""), rows)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of the attributes; the docstring tells them where the class does not."""
+    entries = parse(cls.__doc__).entries("Attributes")
+    module = vars(sys.modules[cls.__module__])
+    told = {name: eval(entry.type, module) for name, entry in entries.items() if entry.type}
+    return typing.get_type_hints(cls) | told
+
+
+def _errors() -> str:
+    """Those of Legato's that any docstring of the two public classes names."""
+    raised: dict[str, list[str]] = {}  # key the error's name, value where it may be raised
+    members = {f"LLM.{name}": _function(name) for name in vars(legato.LLM) if name[0] != "_"}
+    public = {"LLM": legato.LLM, **members, "SamplingParams": legato.SamplingParams}
+    for place, thing in public.items():
+        for name in parse(thing.__doc__).words("Raises"):
+            raised.setdefault(name, []).append(code(place))
+    rows = []
+    for module in (input_errors, engine_errors):
+        for name, error in vars(module).items():
+            if name in raised:
+                doc = parse(error.__doc__)
+                says = [
+                    doc.body,
+                    *(f"`{n}`: {words}" for n, words in doc.words("Attributes").items()),
+                ]
+                rows.append(
+                    (code(f"{module.__name__}.{name}"), ", ".join(raised[name]), " ".join(says))
+                )
+    return table(("error", "raised by", ""), rows)
+
+
+def _function(name: str) -> Any:
+    member = vars(legato.LLM)[name]
+    return getattr(member, "fget", None) or getattr(member, "__func__", member)
+
+
+def _reachable() -> list[type]:
+    """Classes in the annotations of `LLM`, in those of these classes, and so on."""
+    found: dict[type, None] = {}
+    for parameter in inspect.signature(legato.LLM).parameters.values():
+        _collect(parameter.annotation, found)
+    names = [name for name in vars(legato.LLM) if not name.startswith("_")]
+    for name in sorted(names, key=lambda name: isinstance(vars(legato.LLM)[name], property)):
+        for hint in typing.get_type_hints(_function(name)).values():
+            _collect(hint, found)
+    return [cls for cls in found if cls is not legato.LLM]
+
+
+def _collect(hint: Any, found: dict[type, None]) -> None:
+    for argument in typing.get_args(hint):
+        _collect(argument, found)
+    is_ours = inspect.isclass(hint) and hint.__module__.startswith("legato.")
+    if is_ours and hint not in found and hint.__module__ not in _TOLD_ELSEWHERE:
+        found[hint] = None
+        for field in _hints(hint).values():
+            _collect(field, found)
+
+
+def _text(hint: Any) -> str:
+    """A type as one would write it, without modules."""
+    arguments = typing.get_args(hint)
+    if hint is types.NoneType:
+        return "None"
+    if hint is ...:
+        return "..."
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(repr, arguments))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(map(_text, arguments))
+    if arguments:
+        return f"{hint.__name__}[{', '.join(map(_text, arguments))}]"
+    return str(hint.__name__)

@@ -1,0 +1,132 @@
+"""What the OpenAPI document does not say of fields; those of `SamplingParams` have it there."""
+
+FIELDS = {
+    # Of both kinds of completions.
+    "model": "the served model's name",
+    "stream": "answer with server-sent events",
+    "stream_options": "with `stream` only",
+    "slo_class": "class of service: `interactive` has the server's SLOs, `batch` has none, "
+    "`--slo-class` adds others",
+    "priority": "lower goes earlier",
+    "allow_best_effort": "be served without a promise, rather than be refused, where the TTFT SLO "
+    "cannot be met",
+    "cache_salt": "cached blocks are shared only among requests with the same salt",
+    "prompt_logprobs": "return log probabilities of this many most likely tokens for each prompt "
+    "token but the first; not with `stream`",
+    "user": "changes nothing",
+    "safety_identifier": "changes nothing",
+    "metadata": "changes nothing; keys of at most 64 characters, values of 512",
+    "store": "answers are not stored",
+    "service_tier": "changes nothing",
+    # Of one of them.
+    "messages": "the conversation",
+    "prompt": "a text, token ids, or a list of either; each is completed `n` times",
+    "max_tokens": "most tokens to generate; without it, as many as the context holds",
+    "CompletionRequest.max_tokens": "most tokens to generate, 16 unless it is sent; 0 with `echo` "
+    "scores the prompt alone",
+    "max_completion_tokens": "the newer name of `max_tokens`; they must not differ",
+    "logprobs": "return log probabilities of the sampled tokens",
+    "CompletionRequest.logprobs": "return log probabilities of this many most likely tokens beside "
+    "the sampled one",
+    "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
+    "best_of": "must equal `n`",
+    "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
+    "add_special_tokens": "the chat template adds them",
+    "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
+    "are texts",
+    "response_format": "structured output is not supported",
+    "modalities": "only text is supported",
+    "tools": "tools are not supported",
+    "tool_choice": "tools are not supported",
+    "parallel_tool_calls": "changes nothing",
+    # Of a chat template.
+    "add_generation_prompt": "end the prompt with the beginning of an answer",
+    "continue_final_message": "go on with the last message instead of answering it",
+    "chat_template": "a Jinja template instead of the model's own; refused unless the server was "
+    "started with `--trust-request-chat-template`",
+    "chat_template_kwargs": "further variables of the template",
+    # Of their objects.
+    "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
+    "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
+    "StreamOptions.include_obfuscation": "random padding is not supported",
+    "ChatMessage.role": "who says it",
+    "ChatMessage.content": 'a text, or text parts `{"type": "text", "text": "..."}`, which are '
+    "joined by line ends",
+    "ChatMessage.name": "for the chat template",
+    "ChatMessage.tool_call_id": "for the chat template",
+    # Of the other endpoints.
+    "TokenizeRequest.prompt": "a text; either this or `messages`",
+    "TokenizeRequest.messages": "a conversation, which the chat template makes a prompt of",
+    "TokenizeRequest.add_special_tokens": "add the tokenizer's special tokens to `prompt`, as it "
+    "does unless this is `false`",
+    "return_token_strs": "return the vocabulary's spelling of each token, too",
+    "tokens": "token ids",
+    "format": "lines of JSON, or what the Perfetto UI opens",
+    "policy": "who goes first in a step",
+    "max_num_batched_tokens": "token budget of a step",
+    "enable_chunked_prefill": "compute long prompts in chunks",
+    "prefill_order": "whose prompt goes first",
+    "itl_slo_s": "longest time from one token to the next, in seconds",
+    "tpot_slo_s": "longest mean time per output token, in seconds",
+    "ttft_slo_s": "longest time to the first token, in seconds",
+}
+"""Key a field, or one of a schema; value what it is."""
+
+LEGATO = frozenset({"slo_class", "allow_best_effort"})
+"""Fields that neither OpenAI nor vLLM has."""
+
+DEFINED_BY = {
+    "OpenAI": "OpenAI",
+    "tokenization": "vLLM",
+    "probes": "vLLM",
+    "trace": "Legato",
+    "settings": "Legato",
+}
+"""Key a tag of the OpenAPI document, value who defined its endpoints."""
+
+CODES = {
+    "context_length_exceeded": "prompt and output do not fit into the model's context",
+    "unsupported_parameter": "Legato has no such parameter",
+    "invalid_api_key": "the key is missing or wrong",
+    "model_not_found": "`model` is not the served one",
+    "request_timeout": "headers or body took too long",
+    "slow_reader": "the client read its stream too slowly",
+    "trace_conflict": "a trace is running already, or none is",
+    "request_too_large": "over `--max-body-size`",
+    "headers_too_large": "over `--max-header-size`",
+    "overloaded": "too many requests, bodies or connections, or the TTFT SLO cannot be met",
+    "request_failed": "this request cannot be computed; others are unharmed",
+    "shutting_down": "the server drains",
+    "engine_dead": "the engine process died or hung, or is being started again",
+}
+"""Key the `code` of an error."""
+
+REFUSED: dict[str, list[dict[str, object]]] = {
+    "/v1/chat/completions": [
+        {"logit_bais": {}},
+        {"tools": [{"type": "function"}]},
+        {"response_format": {"type": "json_object"}},
+        {"stream_options": {"include_usage": True}},
+        {"stream": True, "prompt_logprobs": 1},
+        {"top_logprobs": 5},
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"chat_template_kwargs": {"messages": []}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    ],
+    "/v1/completions": [
+        {"prompt": []},
+        {"max_tokens": 0},
+        {"n": 2, "best_of": 3},
+        {"stream": True, "echo": True, "logprobs": 1},
+        {"suffix": "."},
+    ],
+    "/tokenize": [{}, {"messages": [], "add_special_tokens": True}],
+}
+"""Key the path; value what is wrong in a request that is otherwise right."""
+
+RIGHT: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/tokenize": {},
+}
+"""Key the path; value a request that nothing is wrong with, but for what is added."""

@@ -1,0 +1,139 @@
+"""What the documentation names exists: files, headings, commands, flags.
+
+A path in the text counts as found where any path of the repository ends with it, so that a table
+may name files as they are called in their room: `block_pool.py`, `kv/block_pool.py`, `tiles_*.hpp`.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path, PurePosixPath
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from legato.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FOLDERS = ("benchmarks", "docs", "native", "observability", "scripts", "src", "tests")
+PATHS = [
+    PurePosixPath(path.relative_to(ROOT))
+    for path in [
+        *ROOT.iterdir(),
+        *(path for name in FOLDERS for path in ROOT.joinpath(name).rglob("*")),
+    ]
+    if "__pycache__" not in path.parts
+]
+ROOMS = {path.parts[2] for path in PATHS if len(path.parts) > 3 and path.parts[0] == "src"}
+SOURCE = re.compile(r"(?!out/)[\w./*-]+\.(?:cpp|css|hpp|js|md|png|py|svg|toml|yml)")
+FOLDER = re.compile(rf"(?:{'|'.join([*FOLDERS, *ROOMS])})/[\w./-]*")
+MODULE = re.compile(rf"python -m ((?:{'|'.join(FOLDERS)})[\w.]*)")
+TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+COMMAND = re.compile(r"^    (\w+)(?: |$)", re.MULTILINE)
+SLUG = re.compile(r"[^\w\- ]")
+
+KNOWN = {"README.md": {"CONTRIBUTING.md"}, "architecture.md": {"admission.py"}}
+"""To be written or corrected; key a page, value what it names in vain."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    lost = {link for link in links(page) if not is_there(page, link)}
+    assert lost <= KNOWN.get(page.name, set())
+
+
+@each_page
+def test_paths_exist(page: Path) -> None:
+    named = [text for text in code(page) if SOURCE.fullmatch(text) or FOLDER.fullmatch(text)]
+    lost = {text for text in named if not any(path.match(text) for path in PATHS)}
+    assert lost <= KNOWN.get(page.name, set())
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    written = "\n".join(code(page))
+    modules = [PurePosixPath(name.replace(".", "/")) for name in MODULE.findall(written)]
+    lost = [path for path in modules if not {path, path.with_suffix(".py")} & set(PATHS)]
+    assert not lost
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert not set(TARGET.findall(written)) - targets
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Those of all commands."""
+    benchmarks = [path.read_text() for path in ROOT.glob("benchmarks/**/*.py")]
+    others = [ROOT / "tests/conftest.py", ROOT / "tests/fuzz/__main__.py", ROOT / "Makefile"]
+    texts = [*usages(), *benchmarks, *(path.read_text() for path in others)]
+    return {flag for text in texts for flag in FLAG.findall(text)}
+
+
+@each_page
+def test_flags_exist(page: Path, flags: set[str]) -> None:
+    if page.name == "comparison.md":
+        pytest.skip("names other engines' flags")
+    assert not {flag for text in code(page) for flag in FLAG.findall(text)} - flags
+
+
+def usages(*command: str) -> Iterator[str]:
+    """What `--help` says of a command and of those below it."""
+    said = io.StringIO()
+    with pytest.raises(SystemExit), redirect_stdout(said):
+        main([*command, "--help"])
+    yield said.getvalue()
+    for name in COMMAND.findall(said.getvalue()):
+        yield from usages(*command, name)
+
+
+def test_what_is_lost_is_found() -> None:
+    """The checks above see something on the pages that there are."""
+    all_links = [link for page in PAGES for link in links(page)]
+    assert sum("#" in link for link in all_links) > 10
+    assert not is_there(ROOT / "README.md", "docs/concepts.md#the-premise")
+    assert not is_there(ROOT / "README.md", "docs/concept.md")
+    all_code = [text for page in PAGES for text in code(page)]
+    assert sum(bool(SOURCE.fullmatch(text)) for text in all_code) > 50
+    assert sum(bool(FOLDER.fullmatch(text)) for text in all_code) > 10
+    assert not any(path.match("kv/scheduler.py") for path in PATHS)
+
+
+def tokens(page: Path) -> Iterator[Token]:
+    parser = MarkdownIt("commonmark").enable("table")
+    for token in parser.parse(page.read_text(encoding="utf-8")):
+        yield token
+        yield from token.children or ()
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links and pictures, but for those elsewhere."""
+    targets = [str(token.attrs.get("href", token.attrs.get("src", ""))) for token in tokens(page)]
+    return [target for target in targets if target and "://" not in target]
+
+
+def code(page: Path) -> list[str]:
+    """What stands between backticks, and blocks of code."""
+    kinds = ("code_inline", "code_block", "fence")
+    return [token.content for token in tokens(page) if token.type in kinds]
+
+
+def is_there(page: Path, link: str) -> bool:
+    target, _, heading = link.partition("#")
+    file = page.parent / target if target else page
+    return file.exists() and (not heading or heading in slugs(file))
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found, is_heading = set(), False
+    for token in tokens(page):
+        if is_heading and token.type == "inline":
+            text = "".join(child.content for child in token.children or ())
+            found.add(SLUG.sub("", text.lower()).replace(" ", "-"))
+        is_heading = token.type == "heading_open" or (is_heading and token.type != "heading_close")
+    return found
