@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from legato.core.config import EngineConfig
+from legato.core.stats import CacheInfo
 from legato.engine.process.channel import Channel, pack_frame
 from legato.engine.process.main import FromFrontEnd, _serve
 from legato.engine.process.messages import (
-    CacheInfo,
     EngineFailed,
     EngineInfo,
     EngineReady,

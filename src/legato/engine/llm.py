@@ -25,11 +25,11 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.stats import EngineStats
 from legato.engine.errors import RequestFailedError
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.completion_stream import CompletionStream
 from legato.engine.frontend.requests import build_requests
-from legato.engine.process.messages import EngineStats
 from legato.engine.startup.build import build_engine
 
 

@@ -17,9 +17,9 @@ from legato.bench.workload.workload import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineStats
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep

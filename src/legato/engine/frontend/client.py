@@ -14,7 +14,8 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.step_record import received
+from legato.core.stats import EngineStats
+from legato.core.step_record import StepRecord, received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.completion_stream import CompletionStream
@@ -23,11 +24,9 @@ from legato.engine.frontend.requests import build_requests
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     EngineInfo,
-    EngineStats,
     Reconfigure,
     SetRecording,
     StepOutputs,
-    StepStats,
 )
 from legato.engine.process.restarts import Restarts
 from legato.model.source import resolve_source
@@ -84,7 +83,7 @@ class EngineClient:
         self.stats = EngineStats()
         self.is_alive = True
         self.death = ""
-        self.on_step: Callable[[StepStats], object] = lambda _: None
+        self.on_step: Callable[[StepRecord], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
         self._config = config
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
@@ -310,10 +309,11 @@ class EngineClient:
     def _take(self, step: StepOutputs) -> None:
         self.stats = step.stats
         now_s = self._heard_s = time.monotonic()
-        if step.stats.step is not None:
-            self.on_step(step.stats.step)
-        if step.records:
-            self.records.publish(received(record, now_s) for record in step.records)
+        records = [received(record, now_s) for record in step.records]
+        for record in records:
+            if isinstance(record, StepRecord):
+                self.on_step(record)
+        self.records.publish(records)
         for output in step.outputs:
             job = self._jobs.get(output.request_id)
             if job is not None:

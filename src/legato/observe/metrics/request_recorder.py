@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from legato.core.outputs import FinishReason
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.metrics.slo_metrics import RequestSlo
 
 
@@ -38,7 +38,7 @@ class JobRecorder:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         prompt_lens: Sequence[int],
         n: int,
@@ -87,7 +87,7 @@ class _CompletionRecorder:
     """Measures one completion. Attributes: `num_tokens`: that have come."""
 
     def __init__(
-        self, metrics: Metrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
+        self, metrics: ServerMetrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
     ) -> None:
         self._metrics = metrics.requests
         self._slo = RequestSlo(metrics.slos, slo_class)
