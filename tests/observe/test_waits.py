@@ -65,3 +65,14 @@ def test_the_longest_come_first_and_sums_are_of_all(
     assert total_parts(w.first for w in waits).total() == pytest.approx(total_s)
     _, longest = tables(waits, "longest", 99)
     assert len(longest.rows) == 3  # one has a single token
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_who_has_ended_does_not_begin_again(depth: int, tmp_path: Path) -> None:
+    """Though a step that was in flight at its end still holds it."""
+    records = recorded_run([(0.0, 9, 30), (0.0, 5, 30), (0.1, 9, 30)], depth=depth, is_random=True)
+    stories = list(read_stories(write(tmp_path / "t.jsonl", records)))
+    assert sorted(story.request_id for story in stories) == ["0", "1", "2"]
+    for story in stories:
+        assert story.ended is not None
+        assert len(Attribution(story).told_s) == story.ended.num_output_tokens < 30

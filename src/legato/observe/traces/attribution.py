@@ -135,11 +135,14 @@ def _tiles(story: RequestStory) -> list[Tile]:
     next_id: int | None = None
     for step in story.steps:
         record = step.record
+        begins_s = record.planned_s
         if tiles:
+            before_s = tiles[-1].end_s
+            begins_s = max(begins_s, before_s)  # it may be planned while the one before it runs
             is_next = next_id is None or record.step_id == next_id
             cause: Cause = "between_steps" if is_next else "unrecorded"
-            tiles.append(Tile(tiles[-1].end_s, record.planned_s, {cause: 1.0}))
-        tiles.append(Tile(record.planned_s, record.ended_s, state.shares_in(step), step))
+            tiles.append(Tile(before_s, begins_s, {cause: 1.0}))
+        tiles.append(Tile(begins_s, record.ended_s, state.shares_in(step), step))
         next_id = record.step_id + 1
     return tiles
 
@@ -155,6 +158,9 @@ class _State:
 
     def shares_in(self, step: ObservedStep) -> Shares:
         request_id, record = self._story.request_id, step.record
+        arrived = self._story.arrived
+        if arrived is not None and record.planned_s < arrived.taken_s:
+            return {"inbox": 1.0}  # it was in flight when the request came
         if request_id in record.admitted:
             self._is_running = True
         if request_id in record.preempted:
@@ -168,11 +174,12 @@ class _State:
 
     def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
         tokens = _tokens(step)
-        tokens["others_decode" if chunk.kind == "decode" else "others_prefill"] -= chunk.num_tokens
+        is_prefill = chunk.kind == "prefill"
+        tokens["others_prefill" if is_prefill else "others_decode"] -= chunk.num_tokens
         num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
         self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
         tokens["preemption"] += num_again
-        own: Cause = "own_decode" if chunk.kind == "decode" else "own_prefill"
+        own: Cause = "own_prefill" if is_prefill else "own_decode"
         tokens[own] += chunk.num_tokens - num_again
         return _by_tokens(tokens)
 
@@ -206,7 +213,7 @@ def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
     return {
         chunk.request_id: chunk.num_tokens
         for chunk in step.record.chunks
-        if chunk.request_id != request_id and chunk.kind != "decode"
+        if chunk.request_id != request_id and chunk.kind == "prefill"
     }
 
 

@@ -1,5 +1,6 @@
 """How far requests have come, told from records."""
 
+import math
 from collections import deque
 
 from legato.core.outputs import FinishReason
@@ -24,6 +25,7 @@ class Progress:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.preempted_s: list[float] = []
+        self.ended_s = math.inf
         self.num_cached_tokens = 0
 
 
@@ -59,7 +61,8 @@ class Progresses:
                 progress.num_cached_tokens = num_cached_tokens
         for chunk in step.chunks:
             progress = self._progress.get(chunk.request_id)
-            if progress is not None and chunk.num_samples:
+            # A step that was in flight at a request's end may hold it, and brings nothing.
+            if progress is not None and chunk.num_samples and step.ended_s <= progress.ended_s:
                 progress.last_token_s = step.ended_s
                 if progress.first_token_s is None:
                     progress.first_token_s = step.ended_s
@@ -68,6 +71,7 @@ class Progresses:
         if ended.finish_reason is FinishReason.REFUSED:
             self._progress.pop(ended.request_id, None)
         elif ended.request_id in self._progress:
+            self._progress[ended.request_id].ended_s = ended.ended_s
             self._ended.append(ended.request_id)
         while len(self._ended) > _MAX_ENDED:
             self._progress.pop(self._ended.popleft(), None)
