@@ -70,7 +70,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=count,
         default=20,
         metavar="N",
-        help="without a request: how many to show (%(default)s)",
+        help="without a request: rows to show, each of requests that waited alike (%(default)s)",
     )
     parser.set_defaults(run=run)
 
