@@ -7,10 +7,17 @@ import pytest
 
 from legato.cli.explain_all import tables
 from legato.core.step_record import EngineRecord, RequestArrived
-from legato.observe.traces.attribution import Attribution, Cause, Span
+from legato.observe.traces.attribution import (
+    Attribution,
+    Cause,
+    Span,
+    Waits,
+    read_waits,
+    total_parts,
+    waits_of,
+)
 from legato.observe.traces.request_story import read_stories, read_story
 from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
-from legato.observe.traces.waits import Waits, read_waits, total_parts, waits_of
 from tests.observe.recorded import recorded_run
 
 ARRIVALS = [(0.0, 20, 20), (0.0, 90, 20), (0.3, 40, 1), (0.35, 8, 12)]

@@ -89,7 +89,7 @@ def _explain_all(args: argparse.Namespace) -> None:
 
     from legato.bench.report.console import print_table
     from legato.cli.explain_all import tables
-    from legato.observe.traces.waits import read_waits
+    from legato.observe.traces.attribution import read_waits
 
     with Console(stderr=True).status("reading the trace"):
         waits = list(read_waits(args.trace))

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from legato.bench.report.tables import Table, duration
-from legato.observe.traces.attribution import Cause, Span
-from legato.observe.traces.waits import Waits, total_parts
+from legato.observe.traces.attribution import Cause, Span, Waits, total_parts
 
 Wait = Literal["first", "longest"]
 

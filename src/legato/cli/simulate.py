@@ -22,7 +22,7 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     from legato.bench.report.report import Report
     from legato.bench.simulation.simulation import SimulatedRun, SimulatedServer
-    from legato.observe.traces.formats import TraceWriter
+    from legato.observe.traces.tracer import TraceWriter
 
 _NOT_SETTINGS = {"run", "policies", "output", "trace"}
 
@@ -96,8 +96,8 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
     Raises:
         ConfigError: no format has such names, or the file cannot be written.
     """
-    from legato.observe.traces.formats import trace_writer
     from legato.observe.traces.trace_file import TraceHeader
+    from legato.observe.traces.tracer import trace_writer
 
     if args.trace is None:
         yield None

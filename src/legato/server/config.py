@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato.observe.traces.formats import trace_format
+from legato.observe.traces.tracer import trace_format
 
 MIN_BODY_BYTES_S = 1024
 """The slowest that a body may come once its time is up."""

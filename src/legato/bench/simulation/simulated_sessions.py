@@ -12,7 +12,7 @@ from legato.bench.report.console import print_trial, progress_bar
 from legato.bench.simulation.simulation import SimulatedRun, SimulatedServer, simulate
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.workload import Workload
-from legato.observe.traces.formats import TraceWriter
+from legato.observe.traces.tracer import TraceWriter
 
 
 def simulate_run(
