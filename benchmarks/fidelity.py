@@ -17,13 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.report.report import RunReport, read_report, write_report
+from legato.bench.report.report_file import RunReport, read_report, write_report
 from legato.bench.report.summary import Slos, Summary, summarize
 from legato.bench.simulation.machine import Machine, MeasuredServer, read_machine, write_machine
-from legato.bench.simulation.simulation import simulate
-from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.simulation.run import simulate
+from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, rescaled
 from legato.bench.workload.traces import read_workload
-from legato.bench.workload.workload import Workload, cut_to, rescaled
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig
 from legato.tune.learn import learn

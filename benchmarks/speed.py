@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
 from legato.bench.load.client import Address, Client, connect
-from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.workload.requests import RandomPrompts
 
 LEGATO = {
     "Legato": SERVE_AS_PEERS_DO,

@@ -18,10 +18,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.report.report import RunReport, read_report, write_report
+from legato.bench.report.report_file import RunReport, read_report, write_report
 from legato.bench.report.summary import Slos
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload
+from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.config import EngineConfig

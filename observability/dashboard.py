@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard: `python -m observability.dashboard`, after a change of panels."""
+"""The Grafana dashboard, made from its panels."""
 
 import json
 from collections.abc import Iterator
@@ -92,8 +92,5 @@ def _drawn(panel: Panel, x: int, y: int) -> dict[str, Any]:
 
 
 def text() -> str:
+    """The file's contents."""
     return json.dumps(dashboard(), indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")

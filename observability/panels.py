@@ -59,6 +59,22 @@ _ATTAINMENT = " / ".join(
     )
 )
 
+NOT_SHOWN = {
+    "legato:iteration_tokens_total",  # prefill and decode tokens are
+    "legato:e2e_request_latency_seconds",
+    "legato:request_inference_time_seconds",
+    "legato:request_time_per_output_token_seconds",
+    "legato:cache_config_info",
+    # The sizes of requests, which hardly change
+    "legato:request_prompt_tokens",
+    "legato:request_prefill_kv_computed_tokens",
+    "legato:request_generation_tokens",
+    "legato:request_max_num_generation_tokens",
+    "legato:request_params_max_tokens",
+    "legato:request_params_n",
+}
+"""Metrics that no panel needs; all others are on one."""
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Promises": (
         Panel(
@@ -120,7 +136,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Duration of a step",
-            "From planning a step to its result.",
+            "How long the executor took.",
             "s",
             {f"p{100 * q:g}": quantile(q, "legato:step_time_seconds") for q in (0.5, 0.9, 0.99)},
         ),

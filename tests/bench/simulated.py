@@ -2,9 +2,10 @@
 
 from legato.bench.load.record import RequestRecord
 from legato.bench.simulation.policies import parse_policy
+from legato.bench.simulation.profiled_server import SimulatedServer
 from legato.bench.simulation.profiles import PROFILES
-from legato.bench.simulation.simulation import SimulatedServer, simulate
-from legato.bench.workload.workload import Workload
+from legato.bench.simulation.run import simulate
+from legato.bench.workload.requests import Workload
 from legato.core.config import SchedulerConfig
 
 CPU = PROFILES["smollm2-135m-cpu"]

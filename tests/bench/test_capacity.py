@@ -15,7 +15,7 @@ from legato.bench.capacity import (
     unloaded_workload,
 )
 from legato.bench.load.record import RequestRecord, Status
-from legato.bench.workload.workload import (
+from legato.bench.workload.requests import (
     Workload,
     WorkloadRequest,
     mean_rate_per_s,

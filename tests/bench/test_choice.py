@@ -7,7 +7,7 @@ import pytest
 
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.mixes import MIXES, draw_mix
-from legato.bench.workload.workload import mean_rate_per_s
+from legato.bench.workload.requests import mean_rate_per_s
 from legato.core.errors import ConfigError
 from tests.bench.test_traces import AZURE
 

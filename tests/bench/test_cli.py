@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legato.bench.load.client import Address
-from legato.bench.report.report import CapacityReport, ProbeReport, RunReport, read_report
+from legato.bench.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
 from legato.bench.workload.mixes import MIXES
 from legato.cli.values import duration_s
 from tests.bench.test_traces import AZURE

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from legato.bench.load.client import Address, connect
-from legato.bench.load.load import StopWhen, send_workload, warm_up
+from legato.bench.load.open_loop import StopWhen, send_workload, warm_up
 from legato.bench.load.record import OnProgress, RequestRecord, Status
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from tests.server.launch import MODEL, ServerProcess, running_server
 

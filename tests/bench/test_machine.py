@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.clients import Delays
 from legato.bench.simulation.machine import (
     ErrorSampler,
     MeasuredServer,
@@ -17,8 +17,8 @@ from legato.bench.simulation.machine import (
     read_machine,
     write_machine,
 )
-from legato.bench.simulation.simulation import simulate
-from legato.bench.workload.workload import WorkloadRequest
+from legato.bench.simulation.run import simulate
+from legato.bench.workload.requests import WorkloadRequest
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts

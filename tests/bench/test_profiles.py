@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from legato.bench.simulation.profiled_server import calibrate
 from legato.bench.simulation.profiles import PROFILES, Profile, load_profile
-from legato.bench.simulation.truth import calibrate
 from legato.core.errors import ConfigError
 from legato.engine.startup.calibration_file import CalibrationFile
 from legato.scheduler.step_shape import StepShape

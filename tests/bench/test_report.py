@@ -7,7 +7,7 @@ import pytest
 
 from legato.bench.capacity import Capacity, CapacityRule, UnloadedTtft
 from legato.bench.report.page import render_page
-from legato.bench.report.report import (
+from legato.bench.report.report_file import (
     CapacityReport,
     ProbeReport,
     Report,

@@ -5,7 +5,7 @@ import pytest
 
 from legato.bench.load.record import RequestRecord
 from legato.bench.workload.mixes import draw_mix
-from legato.bench.workload.workload import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
+from legato.bench.workload.requests import Workload, WorkloadRequest, cut_to, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
 from tests.bench.simulated import CPU, serve

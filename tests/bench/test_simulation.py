@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.bench.simulation.policies import parse_policy
+from legato.bench.simulation.profiled_server import SimulatedServer
 from legato.bench.simulation.profiles import Profile
-from legato.bench.simulation.simulation import SimulatedServer, simulate
+from legato.bench.simulation.run import simulate
 from legato.bench.workload.mixes import draw_mix
-from legato.bench.workload.workload import Workload, WorkloadRequest, with_poisson_arrivals
+from legato.bench.workload.requests import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

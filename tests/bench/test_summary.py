@@ -6,7 +6,7 @@ import pytest
 
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.summary import Slos, summarize, summarize_classes
-from legato.bench.workload.workload import WorkloadRequest
+from legato.bench.workload.requests import WorkloadRequest
 from legato.core.slo import SloClass
 
 

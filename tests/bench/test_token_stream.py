@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.load.errors import RequestError
+from legato.bench.load.record import RequestError
 from legato.bench.load.token_stream import TokenStream
 
 TOKEN = b'data: {"id":"x","choices":[{"index":0,"text":" a"}],"usage":null}\n\n'

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.bench.workload.traces import read_workload, write_workload
-from legato.bench.workload.workload import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from tests.bench.test_workload import workloads
 

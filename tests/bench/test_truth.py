@@ -2,7 +2,7 @@
 
 import pytest
 
-from legato.bench.simulation.truth import Truth, calibrate
+from legato.bench.simulation.profiled_server import Truth, calibrate
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.bench.workload.workload import (
+from legato.bench.workload.requests import (
     Workload,
     WorkloadRequest,
     cut_to,

@@ -62,7 +62,7 @@ def test_user_errors(
 
 def test_neither_torch_nor_a_server_is_needed() -> None:
     code = (
-        "import sys, legato.bench.simulation.simulated_sessions\n"
+        "import sys, legato.bench.simulation.sessions\n"
         "sys.exit(str({'torch', 'httpx'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

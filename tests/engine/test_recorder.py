@@ -1,4 +1,4 @@
-"""Records tell all that happened, and nothing is made of them where nobody asks."""
+"""Records tell all that happened; where nobody asks, only what the latest step was."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AbortRequest
 from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, StepRecord
 from tests.engine.test_engine_loop import Engine, drain, request, tokens
 
@@ -18,18 +19,27 @@ def recorded(engine: Engine) -> tuple[list[RequestOutput], list[EngineRecord]]:
     return outputs, records
 
 
-def test_nothing_is_recorded_unless_asked_for() -> None:
+def kinds(records: list[EngineRecord]) -> list[list[str]]:
+    """Of the chunks of all records, which must be steps'."""
+    assert all(isinstance(record, StepRecord) for record in records)
+    return [[chunk.kind for chunk in r.chunks] for r in records if isinstance(r, StepRecord)]
+
+
+def test_only_the_latest_step_is_kept_unless_asked_for() -> None:
     engine = Engine()
     engine.step([request("a", 8)])
+    assert kinds(engine.take_records()) == [["prefill"]]
+    engine.step()
+    engine.step([request("b", 8), AbortRequest(request_id="a")])
+    assert kinds(engine.take_records()) == [["prefill"]]
     assert engine.take_records() == []
     engine.set_recording(is_on=True)
     engine.step()
-    [step] = engine.take_records()
-    assert isinstance(step, StepRecord)
-    assert [chunk.kind for chunk in step.chunks] == ["decode"]
+    engine.step()
+    assert kinds(engine.take_records()) == [["decode"], ["decode"]]
     engine.set_recording(is_on=False)
     drain(engine)
-    assert engine.take_records() == []
+    assert kinds(engine.take_records()) == [["decode"]]
 
 
 def test_faults_are_recorded() -> None:

@@ -5,8 +5,9 @@ from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.stats import CacheInfo
 from legato.engine.frontend.requests import build_requests
-from legato.engine.process.messages import CacheInfo, EngineInfo
+from legato.engine.process.messages import EngineInfo
 
 INFO = EngineInfo(
     model="m",

@@ -21,10 +21,16 @@ def recorded_run(
     budget: int = 32,
     num_blocks: int = 64,
     max_num_seqs: int = 8,
+    depth: int = 1,
+    is_random: bool = False,
 ) -> list[EngineRecord]:
     """Requests "0", "1", ... of (arrival in s, prompt tokens, output tokens), until all have ended.
 
-    A step of n tokens takes `STEP_S + n * TOKEN_S`, and `BETWEEN_S` passes before each.
+    A step of n tokens takes `STEP_S + n * TOKEN_S`, and `BETWEEN_S` passes before each is planned.
+
+    Args:
+        depth: steps in flight.
+        is_random: whether an output may end before its length does.
     """
     config = SchedulerConfig(
         max_num_batched_tokens=budget,
@@ -36,11 +42,14 @@ def recorded_run(
     core = EngineLoop(
         Scheduler(config.resolve(256), max_model_len=256, kv=kv),
         kv,
-        SimulatedExecutor(clock, lambda plan: STEP_S + TOKEN_S * plan.num_tokens),
+        SimulatedExecutor(
+            clock, lambda plan: STEP_S + TOKEN_S * plan.num_tokens, vocab_size=8, depth=depth
+        ),
         clock,
     )
     core.set_recording(is_on=True)
-    coming = [_request(i, *arrival) for i, arrival in enumerate(arrivals)]
+    eos_token_ids = (0,) if is_random else ()
+    coming = [_request(i, *arrival, eos_token_ids) for i, arrival in enumerate(arrivals)]
     while coming or core.has_work:
         if not core.has_work:
             clock.advance_to(coming[0].arrival_time_s)
@@ -51,10 +60,13 @@ def recorded_run(
     return core.take_records()
 
 
-def _request(index: int, arrival_s: float, num_prompt: int, num_output: int) -> AddRequest:
+def _request(
+    index: int, arrival_s: float, num_prompt: int, num_output: int, eos_token_ids: tuple[int, ...]
+) -> AddRequest:
     return AddRequest(
         request_id=str(index),
         prompt_token_ids=token_array(range(1000 * index, 1000 * index + num_prompt)),
         params=SamplingParams(max_tokens=num_output, seed=0, temperature=0.0),
         arrival_time_s=arrival_s,
+        eos_token_ids=eos_token_ids,
     )

@@ -1,16 +1,24 @@
 """The parts of a wait are those of its schedule, and add up to the whole."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from legato.cli.explain import explanation
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
-from legato.core.step_record import AnswerRecord, EngineRecord, RequestArrived, StepRecord
+from legato.core.step_record import (
+    AnswerRecord,
+    EngineRecord,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
 from legato.observe.traces.attribution import Attribution, Span
 from legato.observe.traces.request_story import ObservedStep, RequestStory, read_story
 from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
@@ -25,6 +33,9 @@ def story_of(records: list[EngineRecord], request_id: str) -> RequestStory:
     for record in records:
         if isinstance(record, RequestArrived) and record.request_id == request_id:
             story.arrived = record
+        elif isinstance(record, RequestEnded) and record.request_id == request_id:
+            story.ended = record
+            break
         elif isinstance(record, StepRecord) and story.arrived is not None:
             story.see(ObservedStep(record))
     return story
@@ -101,16 +112,32 @@ def test_a_preempted_stream_waits_for_its_preemption() -> None:
     budget=st.integers(4, 64),
     num_blocks=st.integers(24, 80),
     max_num_seqs=st.integers(1, 6),
+    depth=st.integers(1, 3),
+    is_random=st.booleans(),
 )
 @settings(deadline=None)
 def test_parts_add_up(
-    arrivals: list[tuple[float, int, int]], budget: int, num_blocks: int, max_num_seqs: int
+    arrivals: list[tuple[float, int, int]],
+    budget: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    depth: int,
+    is_random: bool,
 ) -> None:
+    """Also where steps overlap, and hold requests that had ended when they were computed."""
     records = recorded_run(
-        sorted(arrivals), budget=budget, num_blocks=num_blocks, max_num_seqs=max_num_seqs
+        sorted(arrivals),
+        budget=budget,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        depth=depth,
+        is_random=is_random,
     )
-    for index, (_, _, num_output) in enumerate(sorted(arrivals)):
-        attribution = Attribution(story_of(records, str(index)))
+    for index in range(len(arrivals)):
+        story = story_of(records, str(index))
+        attribution = Attribution(story)
+        assert story.ended is not None
+        num_output = story.ended.num_output_tokens
         assert len(attribution.told_s) == num_output
         first = attribution.first_token()
         assert first is not None
@@ -122,6 +149,23 @@ def test_parts_add_up(
         assert sum(span.seconds for span in spans) == pytest.approx(
             attribution.told_s[-1] - sorted(arrivals)[index][0]
         )
+
+
+def test_steps_in_flight_together_share_no_time() -> None:
+    """The second prompt comes during step 0, behind which step 1 is in flight; 2 has no room."""
+    records = recorded_run([(0.0, 96, 1), (0.04, 16, 1)], budget=32, depth=2)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert any(after.planned_s < step.ended_s for step, after in pairwise(steps))
+    full_s = STEP_S + 32 * TOKEN_S
+    first, second = first_token(records, "0"), first_token(records, "1")
+    assert first.parts == pytest.approx({"inbox": BETWEEN_S, "own_prefill": 3 * full_s})
+    assert second.parts == pytest.approx(
+        {
+            "inbox": steps[1].ended_s - 0.04,
+            "others_prefill": full_s,
+            "own_prefill": STEP_S + 16 * TOKEN_S,
+        }
+    )
 
 
 def answered(records: list[EngineRecord], request_id: str) -> AnswerRecord:
@@ -146,6 +190,36 @@ def answered(records: list[EngineRecord], request_id: str) -> AnswerRecord:
         top_p=1.0,
         trace_context={},
     )
+
+
+def test_a_gap_that_begins_in_a_step_has_to_do_with_no_later_one() -> None:
+    """Though that may have been planned by then."""
+    records = recorded_run([(0.0, 8, 6), (0.0, 70, 1)], budget=32, depth=2)
+    story = story_of(records, "0")
+    story.answer = answered(records, "0")
+    attribution = Attribution(story)
+    prompts = [step.chunks["1"].num_tokens if "1" in step.chunks else 0 for step in story.steps]
+    assert prompts == [24, 31, 15, 0, 0, 0]
+    for index in range(5):
+        assert attribution.gap(index).others.total() == prompts[index + 1]
+
+
+def test_drafts_are_a_streams_tokens() -> None:
+    records = recorded_run([(0.0, 8, 9), (0.02, 40, 1)], budget=32)
+
+    def with_drafts(record: EngineRecord) -> EngineRecord:
+        if not isinstance(record, StepRecord):
+            return record
+        kinds = {"decode": "verify", "prefill": "prefill"}
+        chunks = tuple(replace(chunk, kind=kinds[chunk.kind]) for chunk in record.chunks)
+        return replace(record, chunks=chunks)
+
+    for name in ("0", "1"):
+        decoding = Attribution(story_of(records, name))
+        verifying = Attribution(story_of([with_drafts(record) for record in records], name))
+        assert verifying.first_token() == decoding.first_token()
+        for index in range(len(decoding.gaps())):
+            assert verifying.gap(index) == decoding.gap(index)
 
 
 def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> None:

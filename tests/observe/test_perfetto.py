@@ -28,8 +28,10 @@ FIELDS = {
 """Key a kind of event, value the fields that it must have, and no others."""
 
 
-def written(path: Path, num_blocks: int = 64) -> tuple[list[dict[str, Any]], list[StepRecord]]:
-    records = recorded_run(SHORT_OF_BLOCKS, num_blocks=num_blocks)
+def written(
+    path: Path, num_blocks: int = 64, depth: int = 1
+) -> tuple[list[dict[str, Any]], list[StepRecord]]:
+    records = recorded_run(SHORT_OF_BLOCKS, num_blocks=num_blocks, depth=depth)
     trace = PerfettoTrace(path, HEADER)
     trace.write(records[:3])
     trace.write([*records[3:], RecordsDropped(num_records=1)])
@@ -68,8 +70,9 @@ def test_each_chunk_is_a_slice_on_its_requests_track(path: Path) -> None:
     assert sum(e["name"].startswith("step ") for e in events) == len(steps)
 
 
-def test_slices_of_a_track_do_not_overlap(path: Path) -> None:
-    events, _ = written(path, num_blocks=18)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_slices_of_a_track_do_not_overlap(path: Path, depth: int) -> None:
+    events, _ = written(path, num_blocks=18, depth=depth)
     assert any(e["name"] == "preempted" for e in events)
     ends: dict[tuple[int, int], float] = {}
     for event in sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["ts"], e["dur"])):

@@ -19,6 +19,20 @@ HEADER = TraceHeader(started_s=1.0, unix_s=None, settings={"model": "m"})
 LINES: list[TraceLine] = [*recorded_run(), RecordsDropped(num_records=3)]
 
 
+V1_STEP = (
+    b'{"kind":"step","step_id":0,"planned_s":0,"started_s":0,"ended_s":0.1,"predicted_s":null,'
+    b'"limit_s":null,"budget_tokens":32,"chunks":[{"request_id":"0","start":0,"num_tokens":9,'
+    b'"num_samples":1,"ended_by":"decode"}],"admitted":{},"preempted":[],"held_by":null,'
+    b'"failed":[],"ran_out_of_memory":false,"num_running":1,"num_waiting":0,"num_blocks":1,'
+    b'"num_used_blocks":1,"num_cached_blocks":0}\n'
+)
+
+
+def header(version: int) -> bytes:
+    """A trace's first line."""
+    return b'{"kind":"trace","version":%d,"started_s":0,"unix_s":0,"settings":{}}\n' % version
+
+
 @pytest.fixture(params=["t.jsonl", "t.jsonl.gz"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / str(request.param)
@@ -57,7 +71,8 @@ def test_a_line_without_its_end_is_left_out(path: Path) -> None:
         (b"", "is not a trace"),
         (b"[]\n", "line 1 is not"),
         (b'{"kind":"dropped","num_records":1}\n', "is not a trace"),
-        (b'{"kind":"trace","version":9,"started_s":0,"unix_s":0,"settings":{}}\n', "version 9"),
+        (header(9), "trace of version 9; this reads 2"),
+        (header(1) + V1_STEP, "trace of version 1; this reads 2"),
         (b"\xff\xfe\n", "line 1 is not"),
     ],
 )

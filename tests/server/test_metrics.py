@@ -11,7 +11,7 @@ from tests.server.launch import MODEL, ServerProcess, running_server
 
 LONG_PROMPT = [1000 + i % 5000 for i in range(4000)]
 FLAGS = (
-    "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=400ms",
+    "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=100ms",
     "--slo-class", "hopeless:itl=0.001ms,tpot=0.001ms", "--shed-load", "--no-calibrate",
     "--max-num-seqs", "2", "--max-waiting", "2",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """A machine that was never measured, for tests of what is."""
 
-from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.clients import Delays
 from legato.bench.simulation.machine import Machine
+from legato.bench.simulation.profiled_server import calibrate
 from legato.bench.simulation.profiles import PROFILES
-from legato.bench.simulation.truth import calibrate
 
 PROFILE = PROFILES["smollm2-135m-cpu"]
 DELAYS = Delays(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.summary import Slos
-from legato.bench.workload.workload import WorkloadRequest
+from legato.bench.workload.requests import WorkloadRequest
 from legato.core.slo import SloClass
 from legato.tune.candidate import Candidate
 from legato.tune.front import pareto_front

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from legato.bench.simulation.machine import Machine, MeasuredServer
-from legato.bench.simulation.simulation import SimulatedRun, simulate
+from legato.bench.simulation.run import SimulatedRun, simulate
 from legato.bench.workload.mixes import draw_mix
+from legato.bench.workload.requests import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.bench.workload.traces import read_workload
-from legato.bench.workload.workload import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.slo import SloClass
 from legato.core.step_record import EngineRecord

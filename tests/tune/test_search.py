@@ -7,7 +7,7 @@ import pytest
 
 from legato.bench.report.summary import Slos
 from legato.bench.workload.mixes import draw_mix
-from legato.bench.workload.workload import with_poisson_arrivals
+from legato.bench.workload.requests import with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from legato.bench.load.record import RequestRecord, gaps_s
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 
 _NUM_LENGTHS = 5

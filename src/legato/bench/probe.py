@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 from legato.bench.load.client import Address, Client, connect
-from legato.bench.probe_result import ProbeResult
-from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.load.record import ProbeResult
+from legato.bench.workload.requests import RandomPrompts
 
 __all__ = ["Probe", "ProbeResult"]
 

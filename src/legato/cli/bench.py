@@ -23,7 +23,7 @@ from legato.core.slo import SloClass
 
 if TYPE_CHECKING:
     from legato.bench.load.client import Address
-    from legato.bench.report.report import Report
+    from legato.bench.report.report_file import Report
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[bench]'")
-    from legato.bench.load.errors import RequestError
+    from legato.bench.load.record import RequestError
 
     try:
         args.benchmark(args)
@@ -128,9 +128,9 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from legato.bench.load.sessions import ask_model, run_workload
-    from legato.bench.report.report import RunReport
+    from legato.bench.report.report_file import RunReport
     from legato.bench.report.summary import Slos
-    from legato.bench.workload.prompts import RandomPrompts
+    from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
     workload = workload_choice(args, model.max_model_len).load()
@@ -147,8 +147,8 @@ def _run(args: argparse.Namespace) -> None:
 
 def _capacity(args: argparse.Namespace) -> None:
     from legato.bench.load.sessions import ask_model, search_capacity
-    from legato.bench.report.report import CapacityReport
-    from legato.bench.workload.prompts import RandomPrompts
+    from legato.bench.report.report_file import CapacityReport
+    from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
     capacity = search_capacity(
@@ -167,7 +167,7 @@ def _capacity(args: argparse.Namespace) -> None:
 def _probe(args: argparse.Namespace) -> None:
     from legato.bench.load.sessions import ask_model
     from legato.bench.probe import Probe
-    from legato.bench.report.report import ProbeReport
+    from legato.bench.report.report_file import ProbeReport
 
     model = asyncio.run(ask_model(_address(args)))
     probe = Probe(
@@ -189,7 +189,7 @@ def _probe(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from legato.bench.report.console import print_table
     from legato.bench.report.page import render_page
-    from legato.bench.report.report import read_report
+    from legato.bench.report.report_file import read_report
     from legato.bench.report.tables import tables
 
     reports = [read_report(path) for path in args.reports]
@@ -203,7 +203,7 @@ def _publish(args: argparse.Namespace, report: "Report") -> None:
     """Write the report as JSON and as a page, and print it."""
     from legato.bench.report.console import print_table
     from legato.bench.report.page import render_page
-    from legato.bench.report.report import write_report
+    from legato.bench.report.report_file import write_report
     from legato.bench.report.tables import tables
 
     kind = args.benchmark.__name__.strip("_")

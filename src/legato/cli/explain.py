@@ -70,7 +70,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=count,
         default=20,
         metavar="N",
-        help="without a request: how many to show (%(default)s)",
+        help="without a request: rows to show, each of requests that waited alike (%(default)s)",
     )
     parser.set_defaults(run=run)
 
@@ -89,7 +89,7 @@ def _explain_all(args: argparse.Namespace) -> None:
 
     from legato.bench.report.console import print_table
     from legato.cli.explain_all import tables
-    from legato.observe.traces.waits import read_waits
+    from legato.observe.traces.attribution import read_waits
 
     with Console(stderr=True).status("reading the trace"):
         waits = list(read_waits(args.trace))

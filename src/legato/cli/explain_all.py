@@ -1,11 +1,11 @@
 """`legato explain` without a request: which waited longest, and for what."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from legato.bench.report.tables import Table, duration
-from legato.observe.traces.attribution import Cause, Span
-from legato.observe.traces.waits import Waits, total_parts
+from legato.observe.traces.attribution import Cause, Span, Waits, total_parts
 
 Wait = Literal["first", "longest"]
 
@@ -26,13 +26,16 @@ _NAMES: dict[Cause, str] = {
 }
 """As docs/tracing.md calls them."""
 
+_ALIKE = 0.05
+"""Relative difference of two waits, and of their main causes' shares, that makes no difference."""
+
 
 def tables(waits: Sequence[Waits], wait: Wait, most: int) -> list[Table]:
     """Where all waits went, and the requests with the longest.
 
     Args:
         wait: for the first token, or the longest between two, by which the requests are sorted.
-        most: requests to show.
+        most: rows to show, in each of which are the requests that waited alike.
     """
     return [_sums(waits), _longest(waits, wait, most)]
 
@@ -57,29 +60,80 @@ def _longest(waits: Sequence[Waits], wait: Wait, most: int) -> Table:
         if span is not None:
             found.append((span, request))
     found.sort(key=lambda pair: -pair[0].seconds)
-    rows = [_row(request) for _, request in found[:most]]
-    header = ["request", "class", "prompt", "tokens", "TTFT", "of it", "longest gap", "of it"]
+    groups = _alike((request for _, request in found), most)
+    header = [
+        "request",
+        "alike",
+        "class",
+        "prompt",
+        "tokens",
+        "TTFT",
+        "of it",
+        "longest gap",
+        "of it",
+    ]
     name = "time to first token" if wait == "first" else "gap"
-    return Table(f"The longest, by {name}", header, rows)
+    return Table(f"The longest, by {name}", header, [_row(group) for group in groups])
 
 
-def _row(request: Waits) -> list[str]:
+def _alike(requests: Iterable[Waits], most: int) -> list[list[Waits]]:
+    """At most so many groups of requests that waited as the first of their group did."""
+    groups: list[list[Waits]] = []
+    for request in requests:
+        group = next((group for group in groups if _are_alike(group[0], request)), None)
+        if group is not None:
+            group.append(request)
+        elif len(groups) < most:
+            groups.append([request])
+    return groups
+
+
+def _are_alike(one: Waits, other: Waits) -> bool:
+    spans = ((one.first, other.first), (one.longest, other.longest))
+    return one.slo_class == other.slo_class and all(_are_close(*pair) for pair in spans)
+
+
+def _are_close(one: Span | None, other: Span | None) -> bool:
+    if one is None or other is None or not (one.parts and other.parts):
+        return one == other
+    (cause, share), (other_cause, other_share) = _main_cause(one), _main_cause(other)
+    return (
+        cause == other_cause
+        and abs(share - other_share) <= _ALIKE
+        and math.isclose(one.seconds, other.seconds, rel_tol=_ALIKE)
+    )
+
+
+def _row(group: Sequence[Waits]) -> list[str]:
+    request = group[0]
     choice = f" --choice {request.choice}" if request.choice else ""
     return [
         request.name + choice,
+        str(len(group)) if len(group) > 1 else "",
         request.slo_class or "",
-        "" if request.num_prompt_tokens is None else str(request.num_prompt_tokens),
-        str(request.num_output_tokens),
+        _range(r.num_prompt_tokens for r in group),
+        _range(r.num_output_tokens for r in group),
         *_wait_cells(request.first),
         *_wait_cells(request.longest),
     ]
 
 
+def _range(counts: Iterable[int | None]) -> str:
+    known = {count for count in counts if count is not None}
+    return "–".join(map(str, dict.fromkeys((min(known), max(known))))) if known else ""
+
+
 def _wait_cells(span: Span | None) -> list[str]:
     if span is None or not span.parts:
         return ["", ""]
+    cause, share = _main_cause(span)
+    return [duration(span.seconds), f"{share:.0%} {_NAMES[cause]}"]
+
+
+def _main_cause(span: Span) -> tuple[Cause, float]:
+    """Of a wait that took time, and its share of that."""
     cause = max(span.parts, key=span.parts.__getitem__)
-    return [duration(span.seconds), f"{_share(span.parts[cause], span.seconds)} {_NAMES[cause]}"]
+    return cause, span.parts[cause] / span.seconds
 
 
 def _share(seconds: float, of_s: float) -> str:

@@ -20,9 +20,10 @@ from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from legato.bench.report.report import Report
-    from legato.bench.simulation.simulation import SimulatedRun, SimulatedServer
-    from legato.observe.traces.formats import TraceWriter
+    from legato.bench.report.report_file import Report
+    from legato.bench.simulation.profiled_server import SimulatedServer
+    from legato.bench.simulation.run import SimulatedRun
+    from legato.observe.traces.tracer import TraceWriter
 
 _NOT_SETTINGS = {"run", "policies", "output", "trace"}
 
@@ -78,8 +79,8 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
-    from legato.bench.report.report import RunReport
-    from legato.bench.simulation.simulated_sessions import simulate_run
+    from legato.bench.report.report_file import RunReport
+    from legato.bench.simulation.sessions import simulate_run
 
     workload = workload_choice(args, server.profile.max_model_len).load()
     started_s = time.perf_counter()
@@ -97,8 +98,8 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
     Raises:
         ConfigError: no format has such names, or the file cannot be written.
     """
-    from legato.observe.traces.formats import trace_writer
     from legato.observe.traces.trace_file import TraceHeader
+    from legato.observe.traces.tracer import trace_writer
 
     if args.trace is None:
         yield None
@@ -117,8 +118,8 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
 
 
 def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
-    from legato.bench.report.report import CapacityReport
-    from legato.bench.simulation.simulated_sessions import simulate_search
+    from legato.bench.report.report_file import CapacityReport
+    from legato.bench.simulation.sessions import simulate_search
 
     capacity = simulate_search(
         server,
@@ -143,7 +144,7 @@ def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
     """Print the reports side by side, and write each as JSON and all as one page."""
     from legato.bench.report.console import print_table
     from legato.bench.report.page import render_page
-    from legato.bench.report.report import write_report
+    from legato.bench.report.report_file import write_report
     from legato.bench.report.tables import tables
 
     for table in tables(reports):

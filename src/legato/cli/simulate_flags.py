@@ -11,8 +11,8 @@ from legato.core.slo import INTERACTIVE
 
 if TYPE_CHECKING:
     from legato.bench.report.summary import Slos
+    from legato.bench.simulation.profiled_server import SimulatedServer
     from legato.bench.simulation.profiles import Profile
-    from legato.bench.simulation.simulation import SimulatedServer
 
 DEFAULT_POLICIES = ("slo", "fixed:512")
 
@@ -54,7 +54,7 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
         ConfigError: there is no such policy or profile, or what is set contradicts itself.
     """
     from legato.bench.simulation.policies import parse_policy
-    from legato.bench.simulation.simulation import SimulatedServer
+    from legato.bench.simulation.profiled_server import SimulatedServer
 
     return SimulatedServer(
         profile=_profile(args),

@@ -28,8 +28,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Convert a trace; returns the exit status."""
-    from legato.observe.traces.formats import trace_writer
     from legato.observe.traces.trace_file import read_trace
+    from legato.observe.traces.tracer import trace_writer
 
     if args.output.exists() and args.output.samefile(args.trace):
         raise ConfigError(f"{args.output} is the trace itself")

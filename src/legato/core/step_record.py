@@ -81,6 +81,21 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     num_used_blocks: int
     num_cached_blocks: int
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts, and of what was preempted."""
+        return sum(chunk.num_tokens for chunk in self.chunks if chunk.kind == "prefill")
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of running streams: the next of each, and drafts of those behind it."""
+        return sum(chunk.num_tokens for chunk in self.chunks if chunk.kind != "prefill")
+
+    @property
+    def went_as_planned(self) -> bool:
+        """Whether all of it was computed; only then can `seconds` be held against `predicted_s`."""
+        return not (self.failed or self.ran_out_of_memory)
+
 
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", tag_field="kind"):
     """A request has come to the scheduler, which may refuse it at once.

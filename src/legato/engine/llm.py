@@ -14,11 +14,11 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.stats import EngineStats
 from legato.engine.errors import RequestFailedError
 from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
-from legato.engine.process.messages import EngineStats
 from legato.engine.startup.build import build_engine
 from legato.model.defaults import load_defaults
 from legato.model.source import resolve_source

@@ -8,12 +8,11 @@ from collections import ChainMap, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import msgspec
-
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AbortRequest, AddRequest, Event, Request
+from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
@@ -30,28 +29,6 @@ from legato.scheduler.turns import PrefillTurns
 
 _LOOKED_UP = 2
 """Waiting requests a step whose hits are brought up to date, in orders that look at them."""
-
-
-class SchedulerStats(msgspec.Struct, frozen=True):
-    """A snapshot; the counts of preemptions, steps and tokens are from the start.
-
-    Attributes:
-        num_steps_over_budget: steps that held more than their budget, for their decodes alone.
-        step_time_margin: relative error that the step-time model allows for.
-        broken_promise: why the latest step could not keep an SLO whatever it held; empty if it
-            could.
-        num_prefix_cache_queries: prompt tokens of requests that had their first token.
-        num_prefix_cache_hits: of these, those that did not have to be computed.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    num_steps_over_budget: int
-    step_time_margin: float
-    broken_promise: str
-    num_prefix_cache_queries: int
-    num_prefix_cache_hits: int
 
 
 class _Flight(NamedTuple):

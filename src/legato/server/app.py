@@ -16,7 +16,7 @@ from legato.engine.errors import (
     SlowReaderError,
 )
 from legato.engine.frontend.client import EngineClient
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.config import ServerConfig
 from legato.server.context import Context
 from legato.server.http.errors import ApiError, error_response
@@ -69,7 +69,7 @@ _ERRORS = (
 
 
 def create_app(
-    client: EngineClient, config: ServerConfig, lifecycle: Lifecycle, metrics: Metrics
+    client: EngineClient, config: ServerConfig, lifecycle: Lifecycle, metrics: ServerMetrics
 ) -> ASGIApp:
     """The OpenAI-compatible API of one engine."""
     api = DescribedApi(

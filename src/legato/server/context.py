@@ -7,7 +7,7 @@ from fastapi import Depends, Request
 
 from legato.core.errors import InvalidRequestError
 from legato.engine.frontend.client import EngineClient
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.config import ServerConfig
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
@@ -36,7 +36,7 @@ class Context:
 
     client: EngineClient
     config: ServerConfig
-    metrics: Metrics
+    metrics: ServerMetrics
     lifecycle: Lifecycle
 
     @property

@@ -23,7 +23,7 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
 from legato.model.source import resolve_source
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.traces.spans import SpanExport, check_spans_can_be_made
 from legato.observe.traces.tracer import Tracer
 from legato.server.app import create_app
@@ -140,7 +140,13 @@ async def _serve_until_stopped(
     client: EngineClient, config: ServerConfig, listener: socket.socket, on_ready: Announce
 ) -> int:
     info = client.info
-    metrics = Metrics(info.served_model_name, client, cache=info.cache, classes=info.slo_classes)
+    metrics = ServerMetrics(
+        info.served_model_name,
+        stats=lambda: client.stats,
+        num_restarts=lambda: client.num_restarts,
+        cache=info.cache,
+        classes=info.slo_classes,
+    )
     client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.collect()
@@ -221,7 +227,7 @@ def _on_signals(handle: Callable[[], object]) -> None:
         loop.add_signal_handler(number, handle)
 
 
-def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: Metrics) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
     # uvicorn asks for a class, which it only calls.
     protocol = partial(LimitedHttpProtocol, config, metrics.count_error)
     return uvicorn.Config(

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from legato.bench.simulation.machine import Machine
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload, cut_to
+from legato.bench.workload.requests import RandomPrompts, Workload, cut_to
 from legato.core.config import EngineConfig
 from legato.scheduler.cost_fit import MOST_DISTURBED
 from legato.tune.budget_table import BudgetRow, budget_rows

@@ -12,10 +12,10 @@ from multiprocessing import get_context
 import msgspec
 
 from legato.bench.load.record import RequestRecord
-from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.clients import Delays
 from legato.bench.simulation.machine import Machine, MeasuredServer
-from legato.bench.simulation.simulation import simulate
-from legato.bench.workload.workload import Workload, cut_to
+from legato.bench.simulation.run import simulate
+from legato.bench.workload.requests import Workload, cut_to
 from legato.core.config import EngineConfig
 from legato.engine.startup.build import calibration_file, load_parts, new_calibration
 from legato.engine.startup.calibration import Calibration

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from legato.bench.report.figures import log_durations, new_figure, svg
+from legato.bench.report.plots import log_durations, new_figure, svg
 from legato.tune.report import TuneReport
 from legato.tune.score import Figures
 from legato.tune.search import Tried

@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 
 from legato.bench.load.client import Address, connect
-from legato.bench.load.load import send_workload, warm_up
 from legato.bench.load.local_server import SERVE, local_server
+from legato.bench.load.open_loop import send_workload, warm_up
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import progress_bar
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload
+from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.core.config import EngineConfig
 from legato.observe.traces.trace_file import read_trace
 from legato.tune.recording import Recording

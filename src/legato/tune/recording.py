@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from legato.bench.load.record import RequestRecord
-from legato.bench.simulation.delays import Delays
+from legato.bench.simulation.clients import Delays
 from legato.core.step_record import RequestArrived, StepRecord
 from legato.observe.traces.trace_file import TraceLine
 from legato.scheduler.cost_fit import MeasuredStep

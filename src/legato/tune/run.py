@@ -11,8 +11,7 @@ from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import step_bar
 from legato.bench.report.summary import Slos, summarize
 from legato.bench.simulation.machine import read_machine, write_machine
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload, cut_to, within
+from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, within
 from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
 from legato.tune.candidate import Candidate, Space, check_goal

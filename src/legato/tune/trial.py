@@ -6,8 +6,8 @@ import msgspec
 
 from legato.bench.report.summary import Slos, Summary, summarize
 from legato.bench.simulation.machine import Machine, MeasuredServer
-from legato.bench.simulation.simulation import simulate
-from legato.bench.workload.workload import Workload, mean_rate_per_s, rescaled, within
+from legato.bench.simulation.run import simulate
+from legato.bench.workload.requests import Workload, mean_rate_per_s, rescaled, within
 from legato.core.config import SchedulerConfig
 from legato.tune.candidate import Candidate
 from legato.tune.score import Figures

@@ -7,8 +7,8 @@ import torch
 from msgspec.structs import replace
 
 from legato.bench.demo.traffic import Traffic
-from legato.bench.probe_result import ProbeResult
-from legato.bench.workload.prompts import RandomPrompts
+from legato.bench.load.record import ProbeResult
+from legato.bench.workload.requests import RandomPrompts
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import httpx
 import msgspec
 
-from legato.bench.load.errors import RefusedError, RequestError
+from legato.bench.load.record import RefusedError, RequestError
 from legato.bench.load.token_stream import TokenStream
 from legato.core.errors import ConfigError
 

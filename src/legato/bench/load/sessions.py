@@ -13,12 +13,11 @@ from legato.bench.capacity import (
     unloaded_workload,
 )
 from legato.bench.load.client import Address, Client, ServedModel, connect
-from legato.bench.load.load import send_workload, warm_up
+from legato.bench.load.open_loop import send_workload, warm_up
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import print_trial, progress_bar
 from legato.bench.workload.choice import WorkloadChoice
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 
 _IDLE_FACTOR = 2.0

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from legato.bench.load.errors import RequestError
+from legato.bench.load.record import RequestError
 
 # Tells the events that carry a token. Within a JSON string, the quotes would be escaped.
 _TOKEN = re.compile(rb'"choices":\s*\[\s*\{')

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from legato.bench.report.plots import plots
-from legato.bench.report.report import Report
+from legato.bench.report.report_file import Report
 from legato.bench.report.tables import Table, tables
 
 _TEMPLATE = Path(__file__).with_name("page.html")

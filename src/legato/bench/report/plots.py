@@ -1,15 +1,22 @@
-"""Reports as plots: SVG for a page, each report in a colour of its own."""
+"""Reports as plots: SVG for a page, each report in a colour of its own; and how all plots look."""
 
+import io
 from collections.abc import Iterable, Sequence
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from legato.bench.load.record import gaps_s
-from legato.bench.report.figures import durations, log_durations, log_ticks, new_figure, svg
-from legato.bench.report.report import CapacityReport, ProbeReport, Report, RunReport, by_kind
+from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
+from legato.bench.report.tables import duration
 
+_WIDTH_INCHES = 7.0
+_ROW_INCHES = 2.6
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _PROBE_ROW_INCHES = 1.3
 _NUM_QUANTILES = 301
 _NUM_TIME_BINS = 60
@@ -154,3 +161,46 @@ def _time_bins(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, np.
 def _floats(values: Iterable[float | None]) -> np.ndarray:
     """None becomes NaN, which leaves a hole in a curve."""
     return np.array(list(values), dtype=np.float64)
+
+
+def new_figure(
+    title: str, *, num_rows: int = 1, row_inches: float = _ROW_INCHES, share_y: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure with rows that share their x axis."""
+    size = (_WIDTH_INCHES, num_rows * row_inches + 0.8)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    rows = figure.subplots(num_rows, sharex=True, sharey=share_y, squeeze=False)[:, 0].tolist()
+    for axes in rows:
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelsize=8)
+    return figure, rows
+
+
+def log_durations(axis: Axis) -> None:
+    """Label a logarithmic axis of seconds."""
+    log_ticks(axis)
+    durations(axis)
+
+
+def log_ticks(axis: Axis) -> None:
+    """Enough of them for a part of a decade."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def durations(axis: Axis) -> None:
+    """Label an axis of seconds."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an element that can stand within HTML."""
+    axes = figure.axes[0]
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+    written = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(written, format="svg", dpi=150, metadata=_NO_METADATA)
+    svg = written.getvalue()
+    return svg[svg.index("<svg") :]

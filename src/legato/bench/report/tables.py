@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from legato.bench.report.report import CapacityReport, ProbeReport, Report, RunReport, by_kind
+from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
 from legato.core.slo import SloClass
 

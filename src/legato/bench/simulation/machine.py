@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from legato.bench.simulation.delays import Delays
-from legato.bench.simulation.simulation import simulated_engine
+from legato.bench.simulation.clients import Delays
+from legato.bench.simulation.run import simulated_engine
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan

@@ -7,8 +7,7 @@ import msgspec
 
 from legato.bench.workload.mixes import MIXES, draw_mix
 from legato.bench.workload.quantiles import are_quantiles, draw_quantiles
-from legato.bench.workload.traces import read_workload
-from legato.bench.workload.workload import (
+from legato.bench.workload.requests import (
     Workload,
     cut_to,
     mean_rate_per_s,
@@ -16,6 +15,7 @@ from legato.bench.workload.workload import (
     with_poisson_arrivals,
     within,
 )
+from legato.bench.workload.traces import read_workload
 from legato.core.errors import ConfigError
 
 Arrivals = Literal["trace", "poisson"]

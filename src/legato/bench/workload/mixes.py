@@ -8,7 +8,7 @@ import math
 import msgspec
 import numpy as np
 
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import Workload, WorkloadRequest
 
 
 class _Lengths(msgspec.Struct, frozen=True):

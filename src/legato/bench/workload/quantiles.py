@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.special import ndtri
 
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 
 _PART = re.compile(r"\s*(prompt|output)((?:\s+p\d+(?:\.\d+)?=\d+)+)\s*")

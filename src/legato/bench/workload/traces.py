@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from legato.core.slo import INTERACTIVE
 from legato.core.step_record import RequestArrived, RequestEnded

@@ -13,7 +13,8 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.step_record import received
+from legato.core.stats import EngineStats
+from legato.core.step_record import StepRecord, received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.output_queue import OutputQueue
@@ -21,11 +22,9 @@ from legato.engine.frontend.requests import build_requests
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     EngineInfo,
-    EngineStats,
     Reconfigure,
     SetRecording,
     StepOutputs,
-    StepStats,
 )
 from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, load_defaults
@@ -79,7 +78,7 @@ class EngineClient:
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.stats = EngineStats()
-        self.on_step: Callable[[StepStats], object] = lambda _: None
+        self.on_step: Callable[[StepRecord], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
         self._max_unread_tokens = max_unread_tokens
@@ -253,10 +252,11 @@ class EngineClient:
         """Hand each output to its request's stream."""
         now_s = time.monotonic()
         self.stats = step.stats
-        if step.stats.step is not None:
-            self.on_step(step.stats.step)
-        if step.records:
-            self.records.publish(received(record, now_s) for record in step.records)
+        records = [received(record, now_s) for record in step.records]
+        for record in records:
+            if isinstance(record, StepRecord):
+                self.on_step(record)
+        self.records.publish(records)
         for output in step.outputs:
             prompt = self._unfinished.get(output.request_id)
             if prompt is not None:

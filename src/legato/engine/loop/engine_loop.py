@@ -13,11 +13,11 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
+from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.recorder import Recorder
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
-from legato.engine.process.messages import EngineStats, StepStats
 from legato.executor.base import Executor
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
@@ -66,8 +66,7 @@ class EngineLoop:
         self._in_flight: deque[_Flight] = deque()
         self._next_config: SchedulerConfig | None = None
         self._num_failed_steps = 0
-        self._recorder: Recorder | None = None
-        self._step: StepStats | None = None
+        self._recorder = Recorder(is_on=False)
 
     @property
     def has_work(self) -> bool:
@@ -80,7 +79,6 @@ class EngineLoop:
             num_failed_steps=self._num_failed_steps,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
-            step=self._step,
         )
 
     def reconfigure(self, config: SchedulerConfig) -> None:
@@ -88,20 +86,19 @@ class EngineLoop:
         self._next_config = config
 
     def set_recording(self, *, is_on: bool) -> None:
-        """Begin or stop to make records; what has not been taken by then is dropped."""
-        self._recorder = Recorder() if is_on else None
+        """Begin or stop to keep all records; what has not been taken by then is dropped."""
+        self._recorder = Recorder(is_on=is_on)
 
     def take_records(self) -> list[EngineRecord]:
-        """What happened since the last time, while records are made."""
-        return [] if self._recorder is None else self._recorder.take()
+        """What happened since the last time: all of it while it is kept, else the latest step."""
+        return self._recorder.take()
 
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
         outputs = self._scheduler.apply(events, now_s)
-        if self._recorder is not None:
-            self._recorder.note_events(events, now_s)
-            self._recorder.note_outputs(outputs, now_s)
+        self._recorder.note_events(events, now_s)
+        self._recorder.note_outputs(outputs, now_s)
         return outputs
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
@@ -111,7 +108,6 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
-        self._step = None
         outputs = self.apply(events)
         self._fill()
         return outputs + self._land() if self._in_flight else outputs
@@ -145,13 +141,10 @@ class EngineLoop:
 
     def _commit(self, flight: _Flight, result: StepResult) -> list[RequestOutput]:
         now_s = self._clock()
-        self._step = _step_stats(flight.plan, result)
-        if self._recorder is not None:
-            times_s = flight.planned_s, flight.started_s, now_s
-            self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
+        times_s = flight.planned_s, flight.started_s, now_s
+        self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
         outputs = self._scheduler.commit(result, now_s)
-        if self._recorder is not None:
-            self._recorder.note_outputs(outputs, now_s)
+        self._recorder.note_outputs(outputs, now_s)
         return outputs
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
@@ -176,15 +169,3 @@ class EngineLoop:
         if reason and now_s - self._told_s > _WARN_EVERY_S:
             self._told_s = now_s
             logger.warning("an SLO cannot be kept: %s", reason)
-
-
-def _step_stats(plan: StepPlan, result: StepResult) -> StepStats:
-    prefill = [chunk for chunk in plan.chunks if chunk.kind == "prefill"]
-    is_clean = not (result.faults or result.ran_out_of_memory)
-    return StepStats(
-        num_prefill_tokens=sum(chunk.num_tokens for chunk in prefill),
-        num_decode_tokens=plan.num_tokens - sum(chunk.num_tokens for chunk in prefill),
-        prefill_ended_by=tuple(chunk.ended_by for chunk in prefill if chunk.ended_by is not None),
-        seconds=result.seconds,
-        predicted_s=plan.predicted_s if is_clean else None,
-    )

@@ -1,4 +1,4 @@
-"""Makes records of what the engine does, while somebody listens."""
+"""Makes records: of each step, and of the requests that come and end while somebody listens."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from legato.core.outputs import RequestOutput
 from legato.core.plan import StepPlan, StepResult
 from legato.core.request import AddRequest, Event
+from legato.core.stats import SchedulerStats
 from legato.core.step_record import (
     ChunkRecord,
     EngineRecord,
@@ -14,13 +15,17 @@ from legato.core.step_record import (
     StepRecord,
 )
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.scheduler import SchedulerStats
 
 
 class Recorder:
-    """Collects records until they are taken."""
+    """Collects records until they are taken.
 
-    def __init__(self) -> None:
+    Args:
+        is_on: whether to keep all of them. If not, there is one of the latest step alone.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
         self._records: list[EngineRecord] = []
         self._num_output_tokens: Counter[str] = Counter()  # key id of a request that runs
 
@@ -31,7 +36,8 @@ class Recorder:
 
     def note_events(self, events: Iterable[Event], now_s: float) -> None:
         """What came in."""
-        self._records += [_arrived(e, now_s) for e in events if isinstance(e, AddRequest)]
+        if self._is_on:
+            self._records += [_arrived(e, now_s) for e in events if isinstance(e, AddRequest)]
 
     def note_step(
         self,
@@ -47,6 +53,8 @@ class Recorder:
             times_s: `planned_s`, `started_s` and `ended_s`.
         """
         planned_s, started_s, ended_s = times_s
+        if not self._is_on:
+            self._records.clear()
         self._records.append(
             StepRecord(
                 step_id=plan.step_id,
@@ -78,6 +86,8 @@ class Recorder:
 
     def note_outputs(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
         """What came out."""
+        if not self._is_on:
+            return
         for output in outputs:
             self._num_output_tokens[output.request_id] += len(output.new_token_ids)
             if output.finish_reason is not None:

@@ -14,9 +14,10 @@ from rich.progress import Progress
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import row_counts
+from legato.core.stats import CacheInfo
 from legato.core.version import __version__
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import CacheInfo, EngineInfo
+from legato.engine.process.messages import EngineInfo
 from legato.engine.startup.calibration import Calibration
 from legato.engine.startup.calibration_file import CalibrationFile
 from legato.executor.attention.base import AttentionBackend

@@ -1,147 +1,162 @@
-"""The engine's own counters, which live in its process, as of its latest step."""
+"""Metrics of the engine: its steps, each of which is seen however seldom somebody scrapes, and its
+own counters, as of the latest step."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import get_args
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from legato.core.stats import CacheInfo, EngineStats
+from legato.core.step_record import EndedBy, StepRecord
+from legato.observe.metrics.registry import MetricRegistry
 
-from legato.observe.metrics.registry import MODEL_LABEL, PREFIX
-
-
-class EngineSnapshot(Protocol):
-    """The engine's counters after a step; those of a new engine begin anew."""
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
-    @property
-    def num_steps_over_budget(self) -> int: ...
-    @property
-    def num_failed_steps(self) -> int: ...
-    @property
-    def num_prefix_cache_queries(self) -> int: ...
-    @property
-    def num_prefix_cache_hits(self) -> int: ...
-    @property
-    def kv_usage(self) -> float: ...
-    @property
-    def num_cached_blocks(self) -> int: ...
-    @property
-    def step_time_margin(self) -> float: ...
-    @property
-    def broken_promise(self) -> str: ...
+# fmt: off
+_STEP_S = (
+    0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2,
+    0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_STEP_TIME_RATIO = (
+    0.5, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97, 1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 4.0)
+_STEP_TOKENS = (
+    0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
+    16384.0)
+# fmt: on
 
 
-class CacheSize(Protocol):
-    """What does not change of the KV cache."""
+class StepMetrics:
+    """Histograms of steps, and the chunk that prompts get now."""
 
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def enable_prefix_caching(self) -> bool: ...
-
-
-class Engine(Protocol):
-    """What is asked once a scrape."""
-
-    @property
-    def stats(self) -> EngineSnapshot: ...
-    @property
-    def num_restarts(self) -> int: ...
-
-
-class EngineCollector(Collector):
-    """Reads the engine's snapshot when it is asked."""
-
-    def __init__(self, model_name: str, engine: Engine, cache: CacheSize) -> None:
-        self._model_name = model_name
-        self._engine = engine
-        self._cache = cache
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._gauges(self._engine.stats)
-        yield from self._counters(self._engine.stats)
-        yield self._cache_config()
-
-    def _gauges(self, stats: EngineSnapshot) -> Iterable[Metric]:
-        gauges = (
-            ("num_requests_running", "Requests in the running batch.", stats.num_running),
-            ("num_requests_waiting", "Requests that wait to run.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_usage),
-            (
-                "kv_cache_cached_perc",
-                "Share of the KV cache kept for later requests, in use by none.",
-                stats.num_cached_blocks / self._cache.num_blocks,
-            ),
-            (
-                "step_time_margin",
-                "Relative error that the step-time model allows for.",
-                stats.step_time_margin,
-            ),
-            (
-                "slo_unattainable",
-                "1 where the latest step was bound to break an SLO.",
-                float(bool(stats.broken_promise)),
-            ),
+    def __init__(self, registry: MetricRegistry) -> None:
+        steps = registry.section("Steps")
+        self._tokens = steps.histogram(
+            "iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS
+        ).of()
+        self._prefill_tokens = steps.histogram(
+            "iteration_prefill_tokens", "Prompt tokens of a step.", _STEP_TOKENS, own=True
+        ).of()
+        self._decode_tokens = steps.histogram(
+            "iteration_decode_tokens",
+            "Running streams' tokens of a step.",
+            _STEP_TOKENS,
+            own=True,
+        ).of()
+        self._chunk = steps.gauge(
+            "prefill_chunk_tokens", "Prompt tokens of the latest step that had any.", own=True
+        ).of()
+        chunks = steps.counter(
+            "prefill_chunks",
+            "Chunks of prompts, by why they were no longer: `prompt_end`, `token_budget`, "
+            "`time_budget` (an SLO), `memory`, `turn` (a best-effort prompt came first).",
+            "ended_by",
+            own=True,
         )
-        for name, text, value in gauges:
-            yield self._family(GaugeMetricFamily, name, text, value)
+        self._chunks = {reason: chunks.of(reason) for reason in get_args(EndedBy)}
+        self._seconds = steps.histogram(
+            "step_time_seconds", "How long the executor took for a step.", _STEP_S, own=True
+        ).of()
+        self._ratio = steps.histogram(
+            "step_time_ratio",
+            "How long a step took over what the step-time model predicted; 1 is as predicted.",
+            _STEP_TIME_RATIO,
+            own=True,
+        ).of()
 
-    def _counters(self, stats: EngineSnapshot) -> Iterable[Metric]:
-        counters = (
-            ("num_preemptions", "Requests preempted for memory.", stats.num_preemptions),
-            (
-                "num_steps_over_budget",
-                "Steps whose decodes alone exceeded their budget.",
-                stats.num_steps_over_budget,
-            ),
-            ("num_failed_steps", "Steps that raised and were recovered.", stats.num_failed_steps),
-            (
-                "num_engine_restarts",
-                "Times that the engine process died and was started again.",
-                self._engine.num_restarts,
-            ),
-            (
-                "prefix_cache_queries",
-                "Prompt tokens looked up in the cache.",
-                stats.num_prefix_cache_queries,
-            ),
-            (
-                "prefix_cache_hits",
-                "Prompt tokens that did not have to be computed.",
-                stats.num_prefix_cache_hits,
-            ),
-        )
-        for name, text, value in counters:
-            yield self._family(CounterMetricFamily, name, text, value)
+    def observe(self, step: StepRecord) -> None:
+        """A step has run."""
+        num_prefill, num_decode = step.num_prefill_tokens, step.num_decode_tokens
+        self._tokens.observe(num_prefill + num_decode)
+        self._prefill_tokens.observe(num_prefill)
+        self._decode_tokens.observe(num_decode)
+        self._seconds.observe(step.seconds)
+        if step.predicted_s and step.went_as_planned:
+            self._ratio.observe(step.seconds / step.predicted_s)
+        if num_prefill:
+            self._chunk.set(num_prefill)
+        for chunk in step.chunks:
+            if chunk.ended_by is not None:
+                self._chunks[chunk.ended_by].inc()
 
-    def _cache_config(self) -> Metric:
-        """Under vLLM's labels, which say GPU whatever the device."""
-        labels = {
-            MODEL_LABEL: self._model_name,
-            "block_size": str(self._cache.block_size),
-            "num_gpu_blocks": str(self._cache.num_blocks),
-            "enable_prefix_caching": str(self._cache.enable_prefix_caching),
-        }
-        family = GaugeMetricFamily(
-            PREFIX + "cache_config_info", "Size of the KV cache; always 1.", labels=list(labels)
-        )
-        family.add_metric(list(labels.values()), 1.0)
-        return family
 
-    def _family(
-        self,
-        kind: type[CounterMetricFamily | GaugeMetricFamily],
-        name: str,
-        text: str,
-        value: float,
-    ) -> Metric:
-        family = kind(PREFIX + name, text, labels=(MODEL_LABEL,))
-        family.add_metric([self._model_name], value)
-        return family
+def declare_engine_metrics(
+    registry: MetricRegistry,
+    stats: Callable[[], EngineStats],
+    num_restarts: Callable[[], int],
+    cache: CacheInfo,
+) -> None:
+    """Those that are read from the engine's own numbers, when somebody scrapes.
+
+    Args:
+        stats: the latest; those of a new engine begin anew.
+        num_restarts: how many engine processes have died.
+    """
+    promises = registry.section("Promises")
+    promises.read_gauge(
+        "slo_unattainable",
+        "1: the decodes alone take longer than an SLO allows; `/health` says why.",
+        lambda: bool(stats().broken_promise),
+        own=True,
+    )
+    promises.read_counter(
+        "num_steps_over_budget",
+        "Steps whose decodes alone exceeded the step budget.",
+        lambda: stats().num_steps_over_budget,
+        own=True,
+    )
+
+    steps = registry.section("Steps")
+    steps.read_gauge(
+        "step_time_margin",
+        "Relative error that the step-time model allows for; where it is high, something else uses "
+        "the machine.",
+        lambda: stats().step_time_margin,
+        own=True,
+    )
+    steps.read_counter(
+        "num_failed_steps",
+        "Steps that raised or ran out of memory; the log says why.",
+        lambda: stats().num_failed_steps,
+        own=True,
+    )
+
+    requests = registry.section("Requests")
+    requests.read_gauge(
+        "num_requests_running", "Requests that have blocks.", lambda: stats().num_running
+    )
+    requests.read_gauge(
+        "num_requests_waiting", "Requests that do not run yet.", lambda: stats().num_waiting
+    )
+
+    engine = registry.section("Cache and engine")
+    engine.read_gauge(
+        "kv_cache_usage_perc",
+        "Fraction of the KV cache in use, 1 is all; blocks kept for their prefix alone are not.",
+        lambda: stats().kv_usage,
+    )
+    engine.read_gauge(
+        "kv_cache_cached_perc",
+        "Fraction of the KV cache kept for later requests, and evicted when wanted.",
+        lambda: stats().num_cached_blocks / cache.num_blocks,
+        own=True,
+    )
+    engine.read_counter(
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the cache.",
+        lambda: stats().num_prefix_cache_queries,
+    )
+    engine.read_counter(
+        "prefix_cache_hits",
+        "Prompt tokens that did not have to be computed.",
+        lambda: stats().num_prefix_cache_hits,
+    )
+    engine.read_counter(
+        "num_preemptions",
+        "Requests that lost their blocks; rising: the cache is too small for what runs.",
+        lambda: stats().num_preemptions,
+    )
+    engine.read_counter(
+        "num_engine_restarts", "Deaths of the engine process.", num_restarts, own=True
+    )
+    engine.gauge(
+        "cache_config_info",
+        "Size of the KV cache, always 1; the labels are vLLM's, whatever the device.",
+        "block_size",
+        "num_gpu_blocks",
+        "enable_prefix_caching",
+    ).of(str(cache.block_size), str(cache.num_blocks), str(cache.enable_prefix_caching)).set(1)

@@ -1,16 +1,40 @@
-"""Makes metrics under one prefix, the first label of each of which is the model's name."""
+"""How a metric is declared: once, with all that is told of it anywhere.
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+A declaration has the metric's name, kind, labels and help text, and the section of docs/metrics.md
+that lists it: `python -m observability` writes the tables there.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 PREFIX = "legato:"
 MODEL_LABEL = "model_name"
 
+Kind = Literal["counter", "gauge", "histogram"]
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
+
+
+class Declaration(NamedTuple):
+    """What the reference says of a metric.
+
+    Attributes:
+        name: with the prefix, and without the "_total" that Prometheus appends to a counter's.
+        labels: but for the model's name, which all have.
+        text: Markdown.
+        is_own: whether vLLM has none such.
+    """
+
+    section: str
+    kind: Kind
+    name: str
+    labels: tuple[str, ...]
+    text: str
+    is_own: bool
 
 
 class Labelled(Generic[_Metric]):
@@ -29,34 +53,95 @@ class Labelled(Generic[_Metric]):
 
 
 class MetricRegistry:
-    """Args: model_name: value of every metric's first label."""
+    """Metrics under one prefix, the first label of each of which is the model's name.
+
+    Attributes:
+        declared: all metrics, in the order of their declarations.
+        collectors: what Prometheus' client renders.
+    """
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
-        self._registry = CollectorRegistry()
+        self.declared: list[Declaration] = []
+        self.collectors = CollectorRegistry()
 
-    def counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
-        """Prometheus appends "_total" to its name."""
-        metric = Counter(PREFIX + name, text, (MODEL_LABEL, *labels), registry=self._registry)
-        return Labelled(metric, self.model_name)
-
-    def gauge(self, name: str, text: str, *labels: str) -> Labelled[Gauge]:
-        metric = Gauge(PREFIX + name, text, (MODEL_LABEL, *labels), registry=self._registry)
-        return Labelled(metric, self.model_name)
-
-    def histogram(
-        self, name: str, text: str, buckets: Sequence[float], *labels: str
-    ) -> Labelled[Histogram]:
-        """Args: buckets: upper bounds, each of which belongs to its bucket."""
-        metric = Histogram(
-            PREFIX + name, text, (MODEL_LABEL, *labels), registry=self._registry, buckets=buckets
-        )
-        return Labelled(metric, self.model_name)
-
-    def register(self, collector: Collector) -> None:
-        """Add one that makes its metrics when they are asked for."""
-        self._registry.register(collector)
+    def section(self, title: str) -> "Section":
+        """Where to declare the metrics of a section of the reference."""
+        return Section(self, title)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.collectors)
+
+
+class Section:
+    """Declares metrics: `own` ones, or else some with vLLM's name and meaning."""
+
+    def __init__(self, registry: MetricRegistry, title: str) -> None:
+        self._registry = registry
+        self._title = title
+
+    def counter(self, name: str, text: str, *labels: str, own: bool = False) -> Labelled[Counter]:
+        told = self._declare("counter", name, text, labels, own)
+        return self._labelled(Counter(*told, registry=self._registry.collectors))
+
+    def gauge(self, name: str, text: str, *labels: str, own: bool = False) -> Labelled[Gauge]:
+        told = self._declare("gauge", name, text, labels, own)
+        return self._labelled(Gauge(*told, registry=self._registry.collectors))
+
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float], *labels: str, own: bool = False
+    ) -> Labelled[Histogram]:
+        """Args: buckets: upper bounds, each of which belongs to its bucket."""
+        told = self._declare("histogram", name, text, labels, own)
+        return self._labelled(Histogram(*told, buckets=buckets, registry=self._registry.collectors))
+
+    def read_counter(
+        self, name: str, text: str, read: Callable[[], float], *, own: bool = False
+    ) -> None:
+        """Args: read: asked for the value once a scrape."""
+        self._read(CounterMetricFamily, self._declare("counter", name, text, (), own), read)
+
+    def read_gauge(
+        self, name: str, text: str, read: Callable[[], float], *, own: bool = False
+    ) -> None:
+        """Args: read: as for `read_counter`."""
+        self._read(GaugeMetricFamily, self._declare("gauge", name, text, (), own), read)
+
+    def _declare(
+        self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
+    ) -> tuple[str, str, tuple[str, ...]]:
+        """The arguments with which Prometheus' client makes it."""
+        full_name = PREFIX + name
+        self._registry.declared.append(
+            Declaration(self._title, kind, full_name, labels, text, is_own=own)
+        )
+        return full_name, text, (MODEL_LABEL, *labels)
+
+    def _labelled(self, metric: _Metric) -> Labelled[_Metric]:
+        return Labelled(metric, self._registry.model_name)
+
+    def _read(
+        self,
+        family: type[CounterMetricFamily | GaugeMetricFamily],
+        told: tuple[str, str, tuple[str, ...]],
+        read: Callable[[], float],
+    ) -> None:
+        name, text, labels = told
+
+        def collect() -> Metric:
+            metric = family(name, text, labels=labels)
+            metric.add_metric([self._registry.model_name], read())
+            return metric
+
+        self._registry.collectors.register(_OneMetric(collect))
+
+
+class _OneMetric(Collector):
+    """A metric that is made when it is asked for."""
+
+    def __init__(self, make: Callable[[], Metric]) -> None:
+        self._make = make
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._make()

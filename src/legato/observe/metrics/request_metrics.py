@@ -1,105 +1,140 @@
-"""Metrics of requests. Names and meanings are vLLM's where it has the same."""
+"""Metrics of requests. A completion counts as a request."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from legato.core.outputs import FinishReason, RefusalReason
 from legato.core.slo import SloClass
-from legato.observe.metrics import buckets
 from legato.observe.metrics.registry import MetricRegistry
 
 INVALID = "invalid"
 REFUSALS = (INVALID, *RefusalReason)
 """Why a request is refused: it can never be served as asked, or for what the scheduler says."""
 
+# Bounds of buckets: vLLM's, and finer ones where SLOs lie.
+# fmt: off
+_PER_TOKEN_S = (
+    0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15,
+    0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5,
+    2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_REQUEST_S = (
+    0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+_COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
+# fmt: on
+_TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+
 
 class RequestMetrics:
-    """All of them; a completion counts as a request.
+    """What `JobRecorder` measures.
 
     Args:
         classes: of service, whose promises are bounds of buckets; key the name.
     """
 
     def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
-        counter, histogram = registry.counter, registry.histogram
-        promised = classes.values()
-        ttft_s = buckets.with_bounds(buckets.TTFT_S, (slo.ttft_s for slo in promised))
-        itl_s = buckets.with_bounds(buckets.PER_TOKEN_S, (slo.itl_s for slo in promised))
-        tpot_s = buckets.with_bounds(buckets.PER_TOKEN_S, (slo.tpot_s for slo in promised))
-
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens prefilled.").of()
-        self.cached_tokens = counter(
-            "prompt_tokens_cached", "Of these, tokens that did not have to be computed."
-        ).of()
-        self.generation_tokens = counter("generation_tokens", "Tokens generated.").of()
-        ended = counter("request_success", "Completions that ended, by reason.", "finished_reason")
-        self.ended = {reason: ended.of(reason) for reason in FinishReason}
-        refused = counter("request_refused", "Completions that were refused.", "reason")
-        self.refused = {reason: refused.of(reason) for reason in REFUSALS}
-        self.errors = counter(
-            "request_errors", "HTTP requests answered with an error, by status.", "status"
+        refused = registry.section("Promises").counter(
+            "request_refused",
+            "Completions refused: `queue_full` (`--max-waiting`), `ttft_slo` (`--shed-load`), "
+            "`invalid`.",
+            "reason",
+            own=True,
         )
+        self.refused = {reason: refused.of(reason) for reason in REFUSALS}
+        self._declare_latencies(registry, classes)
+        self._declare_counts(registry)
+        self._declare_sizes(registry)
 
-        # By class, in seconds
+    def _declare_latencies(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
+        histogram = registry.section("Latencies").histogram
+        promised = classes.values()
+        ttft_s = _with_bounds(_TTFT_S, (slo.ttft_s for slo in promised))
+        itl_s = _with_bounds(_PER_TOKEN_S, (slo.itl_s for slo in promised))
+        tpot_s = _with_bounds(_PER_TOKEN_S, (slo.tpot_s for slo in promised))
         self.ttft_s = histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", ttft_s, "slo_class"
         )
         self.itl_s = histogram(
-            "inter_token_latency_seconds", "From one token to the next.", itl_s, "slo_class"
+            "inter_token_latency_seconds",
+            "From one token to the next: the gaps that users feel.",
+            itl_s,
+            "slo_class",
         )
         self.tpot_s = histogram(
-            "request_time_per_output_token_seconds",
-            "Mean inter-token latency of a request.",
-            tpot_s,
-            "slo_class",
+            "request_time_per_output_token_seconds", "Mean gap of a request.", tpot_s, "slo_class"
         )
         self.e2e_s = histogram(
             "e2e_request_latency_seconds",
             "From arrival to the last token.",
-            buckets.REQUEST_S,
+            _REQUEST_S,
             "slo_class",
         )
         self.queue_s = histogram(
             "request_queue_time_seconds",
-            "From arrival to the first chunk.",
-            buckets.REQUEST_S,
+            "From arrival to the first chunk; parsing and tokenizing are part of it.",
+            _REQUEST_S,
             "slo_class",
         )
-
-        # Parts of these, in seconds
         self.prefill_s = histogram(
-            "request_prefill_time_seconds",
-            "From the first chunk to the first token.",
-            buckets.REQUEST_S,
+            "request_prefill_time_seconds", "From the first chunk to the first token.", _REQUEST_S
         ).of()
         self.decode_s = histogram(
-            "request_decode_time_seconds",
-            "From the first token to the last.",
-            buckets.REQUEST_S,
+            "request_decode_time_seconds", "From the first token to the last.", _REQUEST_S
         ).of()
         self.inference_s = histogram(
-            "request_inference_time_seconds",
-            "From the first chunk to the last token.",
-            buckets.REQUEST_S,
+            "request_inference_time_seconds", "From the first chunk to the last token.", _REQUEST_S
         ).of()
 
-        # In tokens and completions
+    def _declare_counts(self, registry: MetricRegistry) -> None:
+        counter = registry.section("Requests").counter
+        ended = counter(
+            "request_success",
+            "Completions that ended: `stop`, `length`, `abort`, `error`, `refused`.",
+            "finished_reason",
+        )
+        self.ended = {reason: ended.of(reason) for reason in FinishReason}
+        self.errors = counter(
+            "request_errors", "HTTP requests answered with an error.", "status", own=True
+        )
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens, counted at the first token."
+        ).of()
+        self.cached_tokens = counter(
+            "prompt_tokens_cached", "Prompt tokens found in the cache."
+        ).of()
+        self.generation_tokens = counter("generation_tokens", "Tokens generated.").of()
+
+    def _declare_sizes(self, registry: MetricRegistry) -> None:
+        histogram = registry.section("Requests").histogram
         self.request_prompt_tokens = histogram(
-            "request_prompt_tokens", "Prompt tokens of a request.", buckets.TOKENS
+            "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
         ).of()
         self.request_computed_tokens = histogram(
             "request_prefill_kv_computed_tokens",
-            "Prompt tokens of a request that had to be computed.",
-            buckets.TOKENS,
+            "Prompt tokens of a request that were computed.",
+            _TOKENS,
         ).of()
         self.request_generation_tokens = histogram(
-            "request_generation_tokens", "Tokens generated for a request.", buckets.TOKENS
+            "request_generation_tokens", "Tokens generated for a request.", _TOKENS
         ).of()
         self.longest_generation = histogram(
             "request_max_num_generation_tokens",
             "Tokens of the longest of a prompt's completions.",
-            buckets.TOKENS,
+            _TOKENS,
         ).of()
         self.params_max_tokens = histogram(
-            "request_params_max_tokens", "The parameter max_tokens.", buckets.TOKENS
+            "request_params_max_tokens", "The parameter `max_tokens`.", _TOKENS
         ).of()
-        self.params_n = histogram("request_params_n", "The parameter n.", buckets.COMPLETIONS).of()
+        self.params_n = histogram("request_params_n", "The parameter `n`.", _COMPLETIONS).of()
+
+
+def _with_bounds(
+    buckets: tuple[float, ...], promises_s: Iterable[float | None]
+) -> tuple[float, ...]:
+    """The same with a bound at each promise, so that the share within it is exact.
+
+    Args:
+        promises_s: in seconds; None promises nothing.
+    """
+    return tuple(sorted({*buckets, *(s for s in promises_s if s is not None)}))

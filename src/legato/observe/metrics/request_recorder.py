@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.metrics.slo_metrics import RequestSlo
 
 
@@ -20,7 +20,7 @@ class JobRecorder:
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         *,
         prompt_lens: Sequence[int],
         n: int,
@@ -82,7 +82,7 @@ class _CompletionRecorder:
     """Measures one completion. Attributes: `num_tokens`: that have come."""
 
     def __init__(
-        self, metrics: Metrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
+        self, metrics: ServerMetrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
     ) -> None:
         self._metrics = metrics.requests
         self._slo = RequestSlo(metrics.slos, slo_class)

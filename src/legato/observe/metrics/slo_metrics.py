@@ -20,20 +20,28 @@ class SloMetrics:
     """
 
     def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
-        self._all_checks = registry.counter(
+        promises = registry.section("Promises")
+        self._seconds = promises.gauge(
+            "slo_seconds", "What is promised: `ttft`, `itl`, `tpot`.", "slo_class", "slo", own=True
+        )
+        self._all_checks = promises.counter(
             "slo_checks",
-            "Promises that fell due: first tokens (ttft), tokens (itl), requests' paces (tpot).",
+            "Promises that fell due, `in_time` or `late`: first tokens against the TTFT SLO, each "
+            "further token against the ITL SLO, requests' means against the TPOT SLO.",
             "slo_class",
             "slo",
             "verdict",
+            own=True,
         )
-        self._all_requests = registry.counter(
+        self._all_requests = promises.counter(
             "slo_requests",
-            "Requests that were promised something, by whether they attained all of it.",
+            "Requests that `attained` what they were promised (99 % of the tokens for ITL, as in "
+            "`legato bench`), `missed` it, were `refused`, or `waived` it (`allow_best_effort`); "
+            "those whose client left are not counted.",
             "slo_class",
             "verdict",
+            own=True,
         )
-        self._seconds = registry.gauge("slo_seconds", "What is promised.", "slo_class", "slo")
         self.promise(classes)
 
     def promise(self, classes: Mapping[str, SloClass]) -> None:

@@ -1,4 +1,4 @@
-"""Where a request's time went: a partition of it, so that the parts add up to the whole.
+"""Where requests' time went: a partition of it, so that the parts add up to the whole.
 
 The request's life is cut into tiles, each with the shares that causes have in it. What a step holds
 of several causes is shared among them by tokens. docs/tracing.md defines each cause.
@@ -6,12 +6,13 @@ of several causes is shared among them by tokens. docs/tracing.md defines each c
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from legato.core.step_record import ChunkRecord
-from legato.observe.traces.request_story import ObservedStep, RequestStory
+from legato.observe.traces.request_story import ObservedStep, RequestStory, read_stories
 
 Cause = Literal[
     "http_in",
@@ -123,6 +124,56 @@ class Attribution:
         return Span(start_s, told_s, {c: s for c, s in parts.items() if s}, others)
 
 
+class Waits(NamedTuple):
+    """What one request waited for.
+
+    Attributes:
+        name: by which `read_story` finds it, the engine's where the trace has no answer.
+        slo_class, num_prompt_tokens: None where it came before the trace began.
+        num_output_tokens: that are in the trace.
+        first: until its first token; None where there is none, or its arrival is not in the trace.
+        longest: between two tokens; None where there are no two.
+    """
+
+    name: str
+    choice: int
+    slo_class: str | None
+    num_prompt_tokens: int | None
+    num_output_tokens: int
+    first: Span | None
+    longest: Span | None
+
+
+def read_waits(path: Path) -> Iterator[Waits]:
+    """Those of each request in a trace of lines of JSON; raises as `read_stories`."""
+    return map(waits_of, read_stories(path))
+
+
+def waits_of(story: RequestStory) -> Waits:
+    attribution = Attribution(story)
+    gaps = attribution.gaps()
+    longest = max(range(len(gaps)), key=gaps.__getitem__, default=None)
+    arrived = story.arrived
+    return Waits(
+        name=story.request_id if story.answer is None else story.answer.http_id,
+        choice=story.choice,
+        slo_class=None if arrived is None else arrived.slo_class,
+        num_prompt_tokens=None if arrived is None else arrived.num_prompt_tokens,
+        num_output_tokens=len(attribution.told_s),
+        first=attribution.first_token(),
+        longest=None if longest is None else attribution.gap(longest),
+    )
+
+
+def total_parts(spans: Iterable[Span | None]) -> Counter[Cause]:
+    """Seconds of all of them; key cause."""
+    total: Counter[Cause] = Counter()
+    for span in spans:
+        if span is not None:
+            total.update(span.parts)
+    return total
+
+
 def _tiles(story: RequestStory) -> list[Tile]:
     """From the request's arrival to the end of the last step that the engine held it in."""
     tiles: list[Tile] = []
@@ -135,11 +186,14 @@ def _tiles(story: RequestStory) -> list[Tile]:
     next_id: int | None = None
     for step in story.steps:
         record = step.record
+        begins_s = record.planned_s
         if tiles:
+            before_s = tiles[-1].end_s
+            begins_s = max(begins_s, before_s)  # it may be planned while the one before it runs
             is_next = next_id is None or record.step_id == next_id
             cause: Cause = "between_steps" if is_next else "unrecorded"
-            tiles.append(Tile(tiles[-1].end_s, record.planned_s, {cause: 1.0}))
-        tiles.append(Tile(record.planned_s, record.ended_s, state.shares_in(step), step))
+            tiles.append(Tile(before_s, begins_s, {cause: 1.0}))
+        tiles.append(Tile(begins_s, record.ended_s, state.shares_in(step), step))
         next_id = record.step_id + 1
     return tiles
 
@@ -155,6 +209,9 @@ class _State:
 
     def shares_in(self, step: ObservedStep) -> Shares:
         request_id, record = self._story.request_id, step.record
+        arrived = self._story.arrived
+        if arrived is not None and record.planned_s < arrived.taken_s:
+            return {"inbox": 1.0}  # it was in flight when the request came
         if request_id in record.admitted:
             self._is_running = True
         if request_id in record.preempted:
@@ -168,11 +225,12 @@ class _State:
 
     def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
         tokens = _tokens(step)
-        tokens["others_decode" if chunk.kind == "decode" else "others_prefill"] -= chunk.num_tokens
+        is_prefill = chunk.kind == "prefill"
+        tokens["others_prefill" if is_prefill else "others_decode"] -= chunk.num_tokens
         num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
         self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
         tokens["preemption"] += num_again
-        own: Cause = "own_decode" if chunk.kind == "decode" else "own_prefill"
+        own: Cause = "own_prefill" if is_prefill else "own_decode"
         tokens[own] += chunk.num_tokens - num_again
         return _by_tokens(tokens)
 
@@ -206,7 +264,7 @@ def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
     return {
         chunk.request_id: chunk.num_tokens
         for chunk in step.record.chunks
-        if chunk.request_id != request_id and chunk.kind != "decode"
+        if chunk.request_id != request_id and chunk.kind == "prefill"
     }
 
 

@@ -26,6 +26,9 @@ _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
 """Key a field of the trace event format."""
 
+_Placed = tuple[int, float, ChunkRecord]
+"""A chunk, behind its step's id and the start of its slice in seconds."""
+
 
 class PerfettoEvents:
     """Turns records into events, in the order in which they come.
@@ -37,8 +40,7 @@ class PerfettoEvents:
     def __init__(self) -> None:
         self._tracks: dict[str, int] = {}  # key request id
         self._waiting_since_s: dict[str, float] = {}  # key request id
-        self._last_chunk: dict[str, tuple[int, float, ChunkRecord]] = {}
-        """Key request id, value its latest chunk with its step's id and start."""
+        self._last_chunk: dict[str, _Placed] = {}  # key request id
         self._num_arrows = 0
         self._now_s = 0.0  # of the latest step
 
@@ -66,20 +68,20 @@ class PerfettoEvents:
                 yield _instant(name, self._now_s, _STEPS, _STEP_TRACK, {})
 
     def _step(self, step: StepRecord) -> Iterator[Event]:
+        # Slices of a track must not overlap, and a step may be planned while another runs.
+        times_s = max(step.planned_s, self._now_s), step.ended_s
         self._now_s = step.ended_s
-        num_decodes = sum(chunk.kind == "decode" for chunk in step.chunks)
-        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         yield _slice(
             f"step {step.step_id}",
-            (step.planned_s, step.ended_s),
+            times_s,
             _STEPS,
             _STEP_TRACK,
             {
-                "decode_tokens": num_decodes,
-                "prefill_tokens": num_tokens - num_decodes,
+                "decode_tokens": step.num_decode_tokens,
+                "prefill_tokens": step.num_prefill_tokens,
                 "budget_tokens": step.budget_tokens,
                 "predicted_ms": _ms(step.predicted_s),
-                "measured_ms": _ms(step.ended_s - step.planned_s),
+                "measured_ms": _ms(step.seconds),
                 "limit_ms": _ms(step.limit_s),
                 "planning_ms": _ms(step.started_s - step.planned_s),
                 "first_waiting_held_by": step.held_by,
@@ -88,20 +90,21 @@ class PerfettoEvents:
                 "ran_out_of_memory": step.ran_out_of_memory,
             },
         )
-        yield from _counters(step, num_decodes, num_tokens - num_decodes)
+        yield from _counters(step, times_s[0])
         for request_id in step.preempted:
             yield from self._preempted(step, request_id)
         for request_id, num_cached in step.admitted.items():
             yield from self._admitted(step, request_id, num_cached)
         for chunk in step.chunks:
-            yield from self._chunk(step, chunk)
+            yield from self._chunk(step, chunk, times_s)
 
-    def _chunk(self, step: StepRecord, chunk: ChunkRecord) -> Iterator[Event]:
+    def _chunk(
+        self, step: StepRecord, chunk: ChunkRecord, times_s: tuple[float, float]
+    ) -> Iterator[Event]:
         track = yield from self._track(chunk.request_id)
-        is_decode = chunk.kind == "decode"
         yield _slice(
-            "decode" if is_decode else f"prefill {chunk.num_tokens}",
-            (step.planned_s, step.ended_s),
+            "decode" if chunk.kind == "decode" else f"{chunk.kind} {chunk.num_tokens}",
+            times_s,
             _REQUESTS,
             track,
             {
@@ -112,22 +115,22 @@ class PerfettoEvents:
                 "samples": chunk.num_samples,
             },
         )
-        yield from self._arrow(step, chunk, track)
-        self._last_chunk[chunk.request_id] = step.step_id, step.planned_s, chunk
+        here = step.step_id, times_s[0], chunk
+        before = self._last_chunk.get(chunk.request_id)
+        if before is not None:
+            yield from self._arrow(before, here, track)
+        self._last_chunk[chunk.request_id] = here
 
-    def _arrow(self, step: StepRecord, chunk: ChunkRecord, track: int) -> Iterator[Event]:
-        last = self._last_chunk.get(chunk.request_id)
-        if last is None:
-            return
-        step_id, planned_s, before = last
-        is_flowing = chunk.kind == before.kind == "decode"
-        if is_flowing and step_id + 1 == step.step_id:
+    def _arrow(self, before: _Placed, here: _Placed, track: int) -> Iterator[Event]:
+        (step_before, start_s, chunk_before), (step_id, end_s, chunk) = before, here
+        is_flowing = chunk.kind == chunk_before.kind == "decode"
+        if is_flowing and step_before + 1 == step_id:
             return
         self._num_arrows += 1
         arrow = {"name": "next chunk", "cat": "chunk", "id": self._num_arrows, "pid": _REQUESTS}
         # Each end lies inside of its chunk.
-        yield {**arrow, "ph": "s", "tid": track, "ts": _us(planned_s)}
-        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": _us(step.planned_s)}
+        yield {**arrow, "ph": "s", "tid": track, "ts": _us(start_s)}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": _us(end_s)}
 
     def _preempted(self, step: StepRecord, request_id: str) -> Iterator[Event]:
         track = yield from self._track(request_id)
@@ -208,14 +211,14 @@ class PerfettoTrace:
             self.num_bytes += len(data)
 
 
-def _counters(step: StepRecord, num_decodes: int, num_prefill_tokens: int) -> Iterator[Event]:
+def _counters(step: StepRecord, time_s: float) -> Iterator[Event]:
     counts = {
-        "tokens": {"prefill": num_prefill_tokens, "decode": num_decodes},
+        "tokens": {"prefill": step.num_prefill_tokens, "decode": step.num_decode_tokens},
         "requests": {"running": step.num_running, "waiting": step.num_waiting},
         "KV blocks": {"used": step.num_used_blocks, "cached": step.num_cached_blocks},
     }
     for name, values in counts.items():
-        yield {"name": name, "ph": "C", "ts": _us(step.planned_s), "pid": _STEPS, "args": values}
+        yield {"name": name, "ph": "C", "ts": _us(time_s), "pid": _STEPS, "args": values}
 
 
 def _slice(

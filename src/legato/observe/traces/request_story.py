@@ -32,8 +32,8 @@ class ObservedStep:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.chunks = {chunk.request_id: chunk for chunk in record.chunks}
-        self.num_decode = sum(c.num_tokens for c in record.chunks if c.kind == "decode")
-        self.num_prefill = sum(c.num_tokens for c in record.chunks) - self.num_decode
+        self.num_decode = record.num_decode_tokens
+        self.num_prefill = record.num_prefill_tokens
 
 
 class RequestStory(msgspec.Struct, kw_only=True):
@@ -125,6 +125,7 @@ class _Stories:
         self._has_answers = has_answers
         self._running: dict[str, RequestStory] = {}
         self._unanswered: dict[str, RequestStory] = {}  # those that have left the engine
+        self._ended_s: dict[str, float] = {}  # key id of one that steps in flight may yet hold
 
     def take(self, line: TraceLine) -> Iterator[RequestStory]:
         """The stories that a line completes."""
@@ -154,14 +155,18 @@ class _Stories:
         return story
 
     def _see(self, step: ObservedStep) -> None:
+        planned_s = step.record.planned_s
+        self._ended_s = {name: at_s for name, at_s in self._ended_s.items() if at_s > planned_s}
         for request_id in step.chunks:
-            self._of(request_id)  # the trace began under it, if it is new
+            if request_id not in self._ended_s:
+                self._of(request_id)  # the trace began under it, if it is new
         for story in self._running.values():
             story.see(step)
 
     def _end(self, ended: RequestEnded) -> Iterator[RequestStory]:
         story = self._of(ended.request_id)
         story.ended = ended
+        self._ended_s[ended.request_id] = ended.ended_s
         del self._running[ended.request_id]
         if story.answer is not None or not self._has_answers:
             yield story

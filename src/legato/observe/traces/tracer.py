@@ -1,18 +1,62 @@
-"""Writes what a feed publishes to a file, off the event loop."""
+"""Writes a trace into a file whose name says its format: what a feed publishes, or given lines."""
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal, Protocol
 
+from legato.core.errors import ConfigError
 from legato.observe.traces.feed import RecordFeed
-from legato.observe.traces.formats import TraceWriter, trace_writer
-from legato.observe.traces.trace_file import RecordsDropped, TraceHeader, TraceLine
+from legato.observe.traces.perfetto import PerfettoTrace
+from legato.observe.traces.trace_file import JsonlTrace, RecordsDropped, TraceHeader, TraceLine
 
 logger = logging.getLogger(__name__)
 
+TraceFormat = Literal["jsonl", "perfetto"]
+
+_FORMATS: dict[str, TraceFormat] = {".jsonl": "jsonl", ".json": "perfetto"}  # key suffix
+
 _GATHER_S = 0.1
 """Records are written together: a thread that wakes for each step takes the steps' time."""
+
+
+class TraceWriter(Protocol):
+    """As `JsonlTrace` describes."""
+
+    num_bytes: int
+
+    def write(self, lines: Iterable[TraceLine]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def trace_format(path: Path) -> TraceFormat:
+    """What a file of this name is written in.
+
+    Raises:
+        ConfigError: no format has such names.
+    """
+    name = path.name.removesuffix(".gz")
+    for suffix, found in _FORMATS.items():
+        if name.endswith(suffix):
+            return found
+    raise ConfigError(
+        f"a trace's name ends with .jsonl (lines of JSON) or .json (for the Perfetto UI), and .gz "
+        f"behind it where it is to be compressed; got {path.name!r}"
+    )
+
+
+def trace_writer(path: Path, header: TraceHeader) -> TraceWriter:
+    """Begin a trace.
+
+    Raises:
+        ConfigError: as `trace_format`.
+        OSError: the file cannot be written.
+    """
+    kind = JsonlTrace if trace_format(path) == "jsonl" else PerfettoTrace
+    return kind(path, header)
 
 
 class Tracer:

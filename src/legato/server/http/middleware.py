@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.observe.metrics.metrics import Metrics
+from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.errors import (
     ApiError,
     body_too_large,
@@ -45,7 +45,7 @@ class RequestIds:
     `scope["state"]["request_id"]`.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

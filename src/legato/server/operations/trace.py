@@ -11,8 +11,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.background import BackgroundTask
 
 from legato.engine.frontend.client import EngineClient
-from legato.observe.traces.formats import TraceFormat
-from legato.observe.traces.tracer import Tracer
+from legato.observe.traces.tracer import TraceFormat, Tracer
 from legato.server.http.bodies import JsonRoute, RequestModel, json_response
 from legato.server.http.errors import trace_conflict
 from legato.server.openapi import responses

@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from legato.core.config import SchedulerConfig
+from legato.core.stats import EngineStats
 from legato.core.step_record import AnswerRecord, EngineRecord
-from legato.engine.process.messages import EngineStats
 from legato.observe.traces.feed import Subscription
 from legato.server.context import Context, ContextDep
 from legato.server.http.bodies import EventStream, event

@@ -9,17 +9,14 @@ from typing import Protocol
 import msgspec
 
 from legato.bench.load.record import OnProgress, RequestRecord
-from legato.bench.simulation.delays import Delays
-from legato.bench.simulation.profiles import Profile
-from legato.bench.simulation.simulated_clients import SimulatedClients
-from legato.bench.simulation.truth import Truth, calibrate
-from legato.bench.workload.workload import Workload
+from legato.bench.simulation.clients import Delays, SimulatedClients
+from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.messages import EngineStats
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
@@ -51,57 +48,6 @@ class Simulable(Protocol):
     def start(self, clock: VirtualClock) -> EngineLoop:
         """An engine that is as good as calibrated, at rest."""
         ...
-
-
-class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server on a machine of which only a profile is known.
-
-    Attributes:
-        overhead_s: what passes between two steps.
-        truth_error, noise: as in `Truth`.
-        seed: of all that is random.
-    """
-
-    profile: Profile
-    scheduler: SchedulerConfig
-    overhead_s: float = 0.5e-3
-    truth_error: float = 0.1
-    noise: float = 0.05
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.truth_error < 1.0:
-            raise ConfigError(f"the truth's error must be in [0, 1), got {self.truth_error}")
-        for name in ("overhead_s", "noise"):
-            if not getattr(self, name) >= 0.0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
-
-    @property
-    def max_model_len(self) -> int:
-        return self.profile.max_model_len
-
-    @property
-    def delays(self) -> Delays:
-        return Delays(turnaround_s=self.overhead_s)
-
-    def start(self, clock: VirtualClock) -> EngineLoop:
-        profile = self.profile
-        calibration = calibrate(
-            profile.costs,
-            max_model_len=profile.max_model_len,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            noise=self.noise,
-            seed=self.seed,
-        )
-        truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
-        return simulated_engine(
-            clock,
-            self.scheduler,
-            belief=calibration,
-            step_time_s=truth.step_time_s,
-            max_model_len=profile.max_model_len,
-            kv_cache_tokens=profile.kv_cache_tokens,
-        )
 
 
 def simulated_engine(

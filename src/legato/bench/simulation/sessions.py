@@ -9,10 +9,11 @@ from legato.bench.capacity import (
 )
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import print_trial, progress_bar
-from legato.bench.simulation.simulation import SimulatedRun, SimulatedServer, simulate
+from legato.bench.simulation.profiled_server import SimulatedServer
+from legato.bench.simulation.run import SimulatedRun, simulate
 from legato.bench.workload.choice import WorkloadChoice
-from legato.bench.workload.workload import Workload
-from legato.observe.traces.formats import TraceWriter
+from legato.bench.workload.requests import Workload
+from legato.observe.traces.tracer import TraceWriter
 
 
 def simulate_run(

@@ -1,12 +1,14 @@
-"""The clients of a simulated server."""
+"""What is around a simulated engine: its clients, and the time that passes outside of steps."""
 
 from collections import Counter
 from collections.abc import Iterable
 from operator import itemgetter
 
+import msgspec
+
 from legato.bench.load.record import RequestRecord, Status
-from legato.bench.simulation.delays import NO_DELAYS, Delays
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.workload.requests import Workload, WorkloadRequest
+from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -18,6 +20,45 @@ _STATUSES: dict[FinishReason, Status] = {
     FinishReason.REFUSED: "refused",
     FinishReason.ERROR: "error",
 }
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What passes outside of steps: seconds, each a constant and what a token adds to it.
+
+    Attributes:
+        turnaround_s, turnaround_token_s: from the end of a step to the next; a token is one that
+            the former brought.
+        intake_s, intake_token_s: from when a request is due to when the scheduler may see it; a
+            token is one of its prompt.
+        delivery_s, delivery_token_s: from the end of a step to a client; a token is one of the same
+            step that is delivered before.
+    """
+
+    turnaround_s: float = 0.0
+    turnaround_token_s: float = 0.0
+    intake_s: float = 0.0
+    intake_token_s: float = 0.0
+    delivery_s: float = 0.0
+    delivery_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    def turnaround(self, num_tokens: int) -> float:
+        """After a step that brought so many."""
+        return self.turnaround_s + num_tokens * self.turnaround_token_s
+
+    def intake(self, request: WorkloadRequest) -> float:
+        return self.intake_s + request.num_prompt_tokens * self.intake_token_s
+
+    def delivery(self, num_before: int) -> float:
+        """Of a token behind so many others of its step."""
+        return self.delivery_s + num_before * self.delivery_token_s
+
+
+NO_DELAYS = Delays()
 
 
 class SimulatedClients:

@@ -1,4 +1,5 @@
-"""How long simulated steps take, and what their scheduler is told of it.
+"""A server on a machine of which only a profile is known: how long its steps take, and what its
+scheduler is told of it.
 
 A simulator in which both were the same would make every SLO look kept: see docs/architecture.md.
 """
@@ -6,9 +7,17 @@ A simulator in which both were the same would make every SLO look kept: see docs
 import itertools
 import random
 
+import msgspec
 import numpy as np
 
+from legato.bench.simulation.clients import Delays
+from legato.bench.simulation.profiles import Profile
+from legato.bench.simulation.run import simulated_engine
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
@@ -36,6 +45,57 @@ class Truth:
         """Duration of a step in seconds, another each time it is asked for."""
         factor = self._random.lognormvariate(0.0, self._noise)
         return factor * self._costs.seconds(StepShape.of(plan))
+
+
+class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server on a machine of which only a profile is known.
+
+    Attributes:
+        overhead_s: what passes between two steps.
+        truth_error, noise: as in `Truth`.
+        seed: of all that is random.
+    """
+
+    profile: Profile
+    scheduler: SchedulerConfig
+    overhead_s: float = 0.5e-3
+    truth_error: float = 0.1
+    noise: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.truth_error < 1.0:
+            raise ConfigError(f"the truth's error must be in [0, 1), got {self.truth_error}")
+        for name in ("overhead_s", "noise"):
+            if not getattr(self, name) >= 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def max_model_len(self) -> int:
+        return self.profile.max_model_len
+
+    @property
+    def delays(self) -> Delays:
+        return Delays(turnaround_s=self.overhead_s)
+
+    def start(self, clock: VirtualClock) -> EngineLoop:
+        profile = self.profile
+        calibration = calibrate(
+            profile.costs,
+            max_model_len=profile.max_model_len,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            noise=self.noise,
+            seed=self.seed,
+        )
+        truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
+        return simulated_engine(
+            clock,
+            self.scheduler,
+            belief=calibration,
+            step_time_s=truth.step_time_s,
+            max_model_len=profile.max_model_len,
+            kv_cache_tokens=profile.kv_cache_tokens,
+        )
 
 
 def calibrate(

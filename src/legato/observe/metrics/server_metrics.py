@@ -1,23 +1,23 @@
 """All Prometheus metrics of a server; docs/metrics.md is their reference."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from legato.core.slo import SloClass
-from legato.observe.metrics.engine_metrics import CacheSize, Engine, EngineCollector
-from legato.observe.metrics.registry import MetricRegistry
+from legato.core.stats import CacheInfo, EngineStats
+from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_metrics
+from legato.observe.metrics.registry import Declaration, MetricRegistry
 from legato.observe.metrics.request_metrics import RequestMetrics
 from legato.observe.metrics.slo_metrics import SloMetrics
-from legato.observe.metrics.step_metrics import StepMetrics
 
 
-class Metrics:
+class ServerMetrics:
     """Everything that ``/metrics`` shows, in a registry of its own.
 
     Names and meanings are vLLM's, with the prefix ``legato:``.
 
     Args:
         model_name: label of every metric.
-        engine: asked once a scrape.
+        stats, num_restarts: of the engine; asked once a scrape.
         classes: of service; key the name.
 
     Attributes:
@@ -28,16 +28,22 @@ class Metrics:
     def __init__(
         self,
         model_name: str,
-        engine: Engine,
+        stats: Callable[[], EngineStats],
+        num_restarts: Callable[[], int],
         *,
-        cache: CacheSize,
+        cache: CacheInfo,
         classes: Mapping[str, SloClass],
     ) -> None:
         self._registry = MetricRegistry(model_name)
-        self._registry.register(EngineCollector(model_name, engine, cache))
-        self.requests = RequestMetrics(self._registry, classes)
         self.slos = SloMetrics(self._registry, classes)
         self.steps = StepMetrics(self._registry)
+        declare_engine_metrics(self._registry, stats, num_restarts, cache)
+        self.requests = RequestMetrics(self._registry, classes)
+
+    @property
+    def declared(self) -> list[Declaration]:
+        """All of them, in the order of the reference."""
+        return self._registry.declared
 
     def count_error(self, status: int) -> None:
         """Count an HTTP request that was answered with `status`."""

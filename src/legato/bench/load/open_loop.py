@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from legato.bench.load.client import Client
-from legato.bench.load.errors import RefusedError, RequestError
-from legato.bench.load.record import OnProgress, RequestRecord, Status
-from legato.bench.workload.prompts import RandomPrompts
-from legato.bench.workload.workload import Workload, WorkloadRequest
+from legato.bench.load.record import OnProgress, RefusedError, RequestError, RequestRecord, Status
+from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
 
 _WATCH_S = 0.5
 

@@ -1,0 +1,41 @@
+"""The tables of docs/metrics.md, made from the declarations of the metrics."""
+
+import re
+from pathlib import Path
+
+from legato.core.stats import CacheInfo, EngineStats
+from legato.observe.metrics.registry import Declaration
+from legato.observe.metrics.server_metrics import ServerMetrics
+
+FILE = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+_HEADER = "| metric | type | labels | |\n|---|---|---|---|\n"
+_TABLE = re.compile(rf"^## (.+)\n([^#]*?){re.escape(_HEADER)}(?:\|.*\n)*", re.MULTILINE)
+
+
+def declared() -> list[Declaration]:
+    """All metrics of a server."""
+    cache = CacheInfo(num_blocks=1, block_size=1, enable_prefix_caching=True)
+    return ServerMetrics("", EngineStats, lambda: 0, cache=cache, classes={}).declared
+
+
+def text() -> str:
+    """The reference as it is, but for the first table of each section."""
+    sections: dict[str, list[str]] = {}  # key its heading, value its rows
+    for metric in declared():
+        sections.setdefault(metric.section, []).append(_row(metric))
+
+    def renewed(found: re.Match[str]) -> str:
+        heading, before = found.groups()
+        return f"## {heading}\n{before}{_HEADER}{''.join(sections.pop(heading, []))}"
+
+    written = _TABLE.sub(renewed, FILE.read_text(encoding="utf-8"))
+    assert not sections, f"{FILE.name} has no tables for {', '.join(sections)}"
+    return written
+
+
+def _row(metric: Declaration) -> str:
+    name = f"`{metric.name}`" + (" *" if metric.is_own else "")
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    cells = (name, metric.kind, labels, metric.text)
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|\n"

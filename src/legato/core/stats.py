@@ -1,0 +1,47 @@
+"""The engine in numbers: what metrics, `/health`, the dashboard and callers read."""
+
+import msgspec
+
+
+class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache, as it was made."""
+
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the scheduler. Counts of preemptions, steps and tokens are from the start.
+
+    Attributes:
+        num_steps_over_budget: steps that held more than their budget, for their decodes alone.
+        step_time_margin: relative error that the step-time model allows for.
+        broken_promise: why the latest step could not keep an SLO whatever it held; empty if it
+            could.
+        num_prefix_cache_queries: prompt tokens of requests that had their first token.
+        num_prefix_cache_hits: of these, those that did not have to be computed.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preemptions: int = 0
+    num_steps_over_budget: int = 0
+    step_time_margin: float = 0.0
+    broken_promise: str = ""
+    num_prefix_cache_queries: int = 0
+    num_prefix_cache_hits: int = 0
+
+
+class EngineStats(SchedulerStats, frozen=True, kw_only=True):
+    """The scheduler's numbers after a step, and those of the engine around it.
+
+    Attributes:
+        num_failed_steps: that raised at their first attempt, from the start.
+        kv_usage: fraction of the cache's blocks in use, in [0, 1].
+        num_cached_blocks: that are kept for later requests, of those not in use.
+    """
+
+    num_failed_steps: int = 0
+    kv_usage: float = 0.0
+    num_cached_blocks: int = 0

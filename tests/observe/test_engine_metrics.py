@@ -1,0 +1,77 @@
+"""Metrics of steps are those of their records."""
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from legato.core.stats import CacheInfo, EngineStats
+from legato.core.step_record import StepRecord
+from legato.observe.metrics.server_metrics import ServerMetrics
+from tests.observe.recorded import recorded_run
+
+STEPS = [
+    record for record in recorded_run([(0.0, 70, 3)], budget=32) if isinstance(record, StepRecord)
+]
+
+
+def shown(steps: list[StepRecord], stats: EngineStats | None = None) -> dict[str, float]:
+    """Sums over labels; key the name of a sample, without its prefix."""
+    cache = CacheInfo(num_blocks=8, block_size=4, enable_prefix_caching=True)
+    latest = stats or EngineStats()
+    metrics = ServerMetrics("m", lambda: latest, lambda: 2, cache=cache, classes={})
+    for step in steps:
+        metrics.steps.observe(step)
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "m"
+            name = sample.name.removeprefix("legato:")
+            sums[name] = sums.get(name, 0.0) + sample.value
+    return sums
+
+
+def test_every_step_is_counted() -> None:
+    sums = shown(STEPS)
+    assert len(STEPS) == 5
+    assert sums["iteration_prefill_tokens_sum"] == 70
+    assert sums["iteration_decode_tokens_sum"] == 2
+    assert sums["iteration_tokens_total_sum"] == 72
+    assert sums["prefill_chunk_tokens"] == 70 - 2 * 32
+    assert sums["prefill_chunks_total"] == 3
+    assert sums["step_time_seconds_sum"] == pytest.approx(sum(step.seconds for step in STEPS))
+
+
+def test_drafts_are_a_streams_tokens() -> None:
+    chunk = msgspec.structs.replace(STEPS[-1].chunks[0], kind="verify", num_tokens=4)
+    sums = shown([msgspec.structs.replace(STEPS[-1], chunks=(chunk,))])
+    assert (sums["iteration_decode_tokens_sum"], sums["iteration_prefill_tokens_sum"]) == (4, 0)
+
+
+def test_only_a_step_that_went_as_planned_says_how_good_predictions_are() -> None:
+    step = msgspec.structs.replace(STEPS[0], predicted_s=STEPS[0].seconds / 2)
+    unplanned = {"failed": ("0",), "ran_out_of_memory": True, "predicted_s": None}
+    others = [msgspec.structs.replace(step, **{name: value}) for name, value in unplanned.items()]
+    sums = shown([step, *others])
+    assert sums["step_time_ratio_sum"] == 2.0
+    assert sums["step_time_ratio_count"] == 1
+    assert sums["step_time_seconds_count"] == 4
+
+
+def test_what_is_read_is_the_latest() -> None:
+    stats = EngineStats(
+        num_running=3, num_preemptions=5, num_failed_steps=7, num_cached_blocks=2, kv_usage=0.5,
+        broken_promise="too slow",
+    )  # fmt: skip
+    sums = shown([], stats)
+    expected = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 0,
+        "num_preemptions_total": 5,
+        "num_failed_steps_total": 7,
+        "num_engine_restarts_total": 2,
+        "kv_cache_usage_perc": 0.5,
+        "kv_cache_cached_perc": 2 / 8,
+        "slo_unattainable": 1,
+        "cache_config_info": 1,
+    }
+    assert {name: sums[name] for name in expected} == expected
