@@ -90,7 +90,9 @@ def _description(cls: type) -> str:
 
 
 def _attributes(cls: type) -> str:
-    words = parse(cls.__doc__).words("Attributes")
+    words: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        words |= parse(vars(base).get("__doc__")).words("Attributes")
     rows = [
         (code(name), code(_text(hint)), clause(words.get(name, "")))
         for name, hint in _hints(cls).items()
