@@ -102,7 +102,7 @@ class TorchExecutor:
     ) -> dict[str, list[TokenLogprobs]]:
         """Prompt log probabilities; key request id, for those that asked."""
         scores: dict[str, list[TokenLogprobs]] = {}
-        for chunk, packed in zip(plan.chunks, batch.chunks, strict=True):
+        for chunk, row in zip(plan.chunks, batch.query_start.tolist(), strict=False):
             sequence = self._sequences[chunk.request_id]
             num_top = sequence.message.params.prompt_logprobs
             # Row p scores token p + 1; tokens [1, scored] were returned before a preemption.
@@ -110,11 +110,9 @@ class TorchExecutor:
             last = min(chunk.end, sequence.num_prompt_tokens - 1)
             if num_top is None or first >= last:
                 continue
-            rows = hidden[
-                packed.row_start + first - chunk.start : packed.row_start + last - chunk.start
-            ]
-            tokens = sequence.token_ids[first + 1 : last + 1].to(hidden.device)
-            scores[chunk.request_id] = self._logprobs(rows, tokens, num_top)
+            rows = hidden[row + first - chunk.start : row + last - chunk.start]
+            tokens = torch.from_numpy(sequence.token_ids[first + 1 : last + 1])
+            scores[chunk.request_id] = self._logprobs(rows, tokens.to(hidden.device), num_top)
         return scores
 
     def _logprobs(

@@ -1,8 +1,10 @@
 """The cache of the native layers, which attend in it themselves."""
 
+from itertools import pairwise
+
 import torch
 
-from legato.executor.batch import PackedBatch, PackedChunk
+from legato.executor.batch import PackedBatch
 from legato.model.decoder import Decoder
 from legato.model.native import Machine, NativeStep
 
@@ -32,15 +34,22 @@ class NativeAttentionBackend:
         return self._cache.view(self._spec.num_layers, 2, -1, block_values)
 
     def begin_step(self, batch: PackedBatch) -> NativeStep:
+        num_blocks = -(-batch.context_len // self._block_size)
+        chunks = [
+            (first, end - first, context_len - (end - first), block_ids[:count].tolist())
+            for (first, end), context_len, block_ids, count in zip(
+                pairwise(batch.query_start.tolist()),
+                batch.context_len.tolist(),
+                batch.block_table,
+                num_blocks.tolist(),
+                strict=True,
+            )
+        ]
         return NativeStep(
             self._machine,
             self._spec,
             self._block_size,
-            [(c.row_start, c.num_tokens, c.start, _block_ids(c)) for c in batch.chunks],
+            chunks,
             batch.slot_mapping.tolist(),
             self._caches,
         )
-
-
-def _block_ids(chunk: PackedChunk) -> list[int]:
-    return [block for first, end in chunk.block_runs for block in range(first, end)]
