@@ -5,7 +5,7 @@ import torch
 
 from legato import LLM, SamplingParams
 from legato.core.config import Quantization
-from legato.model.native import Machine, NativeLinear, native_instructions
+from legato.model.native import NativeKernels, NativeLinear, native_instructions
 from legato.model.quantization import BLOCK, QuantizedWeight, quantize
 from tests.executor.test_native import pytestmark as needs_native
 
@@ -34,10 +34,10 @@ def rows_of(num_rows: int, depth: int) -> torch.Tensor:
 def test_many_rows(
     instructions: str, bits: int, shape: tuple[int, int], num_rows: int, num_threads: int
 ) -> None:
-    machine = Machine(num_threads, instructions)
+    kernels = NativeKernels(num_threads, instructions)
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
-    plain = NativeLinear(weight.dequantize().bfloat16(), machine)
-    assert torch.equal(NativeLinear(weight, machine)(rows), plain(rows))
+    plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
+    assert torch.equal(NativeLinear(weight, kernels)(rows), plain(rows))
 
 
 @pytest.mark.parametrize("instructions", native_instructions())
@@ -47,7 +47,7 @@ def test_many_rows(
 def test_few_rows(instructions: str, bits: int, shape: tuple[int, int], num_rows: int) -> None:
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
     expected = to_8_bits(rows).double() @ weight.dequantize().double().T
-    got = NativeLinear(weight, Machine(2, instructions))(rows)
+    got = NativeLinear(weight, NativeKernels(2, instructions))(rows)
     assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -14,7 +14,7 @@ from legato.executor.logprobs import compute_logprobs
 from legato.executor.out_of_memory import raising_memory_error
 from legato.executor.sampler import sample
 from legato.executor.sequence import SequenceState
-from legato.model.decoder import Decoder
+from legato.model.base import Model
 
 _LOGITS_ROWS = 128
 """Rows of a prompt whose logits are in memory at once: [128, V] float32."""
@@ -33,7 +33,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         attention: AttentionBackend,
         block_size: int,
         *,
@@ -71,7 +71,8 @@ class TorchExecutor:
         self._update_sequences(plan)
         sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
         batch = pack(plan.chunks, sequences, block_size=self._block_size, device=self._model.device)
-        hidden = self._model(batch.input_ids, batch.positions, self._attention.begin_step(batch))
+        attention = self._attention.begin_step(batch)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
         prompt_logprobs = self._score_prompts(plan, batch, hidden)
         sampled, logprobs = self._sample(plan, batch, hidden)
         return {

@@ -1,9 +1,11 @@
 """What distinguishes one decoder from another: numbers and switches, no code."""
 
 import msgspec
+import torch
 from transformers import PreTrainedConfig
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies, rope_frequencies
 
 _MODEL_LEN_LIMIT = 2**31
@@ -50,6 +52,23 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise UnsupportedModelError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads"
             )
+
+    def cache(self, dtype: torch.dtype) -> CacheSpec:
+        """What its attention keeps, in values of `dtype`."""
+        return CacheSpec(
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            sliding_windows=self.sliding_windows,
+            dtype=dtype,
+        )
+
+    def reads_every_step(self, weight: str) -> bool:
+        """Whether all of a weight is read in every step: an embedding of its own is not.
+
+        Args:
+            weight: its name in transformers' checkpoints.
+        """
+        return weight != "model.embed_tokens.weight" or self.tie_word_embeddings
 
 
 def spec_from_config(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from legato.executor.attention.context import CachedContext, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.batch import PackedBatch
-from legato.model.decoder import Decoder
+from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
 """Tokens up to which one masked call is faster than two that are merged (docs/experiments.md)."""
@@ -56,37 +56,14 @@ class TorchAttentionBackend:
     """One key and one value cache a layer, each [num_blocks * block_size, K, D]."""
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        shape = (num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim)
+        shape = (spec.num_layers, 2, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
-        self._cache = torch.empty(shape, dtype=dtype, device=device)
+        self._cache = torch.empty(shape, dtype=spec.dtype, device=device)
         # Keys and values of each layer in turn.
         self._written = self._cache.flatten(0, 1).unbind(0)
-
-    @classmethod
-    def for_decoder(
-        cls, decoder: Decoder, *, num_blocks: int, block_size: int
-    ) -> "TorchAttentionBackend":
-        """A backend whose cache has the decoder's shape, dtype and device."""
-        return cls(
-            num_layers=decoder.spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=decoder.spec.num_kv_heads,
-            head_dim=decoder.spec.head_dim,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
 
     @property
     def blocks(self) -> torch.Tensor:
