@@ -1,5 +1,6 @@
 """What the executor remembers of a request between steps, and what the sampler sees of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,8 @@ class SequenceState:
     """Tokens of one request, and its blocks.
 
     Attributes:
-        token_ids: int64 [capacity], the first `num_tokens` of which are known.
+        token_ids: int64 [capacity], the first `num_tokens` of which are known, and those behind
+            them guesses of the last step, or nothing.
         num_prompt_logprobs: prompt tokens whose log probabilities were already returned, which a
             recomputation after preemption must not return again.
     """
@@ -55,12 +57,17 @@ class SequenceState:
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
 
-    def sampling_row(self) -> SamplingRow:
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """Put tokens behind the known ones for a step; the next ones take their places."""
+        self.token_ids[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+
+    def sampling_row(self, num_tokens: int) -> SamplingRow:
+        """As it is with that many tokens, the last of which may be guesses."""
         return SamplingRow(
             params=self.message.params,
             eos_token_ids=self.message.eos_token_ids,
             prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens],
+            output_token_ids=self.token_ids[self.num_prompt_tokens : num_tokens],
         )
 
     def block_row(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
