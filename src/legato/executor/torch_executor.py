@@ -12,7 +12,7 @@ from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
-from legato.executor.out_of_memory import raising_memory_error
+from legato.executor.memory import raising_memory_error
 from legato.executor.sampler import sample
 from legato.executor.sequence import SamplingRow, SequenceState
 from legato.model.base import Model

@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.architectures import spec_of
 from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
 from legato.model.gguf_file import GGUFFile
 from legato.model.quantization import QuantizedWeight
-from legato.model.registry import spec_of
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SIZES = (

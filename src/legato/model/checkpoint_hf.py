@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.architectures import check_supported, spec_of
 from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
 from legato.model.defaults import read_json
-from legato.model.registry import check_supported, spec_of
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"
