@@ -150,6 +150,17 @@ def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> Non
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_weights_are_counted_as_the_python_layers_count_them(spec: DecoderSpec) -> None:
+    """An embedding of its own is not read in a step."""
+    plain = random_decoder(spec, torch.bfloat16)
+    plain.load_weights(dict(plain.checkpoint_slots()).items())
+    native = native_model(spec, NativeKernels(1, native_instructions()[0]))
+    num_unread = 0 if spec.tie_word_embeddings else plain.embed_tokens.weight.nbytes
+    num_bytes = sum(weight.nbytes for weight in plain.parameters())
+    assert native.num_weight_bytes == plain.num_weight_bytes == num_bytes - num_unread
+
+
 def test_what_cannot_run_natively_is_named() -> None:
     spec = SPECS["grouped"]
     assert "float32" in why_not_native(spec, torch.float32, CPU)
