@@ -23,8 +23,8 @@ from legato.core.token_ids import token_array
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.decoder import Decoder
-from legato.model.loader import load_decoder, open_checkpoint
+from legato.model.base import Model
+from legato.model.loader import load_model, open_checkpoint
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 
@@ -47,16 +47,16 @@ def transformers_model(dtype: torch.dtype) -> PreTrainedModel:
     ).eval()
 
 
-def legato_model(dtype: torch.dtype) -> Decoder:
-    return load_decoder(open_checkpoint(ModelConfig()), dtype=dtype, device=CPU)
+def legato_model(dtype: torch.dtype) -> Model:
+    return load_model(open_checkpoint(ModelConfig()), dtype=dtype, device=CPU)
 
 
 @torch.inference_mode()
-def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int) -> torch.Tensor:
+def chunked_logits(model: Model, token_ids: list[int], chunk: int, keep: int) -> torch.Tensor:
     """Logits of the last `keep` tokens, [keep, V], the prompt computed in chunks of `chunk`."""
     block_ids = tuple(range(-(-len(token_ids) // BLOCK_SIZE)))
-    backend = TorchAttentionBackend.for_decoder(
-        decoder, num_blocks=len(block_ids), block_size=BLOCK_SIZE
+    backend = TorchAttentionBackend(
+        model.cache, num_blocks=len(block_ids), block_size=BLOCK_SIZE, device=CPU
     )
     message = AddRequest(
         request_id="", prompt_token_ids=token_array(token_ids), params=SamplingParams(max_tokens=1)
@@ -67,9 +67,9 @@ def chunked_logits(decoder: Decoder, token_ids: list[int], chunk: int, keep: int
         size = min(chunk, len(token_ids) - start)
         plan = ScheduledChunk("", start, size, block_ids, 0, "prefill")
         batch = pack([plan], [sequence], block_size=BLOCK_SIZE, device=CPU)
-        hidden = decoder(batch.input_ids, batch.positions, backend.begin_step(batch))
+        hidden = model.forward(batch.input_ids, batch.positions, backend.begin_step(batch))
         rows.append(hidden[max(0, size - keep) : size])
-    return decoder.compute_logits(torch.cat(rows)[-keep:])
+    return model.compute_logits(torch.cat(rows)[-keep:])
 
 
 @torch.inference_mode()
@@ -92,11 +92,11 @@ def main() -> None:
         logits = transformers_logits(transformers_model(torch.bfloat16), tokens, keep)
     _add_row(table, "transformers bf16", logits, reference)
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = legato_model(dtype)
+        model = legato_model(dtype)
         for chunk in (64, 512, len(tokens)):
             name = f"Legato {str(dtype).removeprefix('torch.')}, chunks of {chunk}"
             with console.status(name):
-                _add_row(table, name, chunked_logits(decoder, tokens, chunk, keep), reference)
+                _add_row(table, name, chunked_logits(model, tokens, chunk, keep), reference)
     console.print(f"{len(tokens)} prompt tokens, last {keep} positions, against transformers fp32")
     console.print(table)
 

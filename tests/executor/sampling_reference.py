@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.sampling_row import SamplingRow
+from legato.executor.sequence import SamplingRow
 
 
 def make_row(
@@ -19,8 +18,8 @@ def make_row(
     return SamplingRow(
         params=SamplingParams(**{"seed": 0, **params}),
         eos_token_ids=eos,
-        prompt_token_ids=torch.tensor(prompt, dtype=torch.int64),
-        output_token_ids=torch.tensor(output, dtype=torch.int64),
+        prompt_token_ids=np.array(prompt, dtype=np.int64),
+        output_token_ids=np.array(output, dtype=np.int64),
     )
 
 

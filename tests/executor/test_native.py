@@ -16,46 +16,20 @@ from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
-from legato.model.decoder import Decoder
-from legato.model.native import Machine, make_native, native_instructions, why_not_native
-from legato.model.rope import RopeFrequencies
+from legato.model.base import Model
+from legato.model.native import NativeKernels, native_instructions, why_not_native
 from legato.model.spec import DecoderSpec
+from tests.model.random_models import (
+    SPECS,
+    VOCAB_SIZE,
+    decoder_spec,
+    native_model,
+    random_decoder,
+)
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 32
-VOCAB_SIZE = 100
 
-
-def decoder_spec(**changes: object) -> DecoderSpec:
-    head_dim = changes.get("head_dim", 32)
-    assert isinstance(head_dim, int)
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": head_dim,
-        "rms_norm_eps": 1e-5,
-        "max_model_len": 8192,
-        "rope": RopeFrequencies(tuple(0.5**i for i in range(head_dim // 2)), 1.0),
-        "sliding_windows": (None, None),
-        "tie_word_embeddings": True,
-        **changes,
-    }
-    return DecoderSpec(**settings)  # type: ignore[arg-type]
-
-
-SPECS = {
-    "grouped": decoder_spec(),
-    "wide heads": decoder_spec(head_dim=128, num_heads=6),
-    "every head its own keys": decoder_spec(num_kv_heads=4),
-    "one key head": decoder_spec(num_heads=9, num_kv_heads=1, head_dim=64),
-    "windows": decoder_spec(sliding_windows=(45, None)),
-    "biases": decoder_spec(qkv_bias=True, output_bias=True, mlp_bias=True),
-    "normed heads, untied": decoder_spec(qk_norm=True, tie_word_embeddings=False),
-}
 
 pytestmark = pytest.mark.skipif(
     bool(why_not_native(SPECS["grouped"], torch.bfloat16, CPU)),
@@ -63,45 +37,35 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
-    """The same weights for every dtype: those that bfloat16 can hold."""
-    torch.manual_seed(0)
-    decoder = Decoder(spec, dtype=dtype, device=CPU)
-    for name, weight in decoder.named_parameters():
-        values = torch.randn(weight.shape) * (0.3 if weight.dim() == 1 else 0.15)
-        weight.copy_((values + float("norm" in name)).bfloat16())
-    return decoder
-
-
 class Runner:
-    """Runs the same plans on one decoder; `logits` are of all rows, step by step."""
+    """Runs the same plans on one model; `logits` are of all rows, step by step."""
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend) -> None:
-        self._decoder, self._backend = decoder, backend
+    def __init__(self, model: Model, backend: AttentionBackend) -> None:
+        self._model, self._backend = model, backend
         self.logits: list[torch.Tensor] = []
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> None:
         batch = pack(chunks, sequences, block_size=BLOCK_SIZE, device=CPU)
-        hidden = self._decoder(batch.input_ids, batch.positions, self._backend.begin_step(batch))
-        self.logits.append(self._decoder.compute_logits(hidden[: len(batch.slot_mapping)]))
+        attention = self._backend.begin_step(batch)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
+        self.logits.append(self._model.compute_logits(hidden[: len(batch.slot_mapping)]))
 
 
-def runners(spec: DecoderSpec, num_blocks: int, machine: Machine) -> list[Runner]:
+def runners(spec: DecoderSpec, num_blocks: int, kernels: NativeKernels) -> list[Runner]:
     """Native, Python in bfloat16, Python in float32."""
-    native = random_decoder(spec, torch.bfloat16)
-    make_native(native, machine)
-    backend = NativeAttentionBackend(native, machine, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
+    native = native_model(spec, kernels)
+    backend = NativeAttentionBackend(native, **sizes)
     backend._cache.fill_(torch.nan)  # what was not written must not be read
     found = [Runner(native, backend)]
     for dtype in (torch.bfloat16, torch.float32):
         plain = random_decoder(spec, dtype)
-        sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
-        found.append(Runner(plain, TorchAttentionBackend.for_decoder(plain, **sizes)))
+        found.append(Runner(plain, TorchAttentionBackend(plain.cache, **sizes, device=CPU)))
     return found
 
 
-def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: int) -> None:
+def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, seed: int) -> None:
     """Each prompt is a list of chunk lengths, computed one a step, all prompts side by side."""
     order = torch.randperm(
         sum(-(-sum(prompt) // BLOCK_SIZE) for prompt in prompts),
@@ -118,7 +82,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: i
             request_id=str(i), prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)
         )
         sequences.append(SequenceState(message))
-    native, rounded, exact = found = runners(spec, num_blocks, machine)
+    native, rounded, exact = found = runners(spec, num_blocks, kernels)
     for step in range(max(map(len, prompts))):
         running = [i for i, prompt in enumerate(prompts) if step < len(prompt)]
         chunks = [
@@ -150,7 +114,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: i
 def test_as_exact_as_the_python_layers(
     spec: DecoderSpec, prompts: list[list[int]], num_threads: int, instructions: str, seed: int
 ) -> None:
-    check(spec, prompts, Machine(num_threads, instructions), seed)
+    check(spec, prompts, NativeKernels(num_threads, instructions), seed)
 
 
 @pytest.mark.parametrize("spec", [SPECS["grouped"], SPECS["one key head"], SPECS["windows"]])
@@ -160,7 +124,7 @@ def test_long_contexts_are_shared_among_threads(
     spec: DecoderSpec, last: int, instructions: str
 ) -> None:
     """Few tasks of many keys are split, and their parts merged."""
-    check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], Machine(2, instructions), seed=0)
+    check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], NativeKernels(2, instructions), seed=0)
 
 
 @pytest.mark.parametrize("instructions", native_instructions())
@@ -170,11 +134,9 @@ def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> Non
     prompt = token_array((3 * j * j + j) % VOCAB_SIZE for j in range(600))
     logits = []
     for lengths in ([599, 1], chunks):
-        machine = Machine(2, instructions)
-        native = random_decoder(SPECS["grouped"], torch.bfloat16)
-        make_native(native, machine)
-        sizes = {"num_blocks": 19, "block_size": BLOCK_SIZE}
-        runner = Runner(native, NativeAttentionBackend(native, machine, **sizes))
+        native = native_model(SPECS["grouped"], NativeKernels(2, instructions))
+        backend = NativeAttentionBackend(native, num_blocks=19, block_size=BLOCK_SIZE)
+        runner = Runner(native, backend)
         message = AddRequest(
             request_id="0", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)
         )
@@ -186,6 +148,17 @@ def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> Non
             start += length
         logits.append(runner.logits[-1][-1])
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_weights_are_counted_as_the_python_layers_count_them(spec: DecoderSpec) -> None:
+    """An embedding of its own is not read in a step."""
+    plain = random_decoder(spec, torch.bfloat16)
+    plain.load_weights(dict(plain.checkpoint_slots()).items())
+    native = native_model(spec, NativeKernels(1, native_instructions()[0]))
+    num_unread = 0 if spec.tie_word_embeddings else plain.embed_tokens.weight.nbytes
+    num_bytes = sum(weight.nbytes for weight in plain.parameters())
+    assert native.num_weight_bytes == plain.num_weight_bytes == num_bytes - num_unread
 
 
 def test_what_cannot_run_natively_is_named() -> None:

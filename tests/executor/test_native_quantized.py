@@ -5,9 +5,16 @@ import torch
 
 from legato import LLM, SamplingParams
 from legato.core.config import Quantization
-from legato.model.native import Machine, NativeLinear, native_instructions
-from legato.model.quantization import BLOCK, QuantizedWeight, quantize
+from legato.executor.attention.native_backend import NativeAttentionBackend
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.base import NamedWeights
+from legato.model.native import NativeKernels, NativeLinear, NativeModel, native_instructions
+from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
+from legato.model.spec import DecoderSpec
+from tests.executor.backends import BLOCK_SIZE
+from tests.executor.by_hand import ByHand, prompt
 from tests.executor.test_native import pytestmark as needs_native
+from tests.model.random_models import SPECS, random_decoder
 
 pytestmark = needs_native
 
@@ -34,10 +41,10 @@ def rows_of(num_rows: int, depth: int) -> torch.Tensor:
 def test_many_rows(
     instructions: str, bits: int, shape: tuple[int, int], num_rows: int, num_threads: int
 ) -> None:
-    machine = Machine(num_threads, instructions)
+    kernels = NativeKernels(num_threads, instructions)
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
-    plain = NativeLinear(weight.dequantize().bfloat16(), machine)
-    assert torch.equal(NativeLinear(weight, machine)(rows), plain(rows))
+    plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
+    assert torch.equal(NativeLinear(weight, kernels)(rows), plain(rows))
 
 
 @pytest.mark.parametrize("instructions", native_instructions())
@@ -47,7 +54,7 @@ def test_many_rows(
 def test_few_rows(instructions: str, bits: int, shape: tuple[int, int], num_rows: int) -> None:
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
     expected = to_8_bits(rows).double() @ weight.dequantize().double().T
-    got = NativeLinear(weight, Machine(2, instructions))(rows)
+    got = NativeLinear(weight, NativeKernels(2, instructions))(rows)
     assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -57,6 +64,31 @@ def to_8_bits(rows: torch.Tensor) -> torch.Tensor:
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     codes = (blocks * (torch.tensor(127.0) / largest).nan_to_num(posinf=0)).round()
     return (codes * (largest / 127)).flatten(1)
+
+
+@pytest.mark.parametrize("name", ["grouped", "biases", "normed heads, untied"])
+def test_weights_quantized_in_part(name: str) -> None:
+    """Of many rows a model computes the very numbers of what its codes stand for."""
+    weights: dict[str, torch.Tensor | QuantizedWeight] = {}
+    for path, weight in random_decoder(SPECS[name], torch.bfloat16).checkpoint_slots().items():
+        is_quantized = weight.dim() == 2 and "k_proj" not in path and "layers.1.mlp" not in path
+        weights[path] = quantize(weight, 4) if is_quantized else weight
+    as_codes, num_bytes = prompt_scores(SPECS[name], weights.items())
+    as_numbers, num_plain_bytes = prompt_scores(
+        SPECS[name], ((path, plain(weight)) for path, weight in weights.items())
+    )
+    assert as_codes == as_numbers
+    assert num_bytes < 0.7 * num_plain_bytes
+
+
+def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:
+    model = NativeModel(spec, NativeKernels(2, native_instructions()[0]))
+    model.load_weights(weights)
+    attention = NativeAttentionBackend(model, num_blocks=2, block_size=BLOCK_SIZE)
+    hand = ByHand(TorchExecutor(model, attention, BLOCK_SIZE), range(2))
+    stream = hand.add("a", prompt(40), prompt_logprobs=0)
+    hand.step(a=40)
+    return [entry.logprob for entry in stream.prompt_logprobs], model.num_weight_bytes
 
 
 @pytest.mark.parametrize("quantization", ["gguf", "int8", "int4"])

@@ -11,7 +11,7 @@ from scipy import stats
 
 from legato.core.sampling_params import SamplingParams
 from legato.executor.sampler import sample
-from legato.executor.sampling_row import SamplingRow
+from legato.executor.sequence import SamplingRow
 from tests.executor.sampling_reference import adjusted, distribution, make_row
 
 NUM_DRAWS = 20_000

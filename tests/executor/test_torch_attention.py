@@ -13,6 +13,7 @@ from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
+from legato.model.base import CacheSpec
 
 BLOCK_SIZE, NUM_BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 4, 200, 6, 2, 16
 CPU = torch.device("cpu")
@@ -47,15 +48,14 @@ def test_equals_dense_attention(
 ) -> None:
     """Each request has (context, chunk) tokens and blocks in one run or scattered."""
     torch.manual_seed(seed)
-    backend = TorchAttentionBackend(
-        num_layers=2,
-        num_blocks=NUM_BLOCKS * len(prompts),
-        block_size=BLOCK_SIZE,
+    spec = CacheSpec(
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
+        sliding_windows=(window, window),
         dtype=torch.float32,
-        device=CPU,
     )
+    num_blocks = NUM_BLOCKS * len(prompts)
+    backend = TorchAttentionBackend(spec, num_blocks=num_blocks, block_size=BLOCK_SIZE, device=CPU)
     backend._cache.fill_(torch.nan)  # what was not written must not be read
     tables, keys, values, sequences = [], [], [], []
     for i, (context, chunk, scattered) in enumerate(prompts):

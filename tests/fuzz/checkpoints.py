@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.defaults import load_defaults
-from legato.model.loader import load_decoder, open_checkpoint
+from legato.model.loader import load_model, open_checkpoint
 from legato.model.source import ModelSource
 from legato.model.tokenizer import load_tokenizer
 from tests.fuzz.bodies import mutated
@@ -75,7 +75,7 @@ def load(path: Path) -> None:
     source = ModelSource(path)
     load_defaults(source, load_tokenizer(source).eos_token_id)
     checkpoint = open_checkpoint(ModelConfig(model=str(path)))
-    load_decoder(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def break_gguf(seeds: Seeds, rng: random.Random, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints made with transformers, and a dense stand-in for the executor."""
+"""Tiny random checkpoints made with transformers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.model.decoder import Decoder
-from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
+from legato.model.loader import load_model, open_checkpoint, resolve_dtype
 from legato.model.source import resolve_source
 
 TINY = {
@@ -25,53 +25,6 @@ TINY = {
 }
 
 
-class DenseAttention:
-    """`StepAttention` over whole requests, packed one behind the other: no cache."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> torch.Tensor:
-        del layer
-        group_size = query.shape[1] // key.shape[1]
-        outputs = []
-        for q, k, v in zip(
-            *(rows.split(self.lengths) for rows in (query, key, value)), strict=True
-        ):
-            k, v = (rows.repeat_interleave(group_size, dim=1) for rows in (k, v))
-            scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
-            scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(v.dtype), v))
-        return torch.cat(outputs)
-
-
-def visible(num_tokens: int, sliding_window: int | None) -> torch.Tensor:
-    """[num_tokens queries, num_tokens keys] bool."""
-    positions = torch.arange(num_tokens)
-    age = positions[:, None] - positions[None, :]
-    seen = age >= 0
-    return seen if sliding_window is None else seen & (age < sliding_window)
-
-
-@torch.inference_mode()
-def packed_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Logits [length, V] of each prompt, all computed in one step."""
-    lengths = [len(prompt) for prompt in prompts]
-    input_ids = torch.tensor([token for prompt in prompts for token in prompt])
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden = decoder(input_ids, positions, DenseAttention(lengths))
-    return list(decoder.compute_logits(hidden).split(lengths))
-
-
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, prompt: Sequence[int]) -> torch.Tensor:
     return model(torch.tensor([prompt])).logits[0]
@@ -85,9 +38,10 @@ def assert_same_logits(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def load(path: Path | str, dtype: str = "auto") -> Decoder:
     config = ModelConfig(model=str(path), dtype=dtype)
     checkpoint = open_checkpoint(config)
-    return load_decoder(
-        checkpoint, dtype=resolve_dtype(config, checkpoint), device=torch.device("cpu")
-    )
+    dtype = resolve_dtype(config, checkpoint)
+    model = load_model(checkpoint, dtype=dtype, device=torch.device("cpu"))
+    assert isinstance(model, Decoder)
+    return model
 
 
 SaveTiny = Callable[..., tuple[Path, PreTrainedModel]]

@@ -10,7 +10,8 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from legato.core.config import ModelConfig
 from legato.model.loader import open_checkpoint
 
-from .conftest import TINY, SaveTiny, assert_same_logits, load, packed_logits, reference_logits
+from .conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
+from .dense import packed_logits
 
 PROMPTS = [[(7 * i + 3 * i * i) % 320 for i in range(n)] for n in (40, 1, 17)]
 

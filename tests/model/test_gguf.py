@@ -26,7 +26,8 @@ from legato.model.loader import open_checkpoint
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 
-from .conftest import TINY, SaveTiny, assert_same_logits, load, packed_logits, reference_logits
+from .conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
+from .dense import packed_logits
 
 PROMPT = [(11 * i + 5 * i * i) % 320 for i in range(40)]
 LLAMA3 = {

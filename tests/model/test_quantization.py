@@ -10,11 +10,12 @@ from gguf.quants import quantize as quantize_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.config import DEFAULT_MODEL, ModelConfig
+from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
+from legato.model.decoder import Decoder
 from legato.model.gguf_blocks import split_blocks
-from legato.model.loader import load_decoder, open_checkpoint
+from legato.model.loader import load_model, open_checkpoint
 from legato.model.quantization import BLOCK, QuantizedWeight, concatenate, quantize
 from legato.model.source import resolve_source
 
@@ -86,19 +87,22 @@ def test_the_default_models_file_keeps_its_blocks() -> None:
 
 
 def test_other_kernels_take_what_the_blocks_stand_for() -> None:
-    plain, quantized = (
-        load_decoder(
-            open_checkpoint(ModelConfig(quantization=quantization)),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            quantization=quantization,
-        )
-        for quantization in (None, "gguf")
-    )
+    plain, quantized = (load_in_float32(quantization) for quantization in (None, "gguf"))
     expected = plain.checkpoint_slots()
     for name, weight in quantized.checkpoint_slots().items():
         assert torch.equal(weight, expected[name]), name
     assert quantized.num_weight_bytes == plain.num_weight_bytes
+
+
+def load_in_float32(quantization: Quantization | None) -> Decoder:
+    model = load_model(
+        open_checkpoint(ModelConfig(quantization=quantization)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        quantization=quantization,
+    )
+    assert isinstance(model, Decoder)
+    return model
 
 
 def test_only_a_gguf_file_has_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -93,7 +93,8 @@ class _Steps:
 
     def __init__(self, parts: EngineParts) -> None:
         self._executor = parts.executor
-        self._decoder = parts.decoder
+        self._spec = parts.spec
+        self._model = parts.model
         self._block_size = parts.kv.block_size
         self._known: set[str] = set()
         self._step_id = 0
@@ -119,10 +120,10 @@ class _Steps:
         plan = self._run(chunks)
         times_s = sorted(_seconds(lambda: self._run(chunks)) for _ in range(_REPEATS))
         work = work_of(
-            self._decoder.spec,
+            self._spec,
             StepShape.of(plan),
-            value_bytes=self._decoder.dtype.itemsize,
-            weight_bytes=self._decoder.num_weight_bytes,
+            value_bytes=self._model.cache.dtype.itemsize,
+            weight_bytes=self._model.num_weight_bytes,
         )
         return MeasuredKernel(name, work, times_s[len(times_s) // 2])
 

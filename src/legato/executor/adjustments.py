@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from legato.executor.sampling_row import SamplingRow
+from legato.executor.sequence import SamplingRow
 
 _Places = tuple[torch.Tensor, torch.Tensor]
 """(row, token id) of N logits: two int64 [N]."""
@@ -52,7 +53,7 @@ def _add_bias(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     biases = {i: row.params.logit_bias for i, row in enumerate(rows) if row.params.logit_bias}
     if not biases:
         return
-    places = _places({i: torch.tensor(list(bias)) for i, bias in biases.items()}, logits.device)
+    places = _places({i: np.array(list(bias)) for i, bias in biases.items()}, logits.device)
     logits[places] += _float32((value for b in biases.values() for value in b.values()), logits)
 
 
@@ -65,14 +66,14 @@ def _forbid_early_ends(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Non
     }
     if not ends:
         return
-    tokens = {i: torch.tensor(ids, dtype=torch.int64) for i, ids in ends.items()}
+    tokens = {i: np.array(ids, dtype=np.int64) for i, ids in ends.items()}
     logits[_places(tokens, logits.device)] = float("-inf")
 
 
 def _penalize_repetition(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """A token that occurs twice is written twice, with the same value."""
     seen = {
-        i: torch.cat((row.prompt_token_ids, row.output_token_ids))
+        i: np.concatenate((row.prompt_token_ids, row.output_token_ids))
         for i, row in enumerate(rows)
         if row.params.repetition_penalty != 1.0
     }
@@ -88,22 +89,23 @@ def _penalize_output(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     penalized = [i for i, row in enumerate(rows) if _is_output_penalized(row)]
     if not penalized:
         return
-    outputs = [rows[i].output_token_ids.numpy() for i in penalized]
+    outputs = [rows[i].output_token_ids for i in penalized]
     tokens, counts = zip(*(np.unique(ids, return_counts=True) for ids in outputs), strict=True)
-    by_row = {i: torch.from_numpy(ids) for i, ids in zip(penalized, tokens, strict=True)}
-    places = _places(by_row, logits.device)
+    places = _places(dict(zip(penalized, tokens, strict=True)), logits.device)
     occurrences = torch.from_numpy(np.concatenate(counts)).to(logits.device)
     frequency = _float32((row.params.frequency_penalty for row in rows), logits)[places[0]]
     presence = _float32((row.params.presence_penalty for row in rows), logits)[places[0]]
     logits[places] -= frequency * occurrences + presence
 
 
-def _places(by_row: dict[int, torch.Tensor], device: torch.device) -> _Places:
+def _places(by_row: dict[int, npt.NDArray[np.int64]], device: torch.device) -> _Places:
     """Where the given token ids lie; key row, value int64 [any number]."""
-    lengths = torch.tensor([len(ids) for ids in by_row.values()])
-    rows = torch.tensor(list(by_row)).repeat_interleave(lengths)
-    tokens = torch.cat(list(by_row.values()))
-    return rows.to(device, non_blocking=True), tokens.to(device, non_blocking=True)
+    rows = np.repeat(list(by_row), [len(ids) for ids in by_row.values()])
+    tokens = np.concatenate(list(by_row.values()))
+    return (
+        torch.from_numpy(rows).to(device, non_blocking=True),
+        torch.from_numpy(tokens).to(device, non_blocking=True),
+    )
 
 
 def _float32(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:

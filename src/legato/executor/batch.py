@@ -1,37 +1,18 @@
-"""The packed batch: all chunks of a step as flat tensors, without padding."""
+"""The packed batch: all chunks of a step side by side, without padding between them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from legato.core.plan import ScheduledChunk
 from legato.core.rows import padded_rows
 from legato.executor.sequence import SequenceState
 
-
-@dataclass(frozen=True)
-class PackedChunk:
-    """One request's rows [row_start, row_end) of the batch.
-
-    Attributes:
-        start: position of the first row's token; tokens [0, start) are in the cache already.
-        block_runs: the request's blocks, as runs [first, end) of adjacent ids, in token order.
-    """
-
-    row_start: int
-    row_end: int
-    start: int
-    block_runs: list[tuple[int, int]]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.row_end - self.row_start
-
-    @property
-    def context_len(self) -> int:
-        """Keys visible to the last row."""
-        return self.start + self.num_tokens
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,22 +20,29 @@ class PackedBatch:
     """T tokens of R chunks, S rows of which are sampled.
 
     What the model computes is padded (`padded_rows`) to P and Q rows; what comes of the last P - T
-    and Q - S is not read.
+    and Q - S is not read. What the model reads is on its device. What attention reads is in host
+    memory, since a backend first makes its own view of it, once a step, and some need its values
+    to do so.
 
     Attributes:
         input_ids: int64 [P].
         positions: int64 [P], of each token within its request.
+        sample_rows: int64 [Q].
         slot_mapping: int64 [T], where each token's key and value go: block id * block size +
             offset.
-        chunks: R rows' extents and blocks, in the order of the plan.
-        sample_rows: int64 [Q].
+        query_start: int32 [R + 1]; request i has rows [query_start[i], query_start[i + 1]).
+        context_len: int32 [R], keys visible to a request's last row.
+        block_table: int32 [R, max_blocks], blocks of each request in token order; 0 behind the
+            last.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    chunks: tuple[PackedChunk, ...]
     sample_rows: torch.Tensor
+    slot_mapping: Int64s
+    query_start: Int32s
+    context_len: Int32s
+    block_table: Int32s
 
 
 def pack(
@@ -64,43 +52,46 @@ def pack(
     block_size: int,
     device: torch.device,
 ) -> PackedBatch:
-    """Lay the chunks of a plan out side by side, on `device`."""
-    packed: list[PackedChunk] = []
-    slots: list[int] = []
-    positions: list[int] = []
-    sample_rows: list[int] = []
-    for chunk, sequence in zip(chunks, sequences, strict=True):
-        row = len(positions)
-        positions.extend(range(chunk.start, chunk.end))
-        slots.extend(_slots(chunk, block_size))
-        sample_rows.extend(
-            range(row + chunk.num_tokens - chunk.num_samples, row + chunk.num_tokens)
-        )
-        runs = sequence.block_runs(chunk.block_ids)
-        packed.append(PackedChunk(row, len(positions), chunk.start, runs))
-    padding = [0] * (padded_rows(len(positions)) - len(positions))
-    input_ids = [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
-    input_ids.append(torch.tensor(padding, dtype=torch.int64))
-    sample_rows += [0] * (padded_rows(len(sample_rows)) - len(sample_rows))
+    """Lay a plan's chunks, of which there are some, out side by side for a model on `device`."""
+    starts = np.array([chunk.start for chunk in chunks])
+    num_tokens = np.array([chunk.num_tokens for chunk in chunks])
+    num_samples = np.array([chunk.num_samples for chunk in chunks])
+    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
+    query_start[1:] = num_tokens.cumsum()
+    block_table = _block_table(chunks, sequences)
+
+    request = np.arange(len(chunks)).repeat(num_tokens)  # [T], as are the next four
+    row = np.arange(len(request))
+    positions = row + (starts - query_start[:-1])[request]
+    block = positions // block_size
+    slot_mapping = (block_table[request, block] - block) * block_size + positions
+    sample_rows = (row >= (query_start[1:] - num_samples)[request]).nonzero()[0]
     return PackedBatch(
-        input_ids=torch.cat(input_ids).to(device, non_blocking=True),
-        positions=_int64(positions + padding, device),
-        slot_mapping=_int64(slots, device),
-        chunks=tuple(packed),
-        sample_rows=_int64(sample_rows, device),
+        input_ids=_padded(_input_ids(chunks, sequences), device),
+        positions=_padded(positions, device),
+        sample_rows=_padded(sample_rows, device),
+        slot_mapping=slot_mapping,
+        query_start=query_start,
+        context_len=(starts + num_tokens).astype(np.int32),
+        block_table=block_table,
     )
 
 
-def _slots(chunk: ScheduledChunk, block_size: int) -> Iterator[int]:
-    """Cache slots of the chunk's tokens, block by block."""
-    position = chunk.start
-    while position < chunk.end:
-        index, offset = divmod(position, block_size)
-        count = min(block_size - offset, chunk.end - position)
-        slot = chunk.block_ids[index] * block_size + offset
-        yield from range(slot, slot + count)
-        position += count
+def _block_table(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int32s:
+    rows = [s.block_row(c.block_ids) for c, s in zip(chunks, sequences, strict=True)]
+    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return table
 
 
-def _int64(values: Iterable[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.int64).to(device, non_blocking=True)
+def _input_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceState]) -> Int64s:
+    parts = [s.token_ids[c.start : c.end] for c, s in zip(chunks, sequences, strict=True)]
+    return np.concatenate(parts)
+
+
+def _padded(values: Int64s, device: torch.device) -> torch.Tensor:
+    """With zeros behind them, up to a number of rows that kernels know."""
+    padded = np.zeros(padded_rows(len(values)), dtype=np.int64)
+    padded[: len(values)] = values
+    return torch.from_numpy(padded).to(device, non_blocking=True)

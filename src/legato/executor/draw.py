@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.sampling_row import SamplingRow
+from legato.executor.sequence import SamplingRow
 
 _EXACT_BITS = 53
 """Integers below 2**53 are exact in float64."""

@@ -1,7 +1,9 @@
-"""How large the KV cache may be, and having its memory before it is used."""
+"""How large the KV cache may be, having its memory before it is used, and running out of it."""
 
 import logging
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -12,6 +14,9 @@ from legato.core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.25}
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator: "
+"""In the message of the plain RuntimeError that PyTorch's CPU allocator raises."""
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -75,3 +80,19 @@ def take_memory(values: torch.Tensor) -> None:
     more, and ten in a virtual machine whose host has no memory there either.
     """
     values.view(torch.uint8).flatten()[:: mmap.PAGESIZE] = 0
+
+
+@contextmanager
+def raising_memory_error() -> Iterator[None]:
+    """Turn what PyTorch raises when memory runs out, on any device, into `MemoryError`.
+
+    NumPy and native kernels raise that by themselves.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    except RuntimeError as error:
+        if _CPU_ALLOCATOR not in str(error):
+            raise
+        raise MemoryError(str(error)) from error

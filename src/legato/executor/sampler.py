@@ -7,7 +7,7 @@ import torch
 from legato.executor.adjustments import adjust_logits
 from legato.executor.draw import pick, to_scores, to_weights, uniforms
 from legato.executor.filters import is_filtered, lowest_kept
-from legato.executor.sampling_row import SamplingRow
+from legato.executor.sequence import SamplingRow
 
 _GROUP_ROWS = 16
 """Rows drawn at once: [16, V] fits a CPU's cache, and bounds the memory on any device."""

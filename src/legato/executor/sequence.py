@@ -1,17 +1,42 @@
-"""What the executor remembers of a request between steps."""
+"""What the executor remembers of a request between steps, and what the sampler sees of it."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from legato.core.request import AddRequest
-from legato.executor.sampling_row import SamplingRow
-from legato.kv.block_pool import runs_of
+from legato.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One request, about to get its next token.
+
+    Attributes:
+        params: of the request; `seed` is a number unless the request is greedy.
+        eos_token_ids: tokens that end the request, beside `params.stop_token_ids`.
+        prompt_token_ids: int64.
+        output_token_ids: int64; all tokens sampled so far.
+    """
+
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    prompt_token_ids: npt.NDArray[np.int64]
+    output_token_ids: npt.NDArray[np.int64]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
 
 
 class SequenceState:
-    """Tokens of one request, and where its blocks lie.
+    """Tokens of one request, and its blocks.
 
     Attributes:
-        token_ids: int64 [capacity], the first `num_tokens` of which are known; on the CPU.
+        token_ids: int64 [capacity], the first `num_tokens` of which are known, and those behind
+            them guesses of the last step, or nothing.
         num_prompt_logprobs: prompt tokens whose log probabilities were already returned, which a
             recomputation after preemption must not return again.
     """
@@ -22,27 +47,32 @@ class SequenceState:
         self.message = message
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
-        self.token_ids = torch.empty(len(prompt) + message.params.max_tokens, dtype=torch.int64)
-        self.token_ids[: len(prompt)] = torch.frombuffer(prompt, dtype=torch.int32)
+        self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
+        self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
         self._block_ids: tuple[int, ...] = ()
-        self._runs: list[tuple[int, int]] = []
+        self._block_row = np.zeros(0, dtype=np.int32)
 
     def append(self, token_id: int) -> None:
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
 
-    def sampling_row(self) -> SamplingRow:
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """Put tokens behind the known ones for a step; the next ones take their places."""
+        self.token_ids[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+
+    def sampling_row(self, num_tokens: int) -> SamplingRow:
+        """As it is with that many tokens, the last of which may be guesses."""
         return SamplingRow(
             params=self.message.params,
             eos_token_ids=self.message.eos_token_ids,
             prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens],
+            output_token_ids=self.token_ids[self.num_prompt_tokens : num_tokens],
         )
 
-    def block_runs(self, block_ids: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Runs [start, end) of adjacent blocks; remembered, since tables change every few steps."""
+    def block_row(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        """int32 [blocks]; remembered, since a request's blocks change every few steps."""
         if block_ids is not self._block_ids:
             self._block_ids = block_ids
-            self._runs = list(runs_of(block_ids))
-        return self._runs
+            self._block_row = np.array(block_ids, dtype=np.int32)
+        return self._block_row

@@ -1,7 +1,8 @@
 """Runs step plans on a torch model."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -11,10 +12,12 @@ from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
-from legato.executor.out_of_memory import raising_memory_error
+from legato.executor.memory import raising_memory_error
 from legato.executor.sampler import sample
-from legato.executor.sequence import SequenceState
-from legato.model.decoder import Decoder
+from legato.executor.sequence import SamplingRow, SequenceState
+from legato.model.base import Model
+
+_Value = TypeVar("_Value")
 
 _LOGITS_ROWS = 128
 """Rows of a prompt whose logits are in memory at once: [128, V] float32."""
@@ -33,7 +36,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         attention: AttentionBackend,
         block_size: int,
         *,
@@ -70,8 +73,12 @@ class TorchExecutor:
         """What came of each chunk; key request id."""
         self._update_sequences(plan)
         sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
+        for chunk, sequence in zip(plan.chunks, sequences, strict=True):
+            if chunk.draft_token_ids:
+                sequence.guess(chunk.draft_token_ids)
         batch = pack(plan.chunks, sequences, block_size=self._block_size, device=self._model.device)
-        hidden = self._model(batch.input_ids, batch.positions, self._attention.begin_step(batch))
+        attention = self._attention.begin_step(batch)
+        hidden = self._model.forward(batch.input_ids, batch.positions, attention)
         prompt_logprobs = self._score_prompts(plan, batch, hidden)
         sampled, logprobs = self._sample(plan, batch, hidden)
         return {
@@ -102,7 +109,7 @@ class TorchExecutor:
     ) -> dict[str, list[TokenLogprobs]]:
         """Prompt log probabilities; key request id, for those that asked."""
         scores: dict[str, list[TokenLogprobs]] = {}
-        for chunk, packed in zip(plan.chunks, batch.chunks, strict=True):
+        for chunk, row in zip(plan.chunks, batch.query_start.tolist(), strict=False):
             sequence = self._sequences[chunk.request_id]
             num_top = sequence.message.params.prompt_logprobs
             # Row p scores token p + 1; tokens [1, scored] were returned before a preemption.
@@ -110,11 +117,9 @@ class TorchExecutor:
             last = min(chunk.end, sequence.num_prompt_tokens - 1)
             if num_top is None or first >= last:
                 continue
-            rows = hidden[
-                packed.row_start + first - chunk.start : packed.row_start + last - chunk.start
-            ]
-            tokens = sequence.token_ids[first + 1 : last + 1].to(hidden.device)
-            scores[chunk.request_id] = self._logprobs(rows, tokens, num_top)
+            rows = hidden[row + first - chunk.start : row + last - chunk.start]
+            tokens = torch.from_numpy(sequence.token_ids[first + 1 : last + 1])
+            scores[chunk.request_id] = self._logprobs(rows, tokens.to(hidden.device), num_top)
         return scores
 
     def _logprobs(
@@ -132,33 +137,34 @@ class TorchExecutor:
     def _sample(
         self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
     ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
-        ids = [chunk.request_id for chunk in plan.chunks if chunk.num_samples]
-        if not ids:
+        """A token for each sampled row, and log probabilities where asked for; key request id."""
+        ids: list[str] = []
+        rows: list[SamplingRow] = []
+        for chunk in plan.chunks:
+            for num_tokens in range(chunk.end - chunk.num_samples + 1, chunk.end + 1):
+                ids.append(chunk.request_id)
+                rows.append(self._sequences[chunk.request_id].sampling_row(num_tokens))
+        if not rows:
             return {}, {}
-        sequences = [self._sequences[request_id] for request_id in ids]
-        logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(ids)]  # [S, V]
-        tokens = sample(logits, [sequence.sampling_row() for sequence in sequences])
-        logprobs = _sample_logprobs(sequences, logits, tokens)
-        sampled = {
-            request_id: [token_id]
-            for request_id, token_id in zip(ids, tokens.tolist(), strict=True)
-        }
-        return sampled, logprobs
+        logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(rows)]  # [S, V]
+        tokens = sample(logits, rows)
+        return _grouped(ids, tokens.tolist()), _sample_logprobs(ids, rows, logits, tokens)
 
 
 def _sample_logprobs(
-    sequences: list[SequenceState], logits: torch.Tensor, tokens: torch.Tensor
+    ids: list[str], rows: list[SamplingRow], logits: torch.Tensor, tokens: torch.Tensor
 ) -> dict[str, list[TokenLogprobs]]:
-    """Of the sampled tokens; key request id, for those that asked."""
-    rows, num_top, ids = [], [], []
-    for row, sequence in enumerate(sequences):
-        wanted = sequence.message.params.logprobs
-        if wanted is not None:
-            rows.append(row)
-            num_top.append(wanted)
-            ids.append(sequence.message.request_id)
-    if not rows:
+    asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not asking:
         return {}
-    index = torch.tensor(rows, device=logits.device)
+    index = torch.tensor(asking, device=logits.device)
+    num_top = [rows[i].params.logprobs or 0 for i in asking]
     entries = compute_logprobs(logits[index], tokens[index], num_top)
-    return {request_id: [entry] for request_id, entry in zip(ids, entries, strict=True)}
+    return _grouped([ids[i] for i in asking], entries)
+
+
+def _grouped(ids: Iterable[str], values: Iterable[_Value]) -> dict[str, list[_Value]]:
+    groups: dict[str, list[_Value]] = {}
+    for request_id, value in zip(ids, values, strict=True):
+        groups.setdefault(request_id, []).append(value)
+    return groups

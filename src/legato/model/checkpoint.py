@@ -1,15 +1,13 @@
 """A checkpoint, whatever its format."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig
 
-from legato.model.quantization import QuantizedWeight
+from legato.model.base import NamedWeights
 from legato.model.spec import DecoderSpec
-
-NamedTensors = Iterator[tuple[str, torch.Tensor | QuantizedWeight]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +20,9 @@ class Checkpoint:
         spec: the same, as far as Legato's decoder needs it.
         dtype: that "auto" stands for.
         shapes: of what `tensors` yields, under the same names and as the files' headers say.
-        tensors: starts an iterator of (name in transformers' checkpoints, tensor on CPU); a tensor
-            may be of another dtype and may share memory with the file. A GGUF file that was opened
-            to keep its quantized weights yields these as such.
+        tensors: begins to read them, on the CPU; a tensor may be of another dtype and may share
+            memory with the file. A GGUF file that was opened to keep its quantized weights yields
+            these as such.
     """
 
     name: str
@@ -32,4 +30,4 @@ class Checkpoint:
     spec: DecoderSpec
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
-    tensors: Callable[[], NamedTensors]
+    tensors: Callable[[], NamedWeights]

@@ -10,10 +10,11 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.checkpoint import Checkpoint, NamedTensors
+from legato.model.architectures import spec_of
+from legato.model.base import NamedWeights
+from legato.model.checkpoint import Checkpoint
 from legato.model.gguf_file import GGUFFile
 from legato.model.quantization import QuantizedWeight
-from legato.model.registry import spec_of
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SIZES = (
@@ -181,7 +182,7 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, config: PreTrainedConfig, keeps_quantized: bool) -> NamedTensors:
+def _read_tensors(file: GGUFFile, config: PreTrainedConfig, keeps_quantized: bool) -> NamedWeights:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name in file.tensors:
         if name == _ROPE_FACTORS:

@@ -10,9 +10,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.checkpoint import Checkpoint, NamedTensors
+from legato.model.architectures import check_supported, spec_of
+from legato.model.base import NamedWeights
+from legato.model.checkpoint import Checkpoint
 from legato.model.defaults import read_json
-from legato.model.registry import check_supported, spec_of
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"
@@ -121,7 +122,7 @@ def _auto_dtype(config: PreTrainedConfig, headers: Mapping[str, _Header]) -> tor
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 
 
-def _read_tensors(files: Sequence[Path]) -> NamedTensors:
+def _read_tensors(files: Sequence[Path]) -> NamedWeights:
     for path in files:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.attention import StepAttention
+from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, RMSNorm
+from legato.model.quantization import plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
 
@@ -25,11 +26,7 @@ class Embedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer over one step's packed rows, with uninitialized weights.
-
-    Attributes:
-        num_weight_bytes: that a step reads; known once the weights are.
-    """
+    """A `Model` of PyTorch's operators: what the architectures are, and the fallback everywhere."""
 
     def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -38,7 +35,6 @@ class Decoder(nn.Module):
         self.num_weight_bytes = 0
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
         self.rotary = RotaryEmbedding(spec.rope, device)
-        self.rope_dtype = dtype
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer, empty) for layer in range(spec.num_layers)
         )
@@ -48,6 +44,10 @@ class Decoder(nn.Module):
             if spec.tie_word_embeddings
             else Linear(spec.hidden_size, spec.vocab_size, False, empty)
         )
+
+    @property
+    def cache(self) -> CacheSpec:
+        return self.spec.cache(self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,31 +60,28 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:
-        """Run all layers; call under `torch.inference_mode`.
-
-        Args:
-            input_ids: [T] int64.
-            positions: [T] int64, of each token in its request, from 0.
-            attention: of this step; called once a layer.
-
-        Returns:
-            [T, E] in the model's dtype, after the final norm.
-        """
         # The residual stream is float32 whatever the weights are: layer after layer adds to it, so
         # rounding it costs far more accuracy than rounding what is added.
         hidden = self.embed_tokens(input_ids).float()
-        rope = self.rotary(positions, self.rope_dtype)
+        rope = self.rotary(positions, self.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rope, attention)
         output: torch.Tensor = self.norm(hidden)
         return output
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, E] from `forward` to [S, V] float32."""
         if self.lm_head is None:
             return F.linear(hidden, self.embed_tokens.weight).float()
         logits: torch.Tensor = self.lm_head(hidden)
         return logits.float()
+
+    def load_weights(self, weights: NamedWeights) -> None:
+        slots = self.checkpoint_slots()
+        for name, weight in weights:
+            slots[name].copy_(plain(weight))
+        self.num_weight_bytes = sum(
+            slot.nbytes for name, slot in slots.items() if self.spec.reads_every_step(name)
+        )
 
     def checkpoint_slots(self) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint belongs.

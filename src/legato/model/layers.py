@@ -1,6 +1,6 @@
 """Layers shared by all architectures, on packed rows: no padding, no batch dimension.
 
-Shapes use the legend of `legato.model.attention`, and I for the MLP's intermediate size. Every
+Shapes use the legend of `legato.model.base`, and I for the MLP's intermediate size. Every
 layer takes `empty`, which makes uninitialized weights of the model's dtype on its device: weights
 come from a checkpoint, so initializing them would be wasted. Attribute names are those of
 transformers' checkpoints.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.model.attention import StepAttention
+from legato.model.base import StepAttention
 from legato.model.rope import rotate
 from legato.model.spec import DecoderSpec
 

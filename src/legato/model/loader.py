@@ -1,4 +1,4 @@
-"""Opening a checkpoint and loading it into a decoder."""
+"""Opening a checkpoint and loading it into a model."""
 
 import logging
 import sys
@@ -9,14 +9,16 @@ from rich.progress import track
 
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
-from legato.model.checkpoint import Checkpoint, NamedTensors
+from legato.model.base import Model, NamedWeights
+from legato.model.checkpoint import Checkpoint
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
-from legato.model.native import Machine, make_native
-from legato.model.packed_linear import can_pack, pack_linears
+from legato.model.native import NativeKernels, NativeModel
+from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
 from legato.model.source import resolve_source
+from legato.model.spec import DecoderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -48,33 +50,37 @@ def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
     return dtype
 
 
-def load_decoder(
+def load_model(
     checkpoint: Checkpoint,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    machine: Machine | None = None,
+    kernels: NativeKernels | None = None,
     quantization: Quantization | None = None,
-) -> Decoder:
-    """Build the decoder, copy the weights in one tensor at a time, and pack them for the CPU.
+) -> Model:
+    """Make the model and fill it, one weight at a time.
 
     Args:
-        machine: what native layers run on; None takes PyTorch's, which compute with quantized
+        kernels: what native layers run on; None takes PyTorch's, which compute with quantized
             weights as with others.
 
     Raises:
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
     """
     _check_shapes(checkpoint)
-    decoder = Decoder(checkpoint.spec, dtype=dtype, device=device)
-    slots = decoder.checkpoint_slots()
-    quantized = _copy_weights(checkpoint, slots, quantization)
-    decoder.num_weight_bytes = _num_bytes(checkpoint, slots, {} if machine is None else quantized)
-    if machine is not None:
-        make_native(decoder, machine, quantized)
-    elif can_pack(decoder):
-        pack_linears(decoder)
-    return decoder
+    model = _empty_model(checkpoint.spec, dtype, device, kernels)
+    model.load_weights(_read_weights(checkpoint, quantization))
+    return model
+
+
+def _empty_model(
+    spec: DecoderSpec, dtype: torch.dtype, device: torch.device, kernels: NativeKernels | None
+) -> Model:
+    if kernels is not None:
+        return NativeModel(spec, kernels)
+    if can_pack(dtype, device):
+        return PackedDecoder(spec, dtype=dtype, device=device)
+    return Decoder(spec, dtype=dtype, device=device)
 
 
 def _check_shapes(checkpoint: Checkpoint) -> None:
@@ -95,33 +101,10 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
         raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(missing)}")
 
 
-def _copy_weights(
-    checkpoint: Checkpoint, slots: dict[str, torch.Tensor], quantization: Quantization | None
-) -> dict[str, QuantizedWeight]:
-    """Fill `slots`; returns what is quantized, by its name."""
-    quantized: dict[str, QuantizedWeight] = {}
-    for name, read in _with_progress(checkpoint):
-        if _is_redundant(name, checkpoint):
-            continue
-        tensor = _quantize(name, read, quantization)
-        if isinstance(tensor, QuantizedWeight):
-            quantized[name] = tensor
-            tensor = tensor.dequantize()
-        slots[name].copy_(tensor)
-    return quantized
-
-
-def _num_bytes(
-    checkpoint: Checkpoint,
-    slots: dict[str, torch.Tensor],
-    quantized: dict[str, QuantizedWeight],
-) -> int:
-    """Of all weights that a step reads: an embedding of its own is not one of them."""
-    return sum(
-        quantized[name].num_bytes if name in quantized else slot.nbytes
-        for name, slot in slots.items()
-        if name != _EMBEDDING or checkpoint.spec.tie_word_embeddings
-    )
+def _read_weights(checkpoint: Checkpoint, quantization: Quantization | None) -> NamedWeights:
+    for name, weight in _with_progress(checkpoint):
+        if not _is_redundant(name, checkpoint):
+            yield name, _quantize(name, weight, quantization)
 
 
 def _quantize(
@@ -148,19 +131,17 @@ def _some_of(names: list[str]) -> str:
     return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
 
 
-def _with_progress(checkpoint: Checkpoint) -> NamedTensors:
+def _with_progress(checkpoint: Checkpoint) -> NamedWeights:
     """The tensors, with a bar on a terminal and a line in the log elsewhere."""
-    tensors: NamedTensors = checkpoint.tensors()
+    tensors = checkpoint.tensors()
     description = f"Loading {checkpoint.name}"
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
         return tensors
-    return iter(
-        track(
-            tensors,
-            description,
-            total=len(checkpoint.shapes),
-            console=Console(stderr=True),
-            transient=True,
-        )
+    return track(
+        tensors,
+        description,
+        total=len(checkpoint.shapes),
+        console=Console(stderr=True),
+        transient=True,
     )

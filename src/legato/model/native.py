@@ -1,23 +1,27 @@
-"""Decoder layers that run in one native call, on x86-64 CPUs.
+"""A decoder whose layers run in one native call, on x86-64 CPUs.
 
-`NativeLayers` stand in for the `DecoderLayer`s: same rows in, same rows out, with the arithmetic in
-an extension module (source in native/), of which there is one for each set of instructions. The
-Python layers stay the description of the architecture, and the fallback where no extension was
-built or none runs on this processor.
+The arithmetic is in an extension module (source in native/), of which there is one for each set of
+instructions. It knows the decoders that `_SUPPORTED` lists and refuses all others. The Python
+layers stay the description of the architecture, and the fallback where no extension was built or
+none runs on this processor.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
-from legato.model.attention import StepAttention
-from legato.model.decoder import Decoder
-from legato.model.layers import DecoderLayer
-from legato.model.quantization import QuantizedWeight, concatenate
+from legato.core.errors import UnsupportedModelError
+from legato.model.base import NamedWeights, StepAttention
+from legato.model.decoder import Embedding
+from legato.model.layers import RMSNorm
+from legato.model.quantization import QuantizedWeight, concatenate, plain
+from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
 
 try:
@@ -25,16 +29,27 @@ try:
 except ImportError:  # there was no compiler when this was installed
     _processor = None  # type: ignore[assignment]
 
+_DTYPE = torch.bfloat16
 _TILE_DEPTH = 32
 """Values in a row of a tile: what every size must be a multiple of."""
 _LARGEST_HEAD = 256
-_PARTS = {
-    "qkv": [f"self_attn.{name}_proj.weight" for name in "qkv"],
-    "output": ["self_attn.o_proj.weight"],
-    "gate_up": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
-    "down": ["mlp.down_proj.weight"],
+
+_Weight = torch.Tensor | QuantizedWeight
+
+_MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
 }
 """Key the name that the extension gives a matrix, value those of its parts in checkpoints."""
+_NORMS = {
+    "input_norm": "input_layernorm",
+    "post_norm": "post_attention_layernorm",
+    "query_norm": "self_attn.q_norm",
+    "key_norm": "self_attn.k_norm",
+}
+"""Likewise."""
 
 
 def native_instructions() -> list[str]:
@@ -47,7 +62,7 @@ def _module(instructions: str) -> str:
     return f"legato._kernels_{instructions}"
 
 
-class Machine:
+class NativeKernels:
     """The kernels for a set of instructions, and the threads that they run on.
 
     Args:
@@ -58,8 +73,163 @@ class Machine:
         assert instructions in native_instructions(), instructions
         self.num_threads = num_threads
         self.instructions = instructions
-        self.kernels: Any = import_module(_module(instructions))
-        self.pool = self.kernels.ThreadPool(num_threads)
+        self.extension: Any = import_module(_module(instructions))
+        self.pool = self.extension.ThreadPool(num_threads)
+
+
+_Rule = tuple[Callable[[DecoderSpec], bool], str]
+_ANYTHING: _Rule = (lambda _: True, "anything")
+
+
+def _multiple(field: str, at_most: float = math.inf) -> _Rule:
+    def fits(spec: DecoderSpec) -> bool:
+        size: int = getattr(spec, field)
+        return size % _TILE_DEPTH == 0 and size <= at_most
+
+    limit = "" if at_most == math.inf else f" up to {at_most}"
+    return fits, f"a multiple of {_TILE_DEPTH}{limit}"
+
+
+def _switch(field: str) -> _Rule:
+    return lambda spec: isinstance(getattr(spec, field), bool), "on or off"
+
+
+_SUPPORTED: dict[str, _Rule] = {
+    "vocab_size": _ANYTHING,
+    "hidden_size": _multiple("hidden_size"),
+    "intermediate_size": _multiple("intermediate_size"),
+    "num_layers": _ANYTHING,
+    "num_heads": _ANYTHING,
+    "num_kv_heads": _ANYTHING,
+    "head_dim": _multiple("head_dim", _LARGEST_HEAD),
+    "rms_norm_eps": _ANYTHING,
+    "max_model_len": _ANYTHING,
+    "rope": (
+        lambda spec: (
+            spec.rope._fields == ("inverse", "scaling")
+            and 2 * len(spec.rope.inverse) == spec.head_dim
+        ),
+        "frequencies and a scale for whole heads",
+    ),
+    "sliding_windows": (
+        lambda spec: all(window is None or window > 0 for window in spec.sliding_windows),
+        "positive or None",
+    ),
+    "tie_word_embeddings": _switch("tie_word_embeddings"),
+    "qkv_bias": _switch("qkv_bias"),
+    "output_bias": _switch("output_bias"),
+    "mlp_bias": _switch("mlp_bias"),
+    "qk_norm": _switch("qk_norm"),
+}
+"""Key a field of `DecoderSpec`, value which values of it the extension computes, and its name for
+these. A field that is not here means that the extension does not know it, whatever its value."""
+
+
+def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps `NativeModel` from running this model; empty where nothing does."""
+    if device.type != "cpu":
+        return f"the device is {device.type}"
+    if _processor is None:
+        return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
+    if not native_instructions():
+        return "the processor has no AVX2, or the compiler knew of no such instructions"
+    if dtype != _DTYPE:
+        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
+    return _unsupported(spec)
+
+
+def _unsupported(spec: DecoderSpec) -> str:
+    for field in spec.__struct_fields__:
+        if field not in _SUPPORTED:
+            return f"native layers do not know {field}"
+        is_supported, supported = _SUPPORTED[field]
+        if not is_supported(spec):
+            return f"{field} is {reprlib.repr(getattr(spec, field))}, not {supported}"
+    return ""
+
+
+class NativeModel:
+    """A `Model` in bfloat16 whose layers and output projection are native.
+
+    The residual stream is float32, as in the Python layers.
+
+    Args:
+        kernels: what it runs on.
+
+    Raises:
+        UnsupportedModelError: the layers cannot compute this decoder.
+    """
+
+    dtype = _DTYPE
+    device = torch.device("cpu")
+
+    def __init__(self, spec: DecoderSpec, kernels: NativeKernels) -> None:
+        reason = _unsupported(spec)
+        if reason:
+            raise UnsupportedModelError(f"native layers cannot run this model: {reason}")
+        empty = partial(torch.empty, dtype=self.dtype)
+        self.spec = spec
+        self.kernels = kernels
+        self.cache = spec.cache(self.dtype)
+        self.num_weight_bytes = 0
+        self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
+        self._rotary = RotaryEmbedding(spec.rope, self.device)
+        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+
+    @torch.inference_mode()
+    def load_weights(self, weights: NamedWeights) -> None:
+        """What is quantized stays so, but for the embedding and for matrices quantized in part."""
+        found = {name: _as_computed(name, weight) for name, weight in weights}
+        self.num_weight_bytes = sum(
+            weight.num_bytes if isinstance(weight, QuantizedWeight) else weight.nbytes
+            for name, weight in found.items()
+            if self.spec.reads_every_step(name)
+        )
+        embedding = found.pop("model.embed_tokens.weight")
+        self._embed_tokens.weight.copy_(plain(embedding))
+        self._norm.weight.copy_(plain(found.pop("model.norm.weight")))
+        head = embedding if self.spec.tie_word_embeddings else found.pop("lm_head.weight")
+        self._lm_head = NativeLinear(head, self.kernels)
+        self._layers = [  # kept for `_native`, which only points to them
+            self._make_layer(_take_layer(found, index)) for index in range(self.spec.num_layers)
+        ]
+        self._native: Any = self.kernels.extension.Layers(self._layers)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        assert isinstance(attention, NativeStep)
+        hidden = self._embed_tokens(input_ids).float()
+        cos, sin = self._rotary(positions, torch.float32)
+        self._native.forward(
+            self.kernels.pool,
+            attention.native,
+            attention.caches,
+            hidden.data_ptr(),
+            len(hidden),
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
+        output: torch.Tensor = self._norm(hidden)
+        return output
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._lm_head(hidden)
+
+    def _make_layer(self, weights: Mapping[str, _Weight]) -> object:
+        """The extension copies the weights, so that nothing here has to outlive the call."""
+        spec = self.spec
+        sizes = (
+            spec.hidden_size,
+            spec.intermediate_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
+        addresses: dict[str, int] = {}
+        for name, weight in weights.items():
+            addresses |= _addresses(name, weight)
+        return self.kernels.extension.Layer(sizes, spec.rms_norm_eps, addresses)
 
 
 class NativeStep:
@@ -73,89 +243,75 @@ class NativeStep:
 
     def __init__(
         self,
-        machine: Machine,
-        spec: DecoderSpec,
+        model: NativeModel,
         block_size: int,
         chunks: Sequence[tuple[int, int, int, list[int]]],
         slots: list[int],
         caches: Sequence[tuple[int, int, int]],
     ) -> None:
+        spec, kernels = model.spec, model.kernels
         shape = spec.num_kv_heads, spec.head_dim, block_size
         group = spec.num_heads // spec.num_kv_heads
-        self.native = machine.kernels.Step(chunks, slots, shape, group, machine.num_threads)
+        self.native = kernels.extension.Step(chunks, slots, shape, group, kernels.num_threads)
         self.caches = caches
 
     def attend(self, *_: object, **__: object) -> torch.Tensor:
         raise TypeError("only native layers run on a native cache")
 
 
-class NativeLayers(nn.Module):
-    """All layers of a decoder in one call, their weights laid out for the kernels.
+class NativeLinear:
+    """A projection without bias whose outputs are in float32."""
 
-    Args:
-        quantized: key a weight's name in checkpoints; taken instead of the decoder's own.
-    """
-
-    def __init__(
-        self, decoder: Decoder, machine: Machine, quantized: Mapping[str, QuantizedWeight]
-    ) -> None:
-        super().__init__()
-        self._pool = machine.pool
-        self._layers = [
-            _native_layer(machine, decoder.spec, cast(DecoderLayer, layer), quantized, index)
-            for index, layer in enumerate(decoder.layers)
-        ]
-        self._native = machine.kernels.Layers(self._layers)
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        attention: StepAttention,
-    ) -> torch.Tensor:
-        """As `DecoderLayer.forward`; `rope` is in float32 and `attention` a `NativeStep`."""
-        assert isinstance(attention, NativeStep)
-        cos, sin = rope
-        self._native.forward(
-            self._pool,
-            attention.native,
-            attention.caches,
-            hidden.data_ptr(),
-            len(hidden),
-            cos.data_ptr(),
-            sin.data_ptr(),
+    def __init__(self, weight: torch.Tensor | QuantizedWeight, kernels: NativeKernels) -> None:
+        self._pool = kernels.pool
+        self._num_outputs, depth = weight.shape
+        self._native = kernels.extension.Matrix(
+            _addresses("weight", weight), self._num_outputs, depth
         )
-        return hidden
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out] float32."""
+        rows = rows.contiguous()
+        out = torch.empty(len(rows), self._num_outputs)
+        self._native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
+        return out
 
 
-def _native_layer(
-    machine: Machine,
-    spec: DecoderSpec,
-    layer: DecoderLayer,
-    quantized: Mapping[str, QuantizedWeight],
-    index: int,
-) -> object:
-    """The extension copies the weights, so that nothing here has to outlive the call."""
-    sizes = (
-        spec.hidden_size,
-        spec.intermediate_size,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-    )
-    weights: dict[str, torch.Tensor | QuantizedWeight] = {**_weights(layer)}
-    for name, parts in _PARTS.items():
-        names = [f"model.layers.{index}.{part}" for part in parts]
-        # A matrix of which only a part is quantized is not.
-        if all(part in quantized for part in names):
-            weights[name] = concatenate([quantized[part] for part in names])
-    addresses: dict[str, int] = {}
-    for name, weight in weights.items():
-        addresses |= _addresses(name, weight)
-    return machine.kernels.Layer(sizes, spec.rms_norm_eps, addresses)
+def _as_computed(name: str, weight: _Weight) -> _Weight:
+    if isinstance(weight, QuantizedWeight):
+        return weight
+    return weight.to(torch.float32 if name.endswith("norm.weight") else _DTYPE).contiguous()
 
 
-def _addresses(name: str, weight: torch.Tensor | QuantizedWeight) -> dict[str, int]:
+def _take_layer(found: dict[str, _Weight], index: int) -> dict[str, _Weight]:
+    """One layer's weights by the names that the extension gives them.
+
+    They are taken out, so that no more than one layer is ever in memory twice.
+    """
+    prefix = f"model.layers.{index}."
+    names = [name for name in found if name.startswith(prefix)]
+    own = {name.removeprefix(prefix): found.pop(name) for name in names}
+    layer: dict[str, _Weight] = {}
+    for name, parts in _MATRICES.items():
+        layer[name] = _join([own.pop(f"{part}.weight") for part in parts])
+        if f"{parts[0]}.bias" in own:
+            layer[f"{name}_bias"] = _join([own.pop(f"{part}.bias") for part in parts])
+    for name, norm in _NORMS.items():
+        if f"{norm}.weight" in own:
+            layer[name] = own.pop(f"{norm}.weight")
+    assert not own, f"native layers do not know {', '.join(own)}"
+    return layer
+
+
+def _join(parts: Sequence[_Weight]) -> _Weight:
+    """Their rows. A matrix of which only a part is quantized is not."""
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if len(quantized) == len(parts):
+        return concatenate(quantized)
+    return torch.cat([plain(part) for part in parts]).to(_DTYPE)
+
+
+def _addresses(name: str, weight: _Weight) -> dict[str, int]:
     """Of the parts of a weight, by the names that the extension gives them."""
     if isinstance(weight, torch.Tensor):
         return {name: weight.data_ptr()}
@@ -165,77 +321,3 @@ def _addresses(name: str, weight: torch.Tensor | QuantizedWeight) -> dict[str, i
         f"{name}.minima": weight.minima.data_ptr(),
         f"{name}.bits": weight.bits,
     }
-
-
-class NativeLinear(nn.Module):
-    """A `Linear` without bias whose outputs are in float32."""
-
-    def __init__(self, weight: torch.Tensor | QuantizedWeight, machine: Machine) -> None:
-        super().__init__()
-        self._pool = machine.pool
-        self._num_outputs, depth = weight.shape
-        self._native = machine.kernels.Matrix(
-            _addresses("weight", weight), self._num_outputs, depth
-        )
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out] float32."""
-        rows = rows.contiguous()
-        out = torch.empty(len(rows), self._num_outputs)
-        self._native.multiply(self._pool, rows.data_ptr(), len(rows), out.data_ptr())
-        return out
-
-
-def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps the native layers from running this model; empty where nothing does."""
-    if device.type != "cpu":
-        return f"the device is {device.type}"
-    if _processor is None:
-        return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
-    if not native_instructions():
-        return "the processor has no AVX2, or the compiler knew of no such instructions"
-    if dtype != torch.bfloat16:
-        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    sizes = (spec.hidden_size, spec.intermediate_size, spec.head_dim)
-    if any(size % _TILE_DEPTH for size in sizes):
-        return f"hidden, intermediate or head size of {sizes} is not a multiple of {_TILE_DEPTH}"
-    if spec.head_dim > _LARGEST_HEAD:
-        return f"the head size {spec.head_dim} is above {_LARGEST_HEAD}"
-    return ""
-
-
-@torch.inference_mode()
-def make_native(
-    decoder: Decoder, machine: Machine, quantized: Mapping[str, QuantizedWeight] | None = None
-) -> None:
-    """Replace the layers and the output projection.
-
-    Args:
-        quantized: key a weight's name in checkpoints; taken instead of the decoder's own.
-    """
-    quantized = quantized or {}
-    decoder.layers = nn.ModuleList([NativeLayers(decoder, machine, quantized)])
-    head = "model.embed_tokens.weight" if decoder.lm_head is None else "lm_head.weight"
-    weight = quantized.get(head, decoder.checkpoint_slots()[head])
-    decoder.lm_head = NativeLinear(weight, machine)
-    decoder.rope_dtype = torch.float32
-
-
-def _weights(layer: DecoderLayer) -> dict[str, torch.Tensor]:
-    """Key the name that the extension gives a weight; contiguous, norms in float32."""
-    attention, mlp = layer.self_attn, layer.mlp
-    found: dict[str, torch.Tensor | None] = {
-        "input_norm": layer.input_layernorm.weight,
-        "post_norm": layer.post_attention_layernorm.weight,
-        "query_norm": None if attention.q_norm is None else attention.q_norm.weight,
-        "key_norm": None if attention.k_norm is None else attention.k_norm.weight,
-        "qkv": attention.qkv_proj.weight,
-        "qkv_bias": attention.qkv_proj.bias,
-        "output": attention.o_proj.weight,
-        "output_bias": attention.o_proj.bias,
-        "gate_up": mlp.gate_up_proj.weight,
-        "gate_up_bias": mlp.gate_up_proj.bias,
-        "down": mlp.down_proj.weight,
-        "down_bias": mlp.down_proj.bias,
-    }
-    return {name: weight for name, weight in found.items() if weight is not None}

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from legato.model.base import NamedWeights
 from legato.model.decoder import Decoder
 from legato.model.layers import MLP, Linear
 
@@ -65,36 +66,39 @@ class PackedMLP(nn.Module):
         return output
 
 
-def can_pack(decoder: Decoder) -> bool:
-    """Whether this is a CPU with fast products of the model's dtype."""
-    is_supported = _SUPPORT.get(decoder.dtype)
-    if decoder.device.type != "cpu" or is_supported is None or not torch.backends.mkldnn.enabled:
+class PackedDecoder(Decoder):
+    """A decoder that packs its projections as soon as they are loaded.
+
+    A tied embedding stays as it is beside its packed copy.
+    """
+
+    @torch.inference_mode()
+    def load_weights(self, weights: NamedWeights) -> None:
+        super().load_weights(weights)
+        _pack_children(self)
+        if self.lm_head is None:
+            self.lm_head = PackedLinear(self.embed_tokens.weight, None)
+
+    @torch.inference_mode()
+    def compile_kernels(self, *, num_rows: Iterable[int], num_samples: Iterable[int]) -> None:
+        """Let oneDNN compile for these numbers of rows, before a step has to wait for it.
+
+        All layers have the same shapes, so one of them will do.
+        """
+        modules = [m for m in self.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
+        calls = [(module, count) for module in modules for count in num_rows]
+        if isinstance(self.lm_head, PackedLinear):
+            calls += [(self.lm_head, count) for count in num_samples]
+        for module, count in calls:
+            module(self.embed_tokens.weight.new_zeros(count, module.in_features))
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this is a CPU with fast products of a dtype."""
+    is_supported = _SUPPORT.get(dtype)
+    if device.type != "cpu" or is_supported is None or not torch.backends.mkldnn.enabled:
         return False
     return bool(getattr(torch.ops.mkldnn, is_supported)())
-
-
-@torch.inference_mode()
-def pack_linears(decoder: Decoder) -> None:
-    """Replace every projection; a tied embedding stays as it is beside its packed copy."""
-    _pack_children(decoder)
-    if decoder.lm_head is None:
-        decoder.lm_head = PackedLinear(decoder.embed_tokens.weight, None)
-
-
-@torch.inference_mode()
-def compile_kernels(
-    decoder: Decoder, *, num_rows: Iterable[int], num_samples: Iterable[int]
-) -> None:
-    """Let oneDNN compile its kernels for these numbers of rows, before a step has to wait for it.
-
-    All layers have the same shapes, so one of them will do.
-    """
-    modules = [m for m in decoder.layers[0].modules() if isinstance(m, PackedLinear | PackedMLP)]
-    calls = [(module, count) for module in modules for count in num_rows]
-    if isinstance(decoder.lm_head, PackedLinear):
-        calls += [(decoder.lm_head, count) for count in num_samples]
-    for module, count in calls:
-        module(decoder.embed_tokens.weight.new_zeros(count, module.in_features))
 
 
 def _pack_children(module: nn.Module) -> None:

@@ -53,6 +53,11 @@ class QuantizedWeight:
         )
 
 
+def plain(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    """The weight itself, or what its codes stand for."""
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """The rows of all; a code takes as many bits as in the widest of them."""
     return QuantizedWeight(

@@ -136,7 +136,7 @@ class Stage:
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
         self._machinery = load_parts(promising)
         self.step_time = StepTimeModel(known_steps(self._machinery))
-        vocab_size = self._machinery.decoder.spec.vocab_size
+        vocab_size = self._machinery.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 
     @property
@@ -147,10 +147,10 @@ class Stage:
     def name(self) -> str:
         """What runs here, and on what."""
         parts = self._machinery
-        dtype = str(parts.decoder.dtype).removeprefix("torch.")
+        dtype = str(parts.model.dtype).removeprefix("torch.")
         where = f"{parts.kernels} kernels on {torch.get_num_threads()} threads"
-        if parts.decoder.device.type != "cpu":
-            where = str(parts.decoder.device)
+        if parts.model.device.type != "cpu":
+            where = str(parts.model.device)
         return f"{parts.config.model.model}, {dtype}, {where}"
 
     def warm_up(self) -> None:

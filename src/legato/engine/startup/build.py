@@ -26,10 +26,15 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.memory import num_cache_blocks, num_swap_blocks, take_memory
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
-from legato.model.decoder import Decoder
-from legato.model.loader import load_decoder, open_checkpoint, resolve_dtype
-from legato.model.native import Machine, native_instructions, why_not_native
-from legato.model.packed_linear import compile_kernels
+from legato.model.base import Model
+from legato.model.loader import load_model, open_checkpoint, resolve_dtype
+from legato.model.native import (
+    NativeKernels,
+    NativeModel,
+    native_instructions,
+    why_not_native,
+)
+from legato.model.packed_linear import PackedDecoder
 from legato.model.spec import DecoderSpec
 from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit
 from legato.scheduler.scheduler import Scheduler
@@ -44,10 +49,12 @@ class EngineParts:
 
     Attributes:
         config: resolved.
+        kernels: the native ones' set of instructions, or "torch".
     """
 
     config: EngineConfig
-    decoder: Decoder
+    spec: DecoderSpec
+    model: Model
     kv: KVCacheManager
     executor: TorchExecutor
     max_model_len: int
@@ -102,16 +109,16 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
-    machine = _native_machine(config, checkpoint.spec, dtype, device)
-    decoder = load_decoder(
+    kernels = _native_kernels(config, checkpoint.spec, dtype, device)
+    model = load_model(
         checkpoint,
         dtype=dtype,
         device=device,
-        machine=machine,
+        kernels=kernels,
         quantization=config.model.quantization,
     )
-    _compile_kernels(decoder, scheduler_config)
-    bytes_per_block = _bytes_per_block(decoder, config.cache.block_size)
+    _compile_kernels(model, scheduler_config)
+    bytes_per_block = config.cache.block_size * model.cache.token_bytes
     num_blocks = num_cache_blocks(
         config.cache,
         bytes_per_block=bytes_per_block,
@@ -127,23 +134,24 @@ def load_parts(config: EngineConfig) -> EngineParts:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         num_host_slots=num_host_slots,
     )
-    attention = _attention(decoder, kv, machine)
+    attention = _attention(model, kv)
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
-    executor = TorchExecutor(
-        decoder,
-        attention,
-        kv.block_size,
-        num_host_slots=num_host_slots,
+    return EngineParts(
+        resolved,
+        checkpoint.spec,
+        model,
+        kv,
+        TorchExecutor(model, attention, kv.block_size, num_host_slots=num_host_slots),
+        max_model_len,
+        "torch" if kernels is None else kernels.instructions,
     )
-    kernels = "torch" if machine is None else machine.instructions
-    return EngineParts(resolved, decoder, kv, executor, max_model_len, kernels)
 
 
-def _native_machine(
+def _native_kernels(
     config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
-) -> Machine | None:
+) -> NativeKernels | None:
     """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
     wanted = config.model.kernels
     if wanted == "torch":
@@ -155,7 +163,7 @@ def _native_machine(
     if not reason and wanted not in ("auto", *known):
         reason = f"only {', '.join(known)} can"
     if not reason:
-        return Machine(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
+        return NativeKernels(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
     if wanted != "auto":
         raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
     if device.type == "cpu":
@@ -163,17 +171,19 @@ def _native_machine(
     return None
 
 
-def _attention(decoder: Decoder, kv: KVCacheManager, machine: Machine | None) -> AttentionBackend:
+def _attention(model: Model, kv: KVCacheManager) -> AttentionBackend:
     sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
-    if machine is not None:
-        return NativeAttentionBackend(decoder, machine, **sizes)
-    return TorchAttentionBackend.for_decoder(decoder, **sizes)
+    if isinstance(model, NativeModel):
+        return NativeAttentionBackend(model, **sizes)
+    return TorchAttentionBackend(model.cache, **sizes, device=model.device)
 
 
-def _compile_kernels(decoder: Decoder, config: SchedulerConfig) -> None:
+def _compile_kernels(model: Model, config: SchedulerConfig) -> None:
+    if not isinstance(model, PackedDecoder):
+        return
     assert config.max_num_batched_tokens is not None
     most = config.max_num_batched_tokens + config.max_num_seqs
-    compile_kernels(decoder, num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
+    model.compile_kernels(num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
 
 
 def known_steps(parts: EngineParts) -> list[MeasuredStep]:
@@ -212,20 +222,19 @@ def new_calibration(parts: EngineParts) -> Calibration:
         num_blocks=parts.kv.num_blocks,
         max_model_len=parts.max_model_len,
         max_num_seqs=parts.config.scheduler.max_num_seqs,
-        vocab_size=parts.decoder.spec.vocab_size,
+        vocab_size=parts.spec.vocab_size,
     )
 
 
 def calibration_file(parts: EngineParts) -> CalibrationFile:
     """Where their measurements are kept."""
-    decoder = parts.decoder
     key = {
         "model": parts.config.model.model,
-        "spec": hashlib.sha256(msgspec.json.encode(decoder.spec)).hexdigest(),
-        "dtype": str(decoder.dtype),
+        "spec": hashlib.sha256(msgspec.json.encode(parts.spec)).hexdigest(),
+        "dtype": str(parts.model.dtype),
         "quantization": str(parts.config.model.quantization),
         "kernels": parts.kernels,
-        "device": _device_name(decoder.device),
+        "device": _device_name(parts.model.device),
         "threads": str(torch.get_num_threads()),
         "block size": str(parts.kv.block_size),
         "max running": str(parts.config.scheduler.max_num_seqs),
@@ -258,21 +267,15 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _bytes_per_block(decoder: Decoder, block_size: int) -> int:
-    spec = decoder.spec
-    values = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim
-    return values * decoder.dtype.itemsize
-
-
 def _describe(parts: EngineParts) -> EngineInfo:
-    config, decoder, kv = parts.config, parts.decoder, parts.kv
+    config, model, kv = parts.config, parts.model, parts.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
-    cache_bytes = kv.num_blocks * _bytes_per_block(decoder, kv.block_size)
+    cache_bytes = num_cache_tokens * model.cache.token_bytes
     return EngineInfo(
         model=config.model.model,
         served_model_name=config.model.model,
         max_model_len=parts.max_model_len,
-        vocab_size=decoder.spec.vocab_size,
+        vocab_size=parts.spec.vocab_size,
         cache=CacheInfo(
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
@@ -281,8 +284,8 @@ def _describe(parts: EngineParts) -> EngineInfo:
         slo_classes=config.scheduler.classes,
         settings={
             "model": config.model.model,
-            "dtype": str(decoder.dtype).removeprefix("torch."),
-            "device": str(decoder.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
             "threads": str(torch.get_num_threads()),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from legato.executor.batch import PackedBatch
-from legato.model.attention import StepAttention
+from legato.model.base import StepAttention
 
 
 class AttentionBackend(Protocol):

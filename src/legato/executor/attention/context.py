@@ -1,11 +1,34 @@
-"""What one request has in the cache, as tensors that the attention operators can read."""
+"""What a request has in the cache, as tensors that PyTorch's attention operators can read."""
 
+from itertools import pairwise
+
+import numpy as np
 import torch
+
+from legato.executor.batch import PackedBatch
 
 MIN_RUN_IN_PLACE = 128
 """Tokens from which a call of its own is cheaper than copying a run."""
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # each [1, K, S, D]
+Runs = list[tuple[int, int]]
+"""Slots [start, end) of adjacent blocks, in token order."""
+
+
+def slot_runs(batch: PackedBatch, block_size: int) -> list[Runs]:
+    """Where each request's tokens lie, from its first on; the last run may reach beyond its end."""
+    num_blocks = -(-batch.context_len // block_size)  # [R]
+    ends = num_blocks.cumsum()
+    is_used = np.arange(batch.block_table.shape[1]) < num_blocks[:, None]
+    ids = batch.block_table[is_used]  # of all requests, one behind the other
+    is_cut = np.empty(len(ids) + 1, dtype=np.bool_)  # in front of a block, or behind the last
+    is_cut[0] = True
+    is_cut[1:-1] = ids[1:] != ids[:-1] + 1
+    is_cut[ends] = True
+    cuts = is_cut.nonzero()[0]
+    firsts, lasts = ids[cuts[:-1]] * block_size, (ids[cuts[1:] - 1] + 1) * block_size
+    runs = list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+    return [runs[a:b] for a, b in pairwise((0, *cuts.searchsorted(ends).tolist()))]
 
 
 class CachedContext:
@@ -16,10 +39,10 @@ class CachedContext:
 
     Args:
         cache: [L, 2, N, K, D], keys and values of N slots in L layers.
-        runs: slots [start, end) that hold the tokens, in token order.
+        runs: that hold the tokens.
     """
 
-    def __init__(self, cache: torch.Tensor, runs: list[tuple[int, int]]) -> None:
+    def __init__(self, cache: torch.Tensor, runs: Runs) -> None:
         views = [_views(cache, start, end) for start, end in runs]
         is_long = [len(runs) == 1 or end - start >= MIN_RUN_IN_PLACE for start, end in runs]
         self._runs = views

@@ -1,10 +1,11 @@
 """The cache of the native layers, which attend in it themselves."""
 
+from itertools import pairwise
+
 import torch
 
-from legato.executor.batch import PackedBatch, PackedChunk
-from legato.model.decoder import Decoder
-from legato.model.native import Machine, NativeStep
+from legato.executor.batch import PackedBatch
+from legato.model.native import NativeModel, NativeStep
 
 BLOCK_MULTIPLE = 32
 """Tokens that one product of weights and values takes: they must lie in one block."""
@@ -13,34 +14,33 @@ BLOCK_MULTIPLE = 32
 class NativeAttentionBackend:
     """Keys and values of each layer, in the layout that native/attention.hpp tells."""
 
-    def __init__(
-        self, decoder: Decoder, machine: Machine, *, num_blocks: int, block_size: int
-    ) -> None:
+    def __init__(self, model: NativeModel, *, num_blocks: int, block_size: int) -> None:
         assert block_size % BLOCK_MULTIPLE == 0
-        self._spec, self._machine, self._block_size = decoder.spec, machine, block_size
-        layer_values = num_blocks * block_size * self._spec.num_kv_heads * self._spec.head_dim
+        self._model, self._block_size = model, block_size
+        spec = model.cache
+        block_values = block_size * spec.layer_values
         # Not zeros, which would touch every page: see `take_memory`.
-        self._cache = torch.empty(self._spec.num_layers, 2, layer_values, dtype=decoder.dtype)
-        self._caches = [
+        self._cache = torch.empty((spec.num_layers, 2, num_blocks, block_values), dtype=spec.dtype)
+        self._addresses = [
             (keys.data_ptr(), values.data_ptr(), window or 0)
-            for (keys, values), window in zip(self._cache, self._spec.sliding_windows, strict=True)
+            for (keys, values), window in zip(self._cache, spec.sliding_windows, strict=True)
         ]
 
     @property
     def blocks(self) -> torch.Tensor:
-        block_values = self._block_size * self._spec.num_kv_heads * self._spec.head_dim
-        return self._cache.view(self._spec.num_layers, 2, -1, block_values)
+        return self._cache
 
     def begin_step(self, batch: PackedBatch) -> NativeStep:
-        return NativeStep(
-            self._machine,
-            self._spec,
-            self._block_size,
-            [(c.row_start, c.num_tokens, c.start, _block_ids(c)) for c in batch.chunks],
-            batch.slot_mapping.tolist(),
-            self._caches,
-        )
-
-
-def _block_ids(chunk: PackedChunk) -> list[int]:
-    return [block for first, end in chunk.block_runs for block in range(first, end)]
+        num_blocks = -(-batch.context_len // self._block_size)
+        chunks = [
+            (first, end - first, context_len - (end - first), block_ids[:count].tolist())
+            for (first, end), context_len, block_ids, count in zip(
+                pairwise(batch.query_start.tolist()),
+                batch.context_len.tolist(),
+                batch.block_table,
+                num_blocks.tolist(),
+                strict=True,
+            )
+        ]
+        slots = batch.slot_mapping.tolist()
+        return NativeStep(self._model, self._block_size, chunks, slots, self._addresses)

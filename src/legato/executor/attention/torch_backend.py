@@ -4,55 +4,66 @@ A run of adjacent blocks is a plain strided tensor, which the fused attention op
 it lies; the block pool keeps requests in few runs for that reason. Only short runs are copied.
 """
 
+from dataclasses import dataclass
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
-from legato.executor.attention.context import CachedContext, KeysValues
+from legato.executor.attention.context import CachedContext, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_part, merge_parts
-from legato.executor.batch import PackedBatch, PackedChunk
-from legato.model.decoder import Decoder
+from legato.executor.batch import PackedBatch
+from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
 """Tokens up to which one masked call is faster than two that are merged (docs/experiments.md)."""
 
-_Runs = list[tuple[int, int]]
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One request's rows [row_start, row_end) of the batch.
+
+    Attributes:
+        start: position of the first row's token; tokens [0, start) are in the cache already.
+        context_len: keys visible to the last row.
+        runs: slots of all its blocks.
+    """
+
+    row_start: int
+    row_end: int
+    start: int
+    context_len: int
+    runs: Runs
+
+    @property
+    def num_tokens(self) -> int:
+        return self.row_end - self.row_start
+
+
+def _chunks(batch: PackedBatch, block_size: int) -> list[_Chunk]:
+    return [
+        _Chunk(first, end, context_len - (end - first), context_len, runs)
+        for (first, end), context_len, runs in zip(
+            pairwise(batch.query_start.tolist()),
+            batch.context_len.tolist(),
+            slot_runs(batch, block_size),
+            strict=True,
+        )
+    ]
 
 
 class TorchAttentionBackend:
     """One key and one value cache a layer, each [num_blocks * block_size, K, D]."""
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        shape = (num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim)
+        shape = (spec.num_layers, 2, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
         # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
-        self._cache = torch.empty(shape, dtype=dtype, device=device)
+        self._cache = torch.empty(shape, dtype=spec.dtype, device=device)
         # Keys and values of each layer in turn.
         self._written = self._cache.flatten(0, 1).unbind(0)
-
-    @classmethod
-    def for_decoder(
-        cls, decoder: Decoder, *, num_blocks: int, block_size: int
-    ) -> "TorchAttentionBackend":
-        """A backend whose cache has the decoder's shape, dtype and device."""
-        return cls(
-            num_layers=decoder.spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=decoder.spec.num_kv_heads,
-            head_dim=decoder.spec.head_dim,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
 
     @property
     def blocks(self) -> torch.Tensor:
@@ -60,7 +71,10 @@ class TorchAttentionBackend:
         return self._cache.view(num_layers, pair, -1, self.block_size * num_kv_heads * head_dim)
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
-        return TorchStepAttention(self._cache, self._written, self.block_size, batch)
+        slots = torch.from_numpy(batch.slot_mapping).to(self._cache.device, non_blocking=True)
+        return TorchStepAttention(
+            self._cache, self._written, slots, _chunks(batch, self.block_size)
+        )
 
 
 class TorchStepAttention:
@@ -70,14 +84,14 @@ class TorchStepAttention:
         self,
         cache: torch.Tensor,
         written: tuple[torch.Tensor, ...],
-        block_size: int,
-        batch: PackedBatch,
+        slots: torch.Tensor,
+        chunks: list[_Chunk],
     ) -> None:
-        self._batch = batch
-        self._sizes = [chunk.num_tokens for chunk in batch.chunks]
-        self._slots = [_slot_runs(chunk, block_size) for chunk in batch.chunks]
         self._cache = cache
         self._written = written
+        self._slots = slots
+        self._chunks = chunks
+        self._sizes = [chunk.num_tokens for chunk in chunks]
         # Key window, value by chunk: what it reads, and a mask if it needs one.
         self._contexts: dict[int | None, list[tuple[CachedContext, torch.Tensor | None]]] = {}
 
@@ -91,16 +105,16 @@ class TorchStepAttention:
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        num_padding = len(query) - len(self._batch.slot_mapping)
+        num_padding = len(query) - len(self._slots)
         if num_padding:
             query, key, value = query[:-num_padding], key[:-num_padding], value[:-num_padding]
-        self._written[2 * layer].index_copy_(0, self._batch.slot_mapping, key)
-        self._written[2 * layer + 1].index_copy_(0, self._batch.slot_mapping, value)
+        self._written[2 * layer].index_copy_(0, self._slots, key)
+        self._written[2 * layer + 1].index_copy_(0, self._slots, value)
         # Heads of a group are rows of one product in a decode, so each key is read once for them.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
         for chunk, rows, (context, mask) in zip(
-            self._batch.chunks, grouped, self._visible(sliding_window, query), strict=True
+            self._chunks, grouped, self._visible(sliding_window, query), strict=True
         ):
             if chunk.num_tokens == 1:
                 out = _attend_decode(rows, context.pieces(layer), scale)
@@ -125,16 +139,16 @@ class TorchStepAttention:
             self._contexts[sliding_window] = [
                 (
                     CachedContext(
-                        self._cache, _clip(slots, *_visible_tokens(chunk, sliding_window))
+                        self._cache, _clip(chunk.runs, *_visible_tokens(chunk, sliding_window))
                     ),
                     _mask(chunk, sliding_window, query),
                 )
-                for chunk, slots in zip(self._batch.chunks, self._slots, strict=True)
+                for chunk in self._chunks
             ]
         return self._contexts[sliding_window]
 
 
-def _is_masked(chunk: PackedChunk, sliding_window: int | None) -> bool:
+def _is_masked(chunk: _Chunk, sliding_window: int | None) -> bool:
     """Whether the chunk is attended to in one call with a mask.
 
     That is faster for a short one, whose rows of a group of heads make one product; and where the
@@ -144,7 +158,7 @@ def _is_masked(chunk: PackedChunk, sliding_window: int | None) -> bool:
     return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_clipped)
 
 
-def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int, int]:
+def _visible_tokens(chunk: _Chunk, sliding_window: int | None) -> tuple[int, int]:
     """Tokens [start, end) to read from the cache; a long chunk has its own in the batch."""
     if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window):
         return 0, chunk.start
@@ -152,9 +166,7 @@ def _visible_tokens(chunk: PackedChunk, sliding_window: int | None) -> tuple[int
     return oldest, chunk.context_len
 
 
-def _mask(
-    chunk: PackedChunk, sliding_window: int | None, query: torch.Tensor
-) -> torch.Tensor | None:
+def _mask(chunk: _Chunk, sliding_window: int | None, query: torch.Tensor) -> torch.Tensor | None:
     """What to add to the scores: [T, S] for T rows over the S keys of `_visible_tokens`."""
     if not _is_masked(chunk, sliding_window):
         return None
@@ -167,13 +179,9 @@ def _mask(
     return torch.zeros_like(hidden, dtype=query.dtype).masked_fill_(hidden, -torch.inf)
 
 
-def _slot_runs(chunk: PackedChunk, block_size: int) -> _Runs:
-    return [(first * block_size, end * block_size) for first, end in chunk.block_runs]
-
-
-def _clip(runs: _Runs, start: int, end: int) -> _Runs:
+def _clip(runs: Runs, start: int, end: int) -> Runs:
     """The slots of tokens [start, end), given the slot runs from token 0 on."""
-    clipped: _Runs = []
+    clipped: Runs = []
     token = 0
     for run_start, run_end in runs:
         width = run_end - run_start

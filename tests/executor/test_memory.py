@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from legato.executor.out_of_memory import raising_memory_error
+from legato.executor.memory import raising_memory_error
 
 
 def test_no_memory_on_the_cpu() -> None:

@@ -1,0 +1,120 @@
+"""What a model is, to the executor that runs it and to the loader that fills it.
+
+Shapes here and in the layers use one legend: T packed tokens of the step (all requests, no
+padding), H query heads, K key/value heads, D head size, E hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from legato.model.quantization import QuantizedWeight
+
+NamedWeights = Iterable[tuple[str, torch.Tensor | QuantizedWeight]]
+"""(name in transformers' checkpoints, weight)"""
+
+
+class StepAttention(Protocol):
+    """Attention over one step's packed batch, bound to the KV cache and its block tables."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """Write the new keys and values to the cache, then attend causally within each request.
+
+        Args:
+            layer: index of the decoder layer, which selects the cache.
+            query: [T, H, D], rotary embedding applied.
+            key: [T, K, D], likewise.
+            value: [T, K, D].
+            scale: factor on the query-key products.
+            sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
+                all keys at [0, p].
+
+        Returns:
+            [T, H, D] in the query's dtype.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """What attention keeps of each token: in every layer, a key and a value [K, D].
+
+    Attributes:
+        sliding_windows: one entry a layer: keys visible to a query, None where all are.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    sliding_windows: tuple[int | None, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sliding_windows)
+
+    @property
+    def layer_values(self) -> int:
+        """Numbers in a token's keys, or values, of one layer."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in all layers."""
+        return 2 * self.num_layers * self.layer_values * self.dtype.itemsize
+
+
+class Model(Protocol):
+    """A decoder-only transformer over packed rows, which knows nothing of requests.
+
+    Attributes:
+        cache: what the attention that it is given has to keep.
+        dtype: of its weights and of what `forward` returns.
+        device: of all tensors that go in and come out.
+        num_weight_bytes: that a step reads; known once the weights are.
+    """
+
+    @property
+    def cache(self) -> CacheSpec: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_weight_bytes(self) -> int: ...
+
+    def load_weights(self, weights: NamedWeights) -> None:
+        """Take in all weights of a checkpoint, each of which may share memory with a file."""
+        ...
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        """Run all layers; call under `torch.inference_mode`.
+
+        Args:
+            input_ids: [T] int64.
+            positions: [T] int64, of each token in its request, from 0.
+            attention: of this step; called once a layer.
+
+        Returns:
+            [T, E] in the model's dtype, after the final norm.
+        """
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, E] from `forward` to [S, V] float32."""
+        ...

@@ -1,0 +1,201 @@
+"""Plans made by hand, and what came of them booked as a scheduler would."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from legato.core.outputs import TokenLogprobs
+from legato.core.plan import BlockMove, ScheduledChunk, StepPlan
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import ChunkKind
+from legato.core.token_ids import token_array
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.base import Model, StepAttention
+from tests.executor.backends import BLOCK_SIZE, Backend
+from tests.model.random_models import VOCAB_SIZE, decoder_spec
+
+SPEC = decoder_spec(
+    sliding_windows=(45, None), qkv_bias=True, qk_norm=True, tie_word_embeddings=False
+)
+NUM_BLOCKS = 24
+
+
+@dataclass
+class Stream:
+    """One request: what is known of it, and where its blocks are.
+
+    Attributes:
+        tokens: the prompt, and the output so far.
+        num_computed: of these, have keys and values in the cache.
+        block_ids: on the device.
+        slots: in host memory, while it is swapped out.
+    """
+
+    message: AddRequest
+    tokens: list[int]
+    num_computed: int = 0
+    block_ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.message.prompt_token_ids)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still get."""
+        assert self.message.params.max_tokens is not None
+        return self.message.params.max_tokens - len(self.output)
+
+
+class ByHand:
+    """Drives an executor over a pool of blocks, which it hands out in an order of its own."""
+
+    def __init__(self, executor: TorchExecutor, block_ids: Sequence[int]) -> None:
+        self.executor = executor
+        self.streams: dict[str, Stream] = {}
+        self._free = list(block_ids)
+        self._num_slots = 0
+        self._new: list[AddRequest] = []
+        self._ended: list[str] = []
+        self._step_id = 0
+
+    def add(self, request_id: str, prompt: Sequence[int], **params: Any) -> Stream:
+        settings = {"temperature": 0.0, "max_tokens": 8, "seed": 0, **params}
+        message = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_array(prompt),
+            params=SamplingParams(**settings),
+            eos_token_ids=(2,),
+        )
+        self._new.append(message)
+        self.streams[request_id] = stream = Stream(message, list(prompt))
+        return stream
+
+    def end(self, request_id: str) -> None:
+        self._free += self.streams.pop(request_id).block_ids
+        self._ended.append(request_id)
+
+    def step(self, drafts: Mapping[str, Sequence[int]] | None = None, /, **num_tokens: int) -> None:
+        """Compute so many of each stream's known tokens, and verify its drafts behind them."""
+        chunks = [
+            self._chunk(request_id, count, tuple((drafts or {}).get(request_id, ())))
+            for request_id, count in num_tokens.items()
+        ]
+        plan = StepPlan(
+            step_id=self._step_id,
+            chunks=tuple(chunks),
+            new_requests=tuple(m for m in self._new if m.request_id in num_tokens),
+            ended_requests=tuple(self._ended),
+        )
+        self._step_id += 1
+        self.executor.submit(plan)
+        self._new = [m for m in self._new if m.request_id not in num_tokens]
+        self._ended = []
+        for request_id, result in self.executor.collect().chunks.items():
+            stream = self.streams[request_id]
+            stream.num_computed += result.num_tokens
+            stream.tokens += result.token_ids
+            stream.logprobs += result.logprobs or ()
+            stream.prompt_logprobs += result.prompt_logprobs or ()
+
+    def finish(self) -> None:
+        """Steps with all that is left of everybody, until nobody may get more."""
+        while running := {name: s for name, s in self.streams.items() if s.num_left}:
+            self.step(**{name: len(s.tokens) - s.num_computed for name, s in running.items()})
+
+    def preempt(self, request_id: str) -> None:
+        """Its blocks go to the next who wants any; it is computed again from its first token."""
+        stream = self.streams[request_id]
+        self._free = [*self._free, *stream.block_ids]
+        stream.block_ids, stream.num_computed = (), 0
+
+    def swap_out(self, request_id: str) -> None:
+        stream = self.streams[request_id]
+        stream.slots = tuple(range(self._num_slots, self._num_slots + len(stream.block_ids)))
+        self._num_slots += len(stream.slots)
+        self._move(stream, to_host=True)
+        self._free = [*self._free, *stream.block_ids]
+        stream.block_ids = ()
+
+    def swap_in(self, request_id: str) -> None:
+        """To blocks that need not be those that it left."""
+        stream = self.streams[request_id]
+        self._grow(stream, len(stream.slots))
+        self._move(stream, to_host=False)
+        stream.slots = ()
+
+    def _move(self, stream: Stream, *, to_host: bool) -> None:
+        self.executor.move(
+            [
+                BlockMove(block_id, slot, to_host)
+                for block_id, slot in zip(stream.block_ids, stream.slots, strict=True)
+            ]
+        )
+
+    def _chunk(self, request_id: str, count: int, drafts: tuple[int, ...]) -> ScheduledChunk:
+        stream = self.streams[request_id]
+        start, end = stream.num_computed, stream.num_computed + count
+        self._grow(stream, -(-(end + len(drafts)) // BLOCK_SIZE))
+        is_last = end == len(stream.tokens)
+        kind: ChunkKind = "prefill"
+        if drafts:
+            assert is_last
+            kind = "verify"
+        elif start >= stream.num_prompt_tokens and count == 1:
+            kind = "decode"
+        return ScheduledChunk(
+            request_id,
+            start,
+            count + len(drafts),
+            stream.block_ids,
+            len(drafts) + 1 if is_last else 0,
+            kind,
+            draft_token_ids=drafts,
+        )
+
+    def _grow(self, stream: Stream, num_blocks: int) -> None:
+        while len(stream.block_ids) < num_blocks:
+            stream.block_ids = (*stream.block_ids, self._free.pop())
+
+
+class FailingModel:
+    """A `Model` that raises on demand, when keys and values have been written."""
+
+    def __init__(self, model: Model) -> None:
+        self.fails = False
+        self.cache, self.dtype, self.device = model.cache, model.dtype, model.device
+        self.num_weight_bytes, self.load_weights = model.num_weight_bytes, model.load_weights
+        self._model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        hidden = self._model.forward(input_ids, positions, attention)
+        if self.fails:
+            raise RuntimeError("boom")
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.compute_logits(hidden)
+
+
+def run_by_hand(backend: Backend, seed: int = 0) -> tuple[ByHand, FailingModel]:
+    model, attention = backend.make(SPEC, NUM_BLOCKS)
+    failing = FailingModel(model)
+    executor = TorchExecutor(failing, attention, BLOCK_SIZE, num_host_slots=NUM_BLOCKS)
+    generator = torch.Generator().manual_seed(seed)
+    return ByHand(executor, torch.randperm(NUM_BLOCKS, generator=generator).tolist()), failing
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(7 * salt + 3 * i * i + i) % VOCAB_SIZE for i in range(length)]

@@ -1,0 +1,54 @@
+"""A dense stand-in for the executor: whole requests, attended to at once, without a cache."""
+
+from collections.abc import Sequence
+
+import torch
+
+from legato.model.base import Model
+
+
+class DenseAttention:
+    """`StepAttention` over whole requests, packed one behind the other: no cache."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        del layer
+        group_size = query.shape[1] // key.shape[1]
+        outputs = []
+        for q, k, v in zip(
+            *(rows.split(self.lengths) for rows in (query, key, value)), strict=True
+        ):
+            k, v = (rows.repeat_interleave(group_size, dim=1) for rows in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
+            scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(v.dtype), v))
+        return torch.cat(outputs)
+
+
+def visible(num_tokens: int, sliding_window: int | None) -> torch.Tensor:
+    """[num_tokens queries, num_tokens keys] bool."""
+    positions = torch.arange(num_tokens)
+    age = positions[:, None] - positions[None, :]
+    seen = age >= 0
+    return seen if sliding_window is None else seen & (age < sliding_window)
+
+
+@torch.inference_mode()
+def packed_logits(model: Model, prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logits [length, V] of each prompt, all computed in one step."""
+    lengths = [len(prompt) for prompt in prompts]
+    input_ids = torch.tensor([token for prompt in prompts for token in prompt])
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    hidden = model.forward(input_ids, positions, DenseAttention(lengths))
+    return list(model.compute_logits(hidden).split(lengths))
