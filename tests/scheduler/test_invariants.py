@@ -236,27 +236,3 @@ def test_the_schedule_does_not_show_in_the_tokens(
     harness.drain()
     for request_id in harness.added:
         assert harness.tokens[request_id] == harness.expected_tokens(request_id)
-
-
-def test_planning_does_not_look_at_the_whole_queue() -> None:
-    """Counts the waiting requests that a plan touches, with 10 and with 10,000 of them."""
-
-    def touched(num_waiting: int) -> int:
-        harness = Harness(budget=8, max_num_seqs=4, max_waiting=20_000)
-        for i in range(num_waiting):
-            harness.add(str(i), 6)
-        queues = harness.scheduler._queues
-        count = 0
-        original = queues.next_waiting
-
-        def counting(*, best_effort: bool) -> object:
-            nonlocal count
-            count += 1
-            return original(best_effort=best_effort)
-
-        queues.next_waiting = counting  # type: ignore[method-assign,assignment]
-        for _ in range(10):
-            harness.step()
-        return count
-
-    assert touched(10_000) <= touched(50)
