@@ -1,7 +1,7 @@
 """The loop with a simulated executor whose steps sometimes fail."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
@@ -133,7 +133,6 @@ def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
     memory=st.integers(1, 80),
     budget=st.integers(1, 120),
 )
-@settings(deadline=None)
 def test_faults_end_nobody_else_and_change_no_token(
     lengths: list[int], poisons: set[int], memory: int, budget: int
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.plan import ScheduledChunk
@@ -20,6 +20,7 @@ from legato.model.decoder import Decoder
 from legato.model.native import Machine, make_native, native_instructions, why_not_native
 from legato.model.rope import RopeFrequencies
 from legato.model.spec import DecoderSpec
+from tests.profiles import examples
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 32
@@ -144,7 +145,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], machine: Machine, seed: i
     instructions=st.sampled_from(native_instructions() or ["none"]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_as_exact_as_the_python_layers(
     spec: DecoderSpec, prompts: list[list[int]], num_threads: int, instructions: str, seed: int
 ) -> None:

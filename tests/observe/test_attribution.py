@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.cli.explain import explanation
@@ -102,7 +102,6 @@ def test_a_preempted_stream_waits_for_its_preemption() -> None:
     num_blocks=st.integers(24, 80),
     max_num_seqs=st.integers(1, 6),
 )
-@settings(deadline=None)
 def test_parts_add_up(
     arrivals: list[tuple[float, int, int]], budget: int, num_blocks: int, max_num_seqs: int
 ) -> None:

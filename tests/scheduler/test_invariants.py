@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,6 +15,7 @@ from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from tests.kv.conservation import check_blocks
+from tests.profiles import examples
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, noise_of, true_costs, truth
 
@@ -206,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestScheduler.settings = examples(150, stateful_step_count=60)
 
 
 @given(prompt_len=st.integers(1, 500), budget=st.integers(1, 130))
@@ -224,7 +225,6 @@ def test_a_prompt_alone_takes_ceil_l_over_c_steps(prompt_len: int, budget: int) 
     num_blocks=st.integers(20, 60),
     policy=st.sampled_from(["stall-free", "prefill-first"]),
 )
-@settings(deadline=None)
 def test_the_schedule_does_not_show_in_the_tokens(
     lengths: list[tuple[int, int]], budget: int, num_blocks: int, policy: str
 ) -> None:
