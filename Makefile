@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# A file is one worker's, with its servers and engines; tests/conftest.py puts the longest first.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test test-thorough check lint types contracts format bench clean
 
