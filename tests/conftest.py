@@ -31,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the steps of the default model are measured once, for all who promise anything."""
+    return tmp_path_factory.mktemp("calibration")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_begins_after)
 

@@ -67,7 +67,7 @@ async def serving(client: EngineClient) -> None:
     dead = client._connection
     while client._connection in (None, dead):
         assert client.is_alive
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 async def idle(client: EngineClient) -> None:
