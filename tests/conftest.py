@@ -15,7 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Workers share the cores, too, and threads that wait for each other crawl on a busy machine.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    num_threads = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
 
 _LONGEST = ("exactness", "engine", "server", "cli", "soak", "bench", "browser", "fuzz")
