@@ -4,14 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# A file is one worker's, with its servers and engines; tests/conftest.py puts the longest first.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test check lint types contracts format docs bench clean
+.PHONY: serve test test-thorough check lint types contracts format docs bench clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# Twenty times as many examples, as much fuzzing and as long a soak.
+test-thorough: $(VENV)/.installed-dev
+	$(PYTEST) --hypothesis-profile thorough --timeout 7200 $(ARGS)
 
 check: lint types contracts test
 

@@ -8,6 +8,7 @@ the fair yardstick for Legato's bf16 error is transformers' own.
 
 import argparse
 import os
+from functools import cache
 from pydoc_data import topics
 
 import torch
@@ -26,7 +27,7 @@ from legato.executor.sequence import SequenceState
 from legato.model.base import Model
 from legato.model.loader import load_model, open_checkpoint
 from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.model.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")
@@ -36,7 +37,12 @@ def natural_tokens(length: int, *, skip: int = 0) -> list[int]:
     """Tokens of English prose that every Python carries: its own language reference."""
     text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
     text = text[skip * 10 : (skip + length + 100) * 10]
-    return load_tokenizer(resolve_source(DEFAULT_MODEL)).encode(text)[:length]
+    return _tokenizer().encode(text)[:length]
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_source(DEFAULT_MODEL))
 
 
 def transformers_model(dtype: torch.dtype) -> PreTrainedModel:

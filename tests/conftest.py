@@ -1,13 +1,25 @@
-"""Settings that have to be there before torch is, and the options of the tests."""
+"""Settings that have to be there before torch is, the order of the tests, and their options."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from tests import profiles
+
+profiles.register()
+
 # Tests share the cores with the servers they start: see _SHORT_SPIN in
 # legato/engine/process/engine_process.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+# Workers share the cores, too, and threads that wait for each other crawl on a busy machine.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
+
+_LONGEST = ("exactness", "engine", "server", "cli", "soak", "bench", "browser", "fuzz")
+"""Folders to begin with, so that at the end no worker waits for another's last long file."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,3 +29,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="keep the dashboard's screenshots there (docs has some)",
     )
+
+
+@pytest.fixture(scope="session")
+def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the steps of the default model are measured once, for all who promise anything."""
+    return tmp_path_factory.mktemp("calibration")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_begins_after)
+
+
+def _begins_after(item: pytest.Item) -> int:
+    folder = item.path.parent.name
+    return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)

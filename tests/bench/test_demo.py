@@ -84,10 +84,10 @@ def test_a_strip_shows_a_stall_in_red() -> None:
     assert [i for i, color in enumerate(colors) if "red" in color] == [*range(10, 20)]
 
 
-def test_the_whole(tmp_path: Path) -> None:
+def test_the_whole(tmp_path: Path, calibration_dir: Path) -> None:
     """On the real model: four policies, a table, a picture with four panels, and the terminal's."""
     flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
-             "--long-prompt", "600", "--calibration-dir", tmp_path, "--num-threads", "1",
+             "--long-prompt", "600", "--calibration-dir", calibration_dir, "--num-threads", "1",
              "--kv-cache-memory", "512M"]  # fmt: skip
     command = [sys.executable, "-m", "legato", "demo", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.bench.workload.choice import WorkloadChoice
@@ -22,7 +22,6 @@ def test_quantiles_are_met() -> None:
 
 
 @given(median=st.integers(1, 4000), longer=st.integers(0, 4000), seed=st.integers(0, 9))
-@settings(deadline=None)
 def test_one_seed_always_gives_the_same(median: int, longer: int, seed: int) -> None:
     text = f"output p50={median}, prompt p50={median} p99={median + longer}"
     drawn = draw_quantiles(text, 50, seed)

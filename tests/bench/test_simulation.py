@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.bench.simulation.policies import parse_policy
@@ -124,7 +124,6 @@ _workloads = st.lists(_requests, min_size=1, max_size=12).map(
     noise=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=100, deadline=None)
 def test_every_request_ends_once_with_its_tokens_in_order(
     profile: Profile,
     workload: Workload,

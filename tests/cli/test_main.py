@@ -38,7 +38,7 @@ def test_commands_load_what_they_need_when_they_run() -> None:
     [
         ((), "COMMAND"),
         (("frobnicate",), "frobnicate"),
-        (("serve", "no/such/model"), "no model at 'no/such/model'"),
+        (("serve", "no/such/model", "--port", "0"), "no model at 'no/such/model'"),
         (("serve", "one", "--model", "other"), "two models were named"),
         (("serve", "--max-num-seqs", "0"), "max_num_seqs"),
         (("serve", "--port", "70000"), "port"),

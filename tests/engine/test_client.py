@@ -68,7 +68,7 @@ async def serving(client: EngineClient) -> None:
     dead = client._supervisor._engine
     while client._supervisor._engine in (None, dead):
         assert client.is_alive
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 async def idle(client: EngineClient) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
@@ -148,7 +148,6 @@ def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
     depth=st.integers(1, 3),
     fails_late=st.booleans(),
 )
-@settings(deadline=None)
 def test_faults_end_nobody_else_and_change_no_token(
     lengths: list[int], poisons: set[int], memory: int, budget: int, depth: int, fails_late: bool
 ) -> None:

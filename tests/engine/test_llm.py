@@ -1,8 +1,10 @@
 """The Python API on the real model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from legato import LLM, SamplingParams
 from legato.core.errors import InvalidRequestError
@@ -175,6 +177,32 @@ def test_what_was_evicted_comes_back_from_host_memory(dtype: Any, tolerance: flo
         assert got.token_ids == expected.token_ids or dtype != "float32"
         first, expected_first = (got.logprobs or [])[0], (expected.logprobs or [])[0]
         assert first.logprob == pytest.approx(expected_first.logprob, abs=tolerance)
+
+
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_two_threads_compute_what_one_does(dtype: Any, tolerance: float) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=0)
+    prompt: Any = {"prompt_token_ids": list(range(7000, 7300))}
+    outputs = []
+    for num_threads in (1, 2):
+        llm = LLM(
+            dtype=dtype, max_model_len=640, kv_cache_memory_bytes=2**26, num_threads=num_threads
+        )
+        assert torch.get_num_threads() == num_threads
+        outputs.append(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0])
+    one, two = outputs
+    assert two.token_ids == one.token_ids or dtype != "float32"
+    assert two.logprobs is not None
+    assert one.logprobs is not None
+    assert two.logprobs[0].logprob == pytest.approx(one.logprobs[0].logprob, abs=tolerance)
 
 
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
@@ -54,7 +54,6 @@ def test_faults_are_recorded() -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8), budget=st.integers(1, 100))
-@settings(deadline=None)
 def test_records_account_for_every_token(lengths: list[int], budget: int) -> None:
     engine = Engine(budget=budget)
     engine.set_recording(is_on=True)

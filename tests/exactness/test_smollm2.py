@@ -15,6 +15,7 @@ from benchmarks.exactness import (
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
+from legato.model.decoder import Decoder
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 6000)
 NUM_TOKENS = 12
@@ -152,10 +153,24 @@ def test_after_preemption(references: list[Reference], enable_prefix_caching: bo
     assert llm.stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("length", [64, 1000])
+@pytest.fixture(scope="module")
+def legato_fp32() -> Decoder:
+    return legato_model(torch.float32)
+
+
+@pytest.fixture(params=[64, 1000], scope="module")
+def expected_logits(
+    request: pytest.FixtureRequest, transformers_fp32: PreTrainedModel
+) -> tuple[list[int], torch.Tensor]:
+    """Tokens, and transformers' logits of the last 32 of them."""
+    tokens = natural_tokens(request.param)
+    return tokens, transformers_logits(transformers_fp32, tokens, keep=32)
+
+
 @pytest.mark.parametrize("chunk", [7, 64, 512])
-def test_logits_agree(length: int, chunk: int, transformers_fp32: PreTrainedModel) -> None:
-    tokens = natural_tokens(length)
-    expected = transformers_logits(transformers_fp32, tokens, keep=32)
-    logits = chunked_logits(legato_model(torch.float32), tokens, chunk, keep=32)
+def test_logits_agree(
+    legato_fp32: Decoder, expected_logits: tuple[list[int], torch.Tensor], chunk: int
+) -> None:
+    tokens, expected = expected_logits
+    logits = chunked_logits(legato_fp32, tokens, chunk, keep=32)
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()

@@ -5,12 +5,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.executor.backends import EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import Stream, prompt, run_by_hand
 from tests.model.random_models import VOCAB_SIZE
+from tests.profiles import examples
 
 NUM_TOKENS = 24
 NUM_DRAFTS = 5
@@ -92,7 +93,7 @@ def test_a_prompt_and_drafts_behind_it() -> None:
 
 @on_exact_backends
 @given(data=st.data())
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_in_a_mixed_batch(backend: Backend, data: st.DataObject) -> None:
     """Prefill chunks, decodes and verifications side by side; some steps fail."""
     hand, model = run_by_hand(backend)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -51,7 +51,6 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
     st.lists(st.integers(0, 2**20), min_size=1, max_size=300).filter(any),
     st.floats(0.0, 1.0).map(lambda u: min(np.floor(u * 2**53) / 2**53, LAST)),
 )
-@settings(deadline=None)
 def test_never_picks_a_weight_of_zero(weights: list[int], uniform: float) -> None:
     token = pick(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)).item()
     assert weights[int(token)] > 0

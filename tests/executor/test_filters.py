@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -10,6 +10,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.executor.draw import to_scores, to_weights
 from legato.executor.filters import lowest_kept
 from tests.executor.sampling_reference import kept
+from tests.profiles import examples
 
 MARGIN = 1e-5
 """Nearer to a border than this, float32 may decide otherwise."""
@@ -25,7 +26,7 @@ MARGIN = 1e-5
     top_p=st.sampled_from([1.0, 0.95, 0.5, 0.05]),
     min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
 )
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_keeps_the_same_tokens(
     seed: int, vocab_size: int, scale: float, rounded: bool, **values: float
 ) -> None:

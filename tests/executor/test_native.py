@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.plan import ScheduledChunk
@@ -26,6 +26,7 @@ from tests.model.random_models import (
     native_model,
     random_decoder,
 )
+from tests.profiles import examples
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 32
@@ -110,7 +111,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, s
     instructions=st.sampled_from(native_instructions() or ["none"]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_as_exact_as_the_python_layers(
     spec: DecoderSpec, prompts: list[list[int]], num_threads: int, instructions: str, seed: int
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -13,6 +13,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.executor.sampler import sample
 from legato.executor.sequence import SamplingRow
 from tests.executor.sampling_reference import adjusted, distribution, make_row
+from tests.profiles import examples
 
 NUM_DRAWS = 20_000
 INF = float("inf")
@@ -98,7 +99,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplingRow]]:
 
 
 @given(batches(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_a_row_does_not_depend_on_its_company(
     batch: tuple[torch.Tensor, list[SamplingRow]], random: Any
 ) -> None:

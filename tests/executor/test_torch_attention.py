@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.plan import ScheduledChunk
@@ -14,6 +14,7 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import CacheSpec
+from tests.profiles import examples
 
 BLOCK_SIZE, NUM_BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 4, 200, 6, 2, 16
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def dense(
     ),
     window=st.none() | st.integers(1, 60),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_equals_dense_attention(
     seed: int, prompts: list[tuple[int, int, bool]], window: int | None
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import TokenLogprobs
@@ -12,6 +12,7 @@ from tests.executor.backends import EXACT, NATIVE, ROUNDED, Backend, params
 from tests.executor.by_hand import SPEC, Stream, prompt, run_by_hand
 from tests.model.dense import packed_logits
 from tests.model.random_models import random_decoder
+from tests.profiles import examples
 
 EVERYTHING = {"logprobs": 3, "prompt_logprobs": 2}
 
@@ -169,7 +170,7 @@ def test_out_of_memory_is_one_error_on_every_device(monkeypatch: pytest.MonkeyPa
 
 @on_all_backends
 @given(data=st.data())
-@settings(deadline=None, max_examples=15)
+@examples(15)
 def test_any_schedule(backend: Backend, data: st.DataObject) -> None:
     """Streams of any lengths, in chunks of any size, preempted, swapped and failing at any time."""
     hand, model = run_by_hand(backend, seed=data.draw(st.integers(0, 99), "seed"))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.checkpoints import Seeds, load, memory_limit, try_one
+from tests.profiles import scaled
 
-_NUM_CHECKPOINTS = 150
+_NUM_CHECKPOINTS = scaled(150)
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,7 @@ def test_whole_checkpoints_load(seeds: Seeds) -> None:
     load(seeds.folder)
 
 
+@pytest.mark.endurance
 def test_broken_checkpoints_are_refused_or_load(seeds: Seeds, tmp_path: Path) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(_NUM_CHECKPOINTS):

@@ -3,12 +3,16 @@
 import random
 from collections import Counter
 
+import pytest
+
 from tests.fuzz.clients import CLIENTS, attack
+from tests.profiles import scaled
 from tests.server.launch import ServerProcess
 
-_NUM_CLIENTS = 250
+_NUM_CLIENTS = scaled(250)
 
 
+@pytest.mark.endurance
 def test_no_client_harms_the_server(target: ServerProcess) -> None:
     engine = target.engine.pid
     told: Counter[str] = Counter()

@@ -1,11 +1,15 @@
 """The OpenAPI document is true: schemathesis holds a server to every word of it."""
 
+import pytest
+
 from tests.fuzz.openapi import check_answers
+from tests.profiles import scaled
 from tests.server.launch import ServerProcess
 
-_NUM_EXAMPLES = 10
+_NUM_EXAMPLES = scaled(10)
 
 
+@pytest.mark.endurance
 def test_answers_are_as_described(target: ServerProcess) -> None:
     told = check_answers(target, _NUM_EXAMPLES)
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):

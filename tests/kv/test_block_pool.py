@@ -1,11 +1,12 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from legato.kv.block_pool import BlockPool, runs_of
+from tests.profiles import examples
 
 NUM_BLOCKS = 40
 
@@ -60,7 +61,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestBlockPool.settings = examples(100, stateful_step_count=50)
 
 
 def test_everything_freed_is_one_run_again() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -12,6 +11,7 @@ from legato.kv.block_pool import runs_of
 from legato.kv.manager import KVCacheManager, PrefixMatch
 from tests.kv.conservation import check_blocks
 from tests.kv.requests import request_for
+from tests.profiles import examples
 
 BLOCK_SIZE = 4
 HELLO = range(100, 110)  # two full blocks, and two tokens more
@@ -261,7 +261,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestManager.settings = examples(150, stateful_step_count=60)
 
 
 def test_what_is_let_go_of_under_steps_in_flight_comes_free_with_the_last() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -115,7 +115,6 @@ def test_a_preempted_stream_waits_for_its_preemption() -> None:
     depth=st.integers(1, 3),
     is_random=st.booleans(),
 )
-@settings(deadline=None)
 def test_parts_add_up(
     arrivals: list[tuple[float, int, int]],
     budget: int,

@@ -4,11 +4,12 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
 from legato.scheduler.step_costs import StepCosts
+from tests.profiles import examples
 from tests.scheduler.step_times import calibrate, true_costs
 
 MAX_LEN = 4000
@@ -22,14 +23,14 @@ def errors(costs: StepCosts, steps: list[MeasuredStep]) -> list[float]:
 
 
 @given(costs=true_costs())
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_steps_without_noise_are_predicted(costs: StepCosts) -> None:
     steps = calibrate(costs, MAX_LEN)
     assert max(errors(fit(steps), steps)) < RIDGE_BIAS
 
 
 @given(costs=true_costs(), seed=st.integers(0, 2**16))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_interrupted_steps_hardly_matter(costs: StepCosts, seed: int) -> None:
     rng = random.Random(seed)
     steps = calibrate(costs, MAX_LEN)
@@ -41,7 +42,7 @@ def test_interrupted_steps_hardly_matter(costs: StepCosts, seed: int) -> None:
 
 
 @given(costs=true_costs())
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_running_sums_find_what_a_fit_of_all_steps_does(costs: StepCosts) -> None:
     steps = calibrate(costs, MAX_LEN)
     running = CostFit()

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +14,7 @@ from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from tests.kv.conservation import check_blocks, tables
+from tests.profiles import examples
 from tests.scheduler.harness import VOCAB_SIZE, Harness
 from tests.scheduler.step_times import calibrate, noise_of, true_costs, truth
 
@@ -227,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestScheduler.settings = examples(200, stateful_step_count=60)
 
 
 @given(prompt_len=st.integers(1, 500), budget=st.integers(1, 130))
@@ -245,7 +246,6 @@ def test_a_prompt_alone_takes_ceil_l_over_c_steps(prompt_len: int, budget: int) 
     num_blocks=st.integers(20, 60),
     policy=st.sampled_from(["stall-free", "prefill-first"]),
 )
-@settings(deadline=None)
 def test_the_schedule_does_not_show_in_the_tokens(
     lengths: list[tuple[int, int]], budget: int, num_blocks: int, policy: str
 ) -> None:
@@ -257,27 +257,3 @@ def test_the_schedule_does_not_show_in_the_tokens(
     harness.drain()
     for request_id in harness.added:
         assert harness.tokens[request_id] == harness.expected_tokens(request_id)
-
-
-def test_planning_does_not_look_at_the_whole_queue() -> None:
-    """Counts the waiting requests that a plan touches, with 10 and with 10,000 of them."""
-
-    def touched(num_waiting: int) -> int:
-        harness = Harness(budget=8, max_num_seqs=4, max_waiting=20_000)
-        for i in range(num_waiting):
-            harness.add(str(i), 6)
-        queues = harness.scheduler._queues
-        count = 0
-        original = queues.next_waiting
-
-        def counting(*, best_effort: bool) -> object:
-            nonlocal count
-            count += 1
-            return original(best_effort=best_effort)
-
-        queues.next_waiting = counting  # type: ignore[method-assign,assignment]
-        for _ in range(10):
-            harness.step()
-        return count
-
-    assert touched(10_000) <= touched(50)

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import msgspec
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
@@ -16,6 +16,7 @@ from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from tests.profiles import examples
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, step_shape, true_costs
 
@@ -126,7 +127,7 @@ def _shedding_harness(
 
 
 @given(harness=shedding_harness(), arrivals=arrivals())
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_who_is_refused_would_have_been_late(
     harness: SheddingHarness, arrivals: list[tuple[int, dict[str, Any]]]
 ) -> None:
@@ -142,7 +143,7 @@ def test_who_is_refused_would_have_been_late(
 
 
 @given(harness=shedding_harness(), arrivals=arrivals())
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_who_takes_best_effort_is_not_refused(
     harness: SheddingHarness, arrivals: list[tuple[int, dict[str, Any]]]
 ) -> None:

@@ -11,10 +11,11 @@ from legato.core.outputs import FinishReason
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from tests.kv.conservation import check_blocks
+from tests.profiles import scaled
 from tests.scheduler.harness import Harness
 
 LONG = tuple(range(40))
-NUM_OPERATIONS = 20_000
+NUM_OPERATIONS = scaled(2000)
 
 
 def schedule(harness: Harness) -> list[dict[str, int]]:
@@ -150,8 +151,9 @@ def test_planning_looks_up_few_waiting_prompts() -> None:
     assert looked_up(5000) <= looked_up(50)
 
 
+@pytest.mark.endurance
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_many_random_operations(seed: int) -> None:
     """Adds, aborts, steps and failed ones, in one cache that is always too small."""
     choose = random.Random(seed)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from legato.core.plan import StepPlan
@@ -14,6 +14,7 @@ from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from tests.profiles import examples
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, noise_of, step_shape, true_costs, truth
 
@@ -98,7 +99,7 @@ def arrivals() -> st.SearchStrategy[list[tuple[int, dict[str, Any]]]]:
     tpot=st.floats(1.1, 10.0),
     arrivals=arrivals(),
 )
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_a_token_comes_in_time_whatever_the_machine(
     costs: StepCosts,
     seed: int,

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -11,6 +10,7 @@ from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.order import ORDERS, rank
 from legato.scheduler.queues import Queues
+from tests.profiles import examples
 from tests.scheduler.requests import waiting_request
 
 SLOS = [SloClass(ttft_s=2.0), SloClass(ttft_s=5.0), SloClass(itl_s=0.1), SloClass()]
@@ -125,7 +125,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
 
 TestQueues = QueuesMachine.TestCase
-TestQueues.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestQueues.settings = examples(100, stateful_step_count=40)
 
 
 def test_equal_ranks_go_in_the_order_they_came() -> None:

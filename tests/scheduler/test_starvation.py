@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.request import Request
@@ -16,6 +16,7 @@ from legato.scheduler.step_builder import _MAX_YIELDS, _PATIENCE_S
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.turns import _TURN
+from tests.profiles import examples
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate, truth
 
@@ -94,7 +95,7 @@ def num_service_steps(prompt_len: int, max_tokens: int, config: Any) -> int:
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(16, 64),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_a_rank_is_a_delay_and_no_more(
     order: str,
     newcomer: dict[str, Any],
@@ -133,7 +134,7 @@ def test_a_rank_is_a_delay_and_no_more(
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(16, 64),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_a_cached_prompt_is_a_head_start_and_no_more(
     newcomer_len: int, num_waiting: int, prompt_len: int, max_num_seqs: int, budget: int
 ) -> None:
@@ -168,7 +169,7 @@ def delay_s(request: Request, harness: BusyHarness) -> float:
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(16, 64),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_a_best_effort_request_gets_its_turns(
     newcomer: dict[str, Any], prompt_len: int, max_num_seqs: int, budget: int
 ) -> None:

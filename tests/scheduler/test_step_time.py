@@ -4,12 +4,13 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from tests.profiles import examples
 from tests.scheduler.step_times import calibrate, step_shape, true_costs
 
 MAX_LEN = 4000
@@ -69,7 +70,7 @@ def spread(sigma: float, seed: int = 0) -> Noise:
 
 
 @given(costs=true_costs())
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_without_a_calibration_32_steps_teach_enough(costs: StepCosts) -> None:
     model = StepTimeModel()
     run(model, 31, steadily(), costs=costs)
@@ -129,7 +130,7 @@ def test_a_margin_shrinks_again_even_if_only_decodes_run(has_prefill: bool) -> N
     start=st.integers(0, MAX_LEN),
     sigma=st.floats(0.0, 0.1),
 )
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_the_longest_chunk_leaves_the_margin(
     limit_s: float, num_decodes: int, start: int, sigma: float
 ) -> None:

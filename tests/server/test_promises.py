@@ -11,16 +11,18 @@ from tests.server.launch import MODEL, ServerProcess, long_request, running_serv
 LONG_PROMPT = [1000 + i % 5000 for i in range(4000)]
 
 
-def flags(tmp_path: Path, **slos: str) -> list[str]:
+def flags(calibration_dir: Path, **slos: str) -> list[str]:
     told = [text for name, value in slos.items() for text in (f"--{name}-slo", value)]
-    return [*told, "--calibration-dir", str(tmp_path)]
+    return [*told, "--calibration-dir", str(calibration_dir)]
 
 
 @pytest.fixture(scope="module")
-def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def promising(
+    tmp_path_factory: pytest.TempPathFactory, calibration_dir: Path
+) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("promising")
     classes = ["--slo-class", "gold:itl=500ms,ttft=30s", "--slo-class", "cheap:ttft=1000s"]
-    slos = flags(folder, itl="500ms", ttft="500ms")
+    slos = flags(calibration_dir, itl="500ms", ttft="500ms")
     with running_server(folder, *slos, *classes, "--shed-load") as process:
         yield process
 
@@ -80,9 +82,9 @@ def test_a_kept_promise_is_healthy(promising: ServerProcess) -> None:
     assert promising.metric("step_time_margin") > 0
 
 
-def test_an_slo_that_no_step_can_keep_is_told(tmp_path: Path) -> None:
+def test_an_slo_that_no_step_can_keep_is_told(tmp_path: Path, calibration_dir: Path) -> None:
     """It still serves, as many at a time as before."""
-    with running_server(tmp_path, *flags(tmp_path, itl="1ms")) as server:
+    with running_server(tmp_path, *flags(calibration_dir, itl="1ms")) as server:
         with server.http.stream("POST", "/v1/completions", json=long_request()) as stream:
             events = stream.iter_lines()
             while next(events):

@@ -1,4 +1,4 @@
-"""The soak of `benchmarks.soak`, of which the whole takes about a minute.
+"""The soak of `benchmarks.soak`, here of less than a minute, or of several.
 
 Memory is given more room than in the long run, where a warm-up takes longer than all of this. Few
 may run and wait, so that some are refused on a slow machine, too; and with one thread, because
@@ -9,10 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_a_short_soak(tmp_path: Path) -> None:
+from tests.profiles import scaled
+
+_SECONDS = scaled(24)
+
+
+@pytest.mark.endurance
+def test_a_soak(tmp_path: Path) -> None:
     server = "--max-num-seqs 4 --max-waiting 4 --num-threads 1"
-    flags = f"--minutes 0.4 --cases 6 --max-growth 0.2 {server}"
+    flags = f"--minutes {_SECONDS / 60} --cases 6 --max-growth 0.2 {server}"
     command = [sys.executable, "-m", "benchmarks.soak", *flags.split(), "--out", str(tmp_path)]
     soak = subprocess.run(command, capture_output=True, text=True)
     log = (tmp_path / "soak.log").read_text()

@@ -1,7 +1,7 @@
 """Whether a lead is told from luck, and what nothing beats."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.bench.load.record import RequestRecord
@@ -73,7 +73,6 @@ def _beats(one: Figures, other: Figures) -> bool:
 
 
 @given(st.lists(_figures, max_size=30))
-@settings(deadline=None)
 def test_the_front_beats_all_others_and_none_of_itself(figures: list[Figures]) -> None:
     tried = [
         Tried(

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.cli.flags import add_engine_flags, engine_config
@@ -14,6 +14,7 @@ from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 from legato.tune.serve_flags import command_line, serve_flags
+from tests.profiles import examples
 
 _FIELDS = {field.name: field for field in engine_fields()}
 _NEEDS: dict[str, dict[str, Any]] = {"shed_load": {"ttft_slo_s": 2.5}}  # key a field's name
@@ -67,7 +68,7 @@ def _configs(draw: st.DrawFn, name: str) -> EngineConfig:
 
 
 @pytest.mark.parametrize("name", _FIELDS)
-@settings(max_examples=30)
+@examples(30)
 @given(data=st.data())
 def test_flags_make_the_configuration_again(name: str, data: st.DataObject) -> None:
     config = data.draw(_configs(name))
