@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from legato.server.http.errors import ErrorBody
 from legato.server.http.middleware import OPEN_PATHS
 
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _REFERENCE = "#/components/schemas/{name}"
 _BEARER = "bearer"
 
@@ -75,6 +76,7 @@ class DescribedApi(FastAPI):
         if self._asks_for_key:
             scheme = {"type": "http", "scheme": "bearer"}
             document["components"]["securitySchemes"] = {_BEARER: scheme}
+        _make_bounds_whole(document)
         return document
 
 
@@ -105,6 +107,17 @@ def responses(
             "content": {"application/json": {"schema": _reference(ErrorBody)}},
         }
     return described
+
+
+def _make_bounds_whole(node: Any) -> None:
+    """FastAPI makes floats of all bounds, which are off by hundreds for a seed of 64 bits."""
+    if isinstance(node, dict):
+        for name in _BOUNDS & node.keys():
+            if isinstance(node[name], float) and node[name].is_integer():
+                node[name] = int(node[name])
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, dict | list):
+            _make_bounds_whole(child)
 
 
 def _reference(answer: type) -> dict[str, str]:
