@@ -217,6 +217,14 @@ def test_other_settings_wait_until_nothing_is_in_flight() -> None:
     assert sizes == [8, 8, 16, 16, 16] + [1] * (NUM_TOKENS - 1)
 
 
+def test_other_settings_hold_for_what_comes_behind_them() -> None:
+    engine = Engine()
+    config = SchedulerConfig(max_waiting=0).resolve(max_model_len=400)
+    engine.reconfigure(config)
+    outputs = engine.step([request("a", 8)])
+    assert reasons(outputs) == {"a": FinishReason.REFUSED}
+
+
 def test_stats_follow_the_work() -> None:
     engine = Engine(budget=8)
     engine.step([request("a", 20), request("b", 3)])

@@ -84,6 +84,7 @@ class EngineLoop:
     def reconfigure(self, config: SchedulerConfig) -> None:
         """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""
         self._next_config = config
+        self._take_settings()
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to keep all records; what has not been taken by then is dropped."""
@@ -112,11 +113,14 @@ class EngineLoop:
         self._fill()
         return outputs + self._land() if self._in_flight else outputs
 
-    def _fill(self) -> None:
-        """Submit steps until as many are in flight as the executor takes."""
+    def _take_settings(self) -> None:
         if self._next_config is not None and not self._in_flight:
             self._scheduler.reconfigure(self._next_config, self._clock())
             self._next_config = None
+
+    def _fill(self) -> None:
+        """Submit steps until as many are in flight as the executor takes."""
+        self._take_settings()
         while len(self._in_flight) < self._executor.depth and self._next_config is None:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
