@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from legato.core.config import SchedulerConfig
+from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import AnswerRecord, EngineRecord
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
@@ -58,6 +59,35 @@ def recorded_run(
         del coming[: len(arrived)]
         core.step(arrived)
     return core.take_records()
+
+
+def answer_record(
+    request_id: str,
+    *,
+    received_s: float = 0.0,
+    ended_s: float = 1.0,
+    sent_s: Sequence[float] = (),
+) -> AnswerRecord:
+    """A streamed answer of one completion, with the tokens that were sent at these times."""
+    return AnswerRecord(
+        http_id="abc",
+        operation="chat",
+        is_streamed=True,
+        request_ids={0: request_id},
+        received_s=received_s,
+        ended_s=ended_s,
+        sent_s={0: list(sent_s)} if sent_s else {},
+        finish_reasons={0: FinishReason.LENGTH},
+        error=None,
+        error_type=None,
+        num_prompt_tokens=1,
+        num_output_tokens=1,
+        n=1,
+        max_tokens=None,
+        temperature=0.0,
+        top_p=1.0,
+        trace_context={},
+    )
 
 
 def _request(

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from legato.cli.explain import explanation
 from legato.core.errors import ConfigError
-from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     AnswerRecord,
     EngineRecord,
@@ -22,7 +21,7 @@ from legato.core.step_record import (
 from legato.observe.traces.attribution import Attribution, Span
 from legato.observe.traces.request_story import ObservedStep, RequestStory, read_story
 from legato.observe.traces.trace_file import JsonlTrace, TraceHeader
-from tests.observe.recorded import BETWEEN_S, STEP_S, TOKEN_S, recorded_run
+from tests.observe.recorded import BETWEEN_S, STEP_S, TOKEN_S, answer_record, recorded_run
 
 HEADER = TraceHeader(started_s=0.0, unix_s=0.0, settings={})
 
@@ -170,24 +169,11 @@ def test_steps_in_flight_together_share_no_time() -> None:
 def answered(records: list[EngineRecord], request_id: str) -> AnswerRecord:
     """An answer that took 5 ms to read, and 3 ms to write each token."""
     attribution = Attribution(story_of(records, request_id))
-    return AnswerRecord(
-        http_id="abc",
-        operation="chat",
-        is_streamed=True,
-        request_ids={0: request_id},
+    return answer_record(
+        request_id,
         received_s=-0.005,
         ended_s=attribution.came_s[-1] + 0.003,
-        sent_s={0: [time_s + 0.003 for time_s in attribution.came_s]},
-        finish_reasons={0: FinishReason.LENGTH},
-        error=None,
-        error_type=None,
-        num_prompt_tokens=1,
-        num_output_tokens=1,
-        n=1,
-        max_tokens=None,
-        temperature=0.0,
-        top_p=1.0,
-        trace_context={},
+        sent_s=[time_s + 0.003 for time_s in attribution.came_s],
     )
 
 

@@ -2,32 +2,9 @@
 
 import pytest
 
-from legato.core.outputs import FinishReason
-from legato.core.step_record import AnswerRecord, RequestArrived, RequestEnded
+from legato.core.step_record import RequestArrived, RequestEnded
 from legato.observe.traces.spans import Progresses
-from tests.observe.recorded import recorded_run
-
-
-def answer_to(request_id: str) -> AnswerRecord:
-    return AnswerRecord(
-        http_id="abc",
-        operation="chat",
-        is_streamed=True,
-        request_ids={0: request_id},
-        received_s=0.0,
-        ended_s=1.0,
-        sent_s={},
-        finish_reasons={0: FinishReason.LENGTH},
-        error=None,
-        error_type=None,
-        num_prompt_tokens=1,
-        num_output_tokens=1,
-        n=1,
-        max_tokens=None,
-        temperature=0.0,
-        top_p=1.0,
-        trace_context={},
-    )
+from tests.observe.recorded import answer_record, recorded_run
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -40,10 +17,10 @@ def test_a_requests_last_token_is_its_end(depth: int) -> None:
     arrived = {r.request_id: r.arrived_s for r in records if isinstance(r, RequestArrived)}
     ended = {r.request_id: r.ended_s for r in records if isinstance(r, RequestEnded)}
     for name in ("0", "1"):
-        [progress] = progresses.take(answer_to(name))
+        [progress] = progresses.take(answer_record(name))
         assert progress.arrived_s == arrived[name]
         assert progress.admitted_s is not None
         assert progress.first_token_s is not None
         assert progress.admitted_s < progress.first_token_s < ended[name]
         assert progress.last_token_s == ended[name]
-        assert progresses.take(answer_to(name)) == []
+        assert progresses.take(answer_record(name)) == []
