@@ -57,11 +57,11 @@ def test_the_earliest_deadline_goes_first() -> None:
     assert rank(soon, edf) < rank(later, edf) < rank(nothing, edf)
 
 
-def test_a_request_that_is_late_goes_behind_but_not_for_ever() -> None:
+def test_a_request_that_is_late_goes_behind_those_that_wait_and_before_those_that_come() -> None:
     late = waiting_request(arrival_s=0.0, slo=SOON)
     late.is_late = True
-    assert rank(waiting_request(arrival_s=3.9, slo=SOON), edf) < rank(late, edf)
-    assert rank(waiting_request(arrival_s=4.1, slo=SOON), edf) > rank(late, edf)
+    assert rank(waiting_request(arrival_s=0.9, slo=SOON), edf) < rank(late, edf)
+    assert rank(waiting_request(arrival_s=1.1, slo=SOON), edf) > rank(late, edf)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)

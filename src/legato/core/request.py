@@ -76,6 +76,8 @@ class Request:
         is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
         scheduled_s: when the step was planned from which on it ran; None before.
         stalled_since_s: since when no chunk worth having has fitted into a step.
+        foreseen_s: when it was admitted by a forecast, and the TTFT from then on that this gave;
+            None where there was none, or it told little.
         first_token_s, last_token_s: when its tokens came; None before the first.
         token_due_s: when its next token is due; infinite where nothing is promised, or before its
             first token.
@@ -85,6 +87,7 @@ class Request:
         "block_keys",
         "finish_reason",
         "first_token_s",
+        "foreseen_s",
         "in_flight_since_s",
         "in_flight_until_s",
         "is_best_effort",
@@ -138,6 +141,7 @@ class Request:
         self.num_hit_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.foreseen_s: tuple[float, float] | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 

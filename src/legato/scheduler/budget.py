@@ -10,7 +10,7 @@ from legato.scheduler.step_time import StepTimeModel
 
 _SMALL_CHUNK = 32
 """Prefill tokens of a step as long as nothing is known of their cost, or where the promise is lost
-anyway, because one decode alone takes too long."""
+anyway, because the decodes alone take too long."""
 
 MIN_CHUNK = ROW_BOUNDS[0]
 """Tokens below which a chunk costs hardly less than one of this length."""
@@ -41,6 +41,10 @@ class StepBudget(Protocol):
         """Whether the step, the decodes in `shape` among it, ends in time."""
         ...
 
+    def paces(self, streams: StepShape, limit_s: float) -> bool:
+        """Whether steps of such decodes end in time on the machine as it usually is."""
+        ...
+
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         """Whether the step is over budget, as one with many decodes can be."""
         ...
@@ -50,16 +54,22 @@ class StepBudget(Protocol):
         ...
 
 
-def can_pace(budget: StepBudget, streams: StepShape, limit_s: float) -> bool:
+def can_pace(
+    budget: StepBudget, streams: StepShape, limit_s: float, *, most_s: float = UNLIMITED
+) -> bool:
     """Whether running streams can get their tokens in time, step after step.
 
     A promise that one stream alone would break is no reason to run fewer.
+
+    Args:
+        limit_s: between two tokens of a stream.
+        most_s: that their steps may take, where that is less.
     """
     if limit_s == UNLIMITED or streams.num_decode_rows == 1:
         return True
     alone = StepShape()
     alone.add_decode(1)
-    return budget.fits_decode(streams, limit_s) or not budget.fits_decode(alone, limit_s)
+    return budget.paces(streams, min(limit_s, most_s)) or not budget.paces(alone, limit_s)
 
 
 class TokenBudget:
@@ -82,6 +92,9 @@ class TokenBudget:
         return "token_budget"
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
+        return True
+
+    def paces(self, streams: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return True
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
@@ -107,7 +120,7 @@ class TimeBudget:
         cap = self._tokens.max_chunk(shape, start, wanted, limit_s)
         if limit_s == UNLIMITED or not cap:
             return cap
-        if not self._model.is_known or self._is_hopeless(limit_s):
+        if not self._model.is_known or self._is_lost(shape, limit_s):
             return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
         chunk = self._model.longest_chunk(shape, start, _DELIVERED * limit_s, cap)
         # A second prompt's crumb costs the step more than it brings; a first one is all that the
@@ -124,7 +137,12 @@ class TimeBudget:
             return False
         if limit_s == UNLIMITED or not self._model.is_known:
             return True
-        return self._model.seconds(shape) * (1.0 + self._model.margin) <= limit_s
+        return self._model.seconds(shape) * self._model.caution <= limit_s
+
+    def paces(self, streams: StepShape, limit_s: float) -> bool:
+        if limit_s == UNLIMITED or not self._model.is_known:
+            return True
+        return self._model.seconds(streams) * (1.0 + self._model.margin) <= limit_s
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         if limit_s == UNLIMITED or not self._model.is_known:
@@ -138,7 +156,9 @@ class TimeBudget:
             f"{1e3 * limit_s:.0f} ms"
         )
 
-    def _is_hopeless(self, limit_s: float) -> bool:
-        alone = StepShape()
-        alone.add_decode(1)
-        return self._model.seconds(alone) > limit_s
+    def _is_lost(self, shape: StepShape, limit_s: float) -> bool:
+        """Whether the decodes alone leave no margin, as where the machine has become slower."""
+        decodes = StepShape()
+        decodes.num_decode_rows = decodes.num_samples = shape.num_decode_rows
+        decodes.decode_context = shape.decode_context
+        return not self.fits_decode(decodes, limit_s)

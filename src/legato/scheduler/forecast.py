@@ -15,6 +15,10 @@ from legato.scheduler.step_time import StepTimeModel
 _MOST_PLAYED = 32
 """Waiting requests that are played one by one; of those behind them the same is expected."""
 
+_SPARE = 0.15
+"""Share of a step that streams leave for prompts in a forecast. Where they leave none, whether
+prompts are computed at all hangs on the slightest change of what is believed of steps."""
+
 
 class Forecast:
     """Plays the queue forward, many steps at a stroke.
@@ -55,12 +59,8 @@ class Forecast:
             streams.elapsed_s += (streams.elapsed_s - begun_s) * num_left / len(waiting)
         self._await_place(request, streams)
         self._prefill(request, streams, up_to_s, is_ahead=False)
-        return streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
-
-    @property
-    def margin(self) -> float:
-        """How far off it may be, relatively, for what the step-time model knows of itself."""
-        return self._model.margin
+        ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
+        return ttft_s * self._model.slowness
 
     def next_end_s(self, now_s: float) -> float | None:
         """Seconds until a running stream is sure to have ended; None where nothing is known."""
@@ -116,7 +116,8 @@ class Forecast:
     def _can_join(self, request: Request, streams: ForeseenStreams) -> bool:
         limit_s = min(streams.steady_limit_s, request.step_s)
         streams.shape.add_decode(request.num_tokens)
-        can_join = can_pace(self._budget, streams.shape, limit_s)
+        most_s = limit_s * (1.0 - _SPARE) / self._model.slowness
+        can_join = can_pace(self._budget, streams.shape, limit_s, most_s=most_s)
         streams.shape.remove_decode(request.num_tokens)
         return can_join
 
@@ -138,6 +139,9 @@ class Forecast:
             step_s = self._step_s(streams, start, end, chunk)
             start += math.ceil(num_steps * chunk)
             streams.advance(num_steps, step_s)
+            if start >= end and streams.rest_of_step * chunk <= MIN_CHUNK:
+                # Too little is left of the step for another prompt.
+                streams.advance(streams.rest_of_step, step_s)
         return start >= end
 
     def _chunk(self, start: int, streams: ForeseenStreams, limit_s: float) -> int:

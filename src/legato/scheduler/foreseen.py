@@ -19,13 +19,14 @@ class _Stream(NamedTuple):
 
     Attributes:
         last_step: with which it ends.
+        context: keys that its row would read in step 0; each step adds one.
         tie: tells streams apart that end together.
         pace_s: when its token of step 0 is due by its pace, which may be before the forecast.
     """
 
     last_step: float
     tie: int
-    context: int
+    context: float
     slo: SloClass
     pace_s: float
 
@@ -72,7 +73,7 @@ class ForeseenStreams:
             _Stream(
                 self._num_done + num_left,
                 next(self._ties),
-                request.num_expected_tokens,
+                request.num_expected_tokens - self._num_done,
                 request.slo,
                 pace_s,
             ),
@@ -110,11 +111,12 @@ class ForeseenStreams:
     def advance(self, num_steps: float, step_s: float) -> None:
         self._num_done += num_steps
         self.elapsed_s += num_steps * step_s
+        self.shape.decode_context += num_steps * self.shape.num_decode_rows
         if self.rest_of_step <= _ROUNDING:
             self._join()
         while self._by_end and self._by_end[0].last_step <= self._num_done + _ROUNDING:
             ended = heapq.heappop(self._by_end)
-            self.shape.remove_decode(ended.context)
+            self.shape.remove_decode(ended.context + self._num_done)
             self._num_of_class[ended.slo] -= 1
 
     def _join(self) -> None:

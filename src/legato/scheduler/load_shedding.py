@@ -1,5 +1,9 @@
 """Whether a new request may wait, is refused at once, or loses its promise."""
 
+from collections import deque
+
+from sortedcontainers import SortedList
+
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import Request
@@ -12,14 +16,55 @@ _HORIZON_S = 60.0
 _RETRY_AFTER_S = 1.0
 """Where there is nothing to tell it from."""
 
+_TELLING = 0.5
+"""Share of the time left that a forecast must come to: of shorter ones the part of a step in which
+a request arrives is most."""
+_WINDOW, _ENOUGH = 100, 20
+_QUANTILE = 0.95
+_UNKNOWN_MARGIN, _MAX_MARGIN = 0.2, 0.5
+
+
+class ForecastErrors:
+    """How much later than forecast first tokens came, relatively: a quantile of the last ones."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._ordered = SortedList()
+
+    @property
+    def margin(self) -> float:
+        """What forecasts are to be taken longer by."""
+        if len(self._recent) < _ENOUGH:
+            return _UNKNOWN_MARGIN
+        return max(0.0, float(self._ordered[int(_QUANTILE * len(self._ordered))]))
+
+    def observe(self, request: Request, now_s: float) -> None:
+        """The first token of a request has come."""
+        if request.foreseen_s is None:
+            return
+        since_s, ttft_s = request.foreseen_s
+        # A machine that has become slower meanwhile says little of how forecasts err.
+        error = min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0)
+        self._recent.append(error)
+        self._ordered.add(error)
+        if len(self._recent) > _WINDOW:
+            self._ordered.remove(self._recent.popleft())
+
 
 class LoadShedding:
-    """Checks a request against the length of the queue and, with `shed_load`, its TTFT SLO."""
+    """Checks a request against the length of the queue and, with `shed_load`, its TTFT SLO.
 
-    def __init__(self, config: SchedulerConfig, queues: Queues, forecast: Forecast) -> None:
+    Who is admitted is owed the promise, so a forecast counts with its margin; but where nothing
+    else is there, a request may try.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, queues: Queues, forecast: Forecast, errors: ForecastErrors
+    ) -> None:
         self._config = config
         self._queues = queues
         self._forecast = forecast
+        self._errors = errors
 
     def check(self, request: Request, now_s: float) -> RequestOutput | None:
         """The refusal, or None for a request that may wait; it may have become best-effort."""
@@ -31,17 +76,21 @@ class LoadShedding:
             return None
         left_s = request.ttft_deadline_s - now_s
         ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
-        # In doubt for the request: whoever is refused would be late by more than the model errs.
-        if ttft_s is None or ttft_s <= left_s * (1.0 + self._forecast.margin):
+        if ttft_s is None:
+            return None
+        latest_s = ttft_s * (1.0 + self._errors.margin) if self._queues else ttft_s
+        if latest_s <= left_s:
+            if ttft_s > _TELLING * left_s:
+                request.foreseen_s = now_s, ttft_s
             return None
         if request.message.service.allow_best_effort:
             request.give_up_promise()
             return None
         error = (
-            f"the first token would come in {ttft_s:.1f} s, later than the TTFT SLO of "
+            f"the first token could take {latest_s:.1f} s, longer than the TTFT SLO of "
             f"{request.slo.ttft_s:g} s allows"
         )
-        return _refused(request, RefusalReason.TTFT_SLO, error, ttft_s - left_s)
+        return _refused(request, RefusalReason.TTFT_SLO, error, latest_s - left_s)
 
 
 def _refused(

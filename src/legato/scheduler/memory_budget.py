@@ -43,6 +43,9 @@ class MemoryBudget:
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
         return self._budget.fits_decode(shape, limit_s)
 
+    def paces(self, streams: StepShape, limit_s: float) -> bool:
+        return self._budget.paces(streams, limit_s)
+
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         return self._budget.is_exceeded(shape, limit_s)
 

@@ -21,8 +21,6 @@ _S_PER_TOKEN = 0.005
 """How much waiting makes up for one token more to compute."""
 
 _NO_DEADLINE_S = 60.0
-_LATE = 4.0
-"""A deadline out of reach is replaced by one this many times its length later."""
 
 
 def fcfs(request: Request, is_late: bool) -> float:  # noqa: ARG001
@@ -47,13 +45,13 @@ def lpm(request: Request, is_late: bool) -> float:  # noqa: ARG001
 def edf(request: Request, is_late: bool) -> float:
     """Earliest deadline first over TTFT deadlines (Liu and Layland, 1973).
 
-    A request that can no longer make its deadline would take others down with it, so it goes
-    behind those that can, but not for ever.
+    A request that has missed its deadline would take others down with it, so it goes behind those
+    that wait, but before those of its class that come from then on.
     """
     ttft_s = request.slo.ttft_s
     if ttft_s is None:
         return request.message.arrival_time_s + _NO_DEADLINE_S
-    return request.message.arrival_time_s + ttft_s * (1.0 + _LATE * is_late)
+    return request.message.arrival_time_s + ttft_s * (1.0 + is_late)
 
 
 ORDERS: dict[PrefillOrder, Order] = {"fcfs": fcfs, "srf": srf, "edf": edf, "lpm": lpm}

@@ -16,7 +16,7 @@ from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
-from legato.scheduler.load_shedding import LoadShedding
+from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
@@ -80,6 +80,7 @@ class Scheduler:
         self._step_time = step_time or StepTimeModel()
         self._queues = Queues(ORDERS[config.prefill_order])
         self._turns = PrefillTurns()
+        self._forecast_errors = ForecastErrors()
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._in_flight: deque[_Flight] = deque()
@@ -136,7 +137,7 @@ class Scheduler:
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
-        self._shedding = LoadShedding(config, self._queues, forecast)
+        self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests and aborts; returns the ends that are known at once."""
@@ -238,7 +239,7 @@ class Scheduler:
         return begins_s
 
     def _take_off(self, plan: StepPlan, step: StepBuilder, begins_s: float) -> None:
-        ends_s = begins_s + (plan.predicted_s or 0.0) * (1.0 + self._step_time.margin)
+        ends_s = begins_s + (plan.predicted_s or 0.0) * self._step_time.caution
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
         self._in_flight.append(_Flight(plan, step.shape, ends_s, step.first_blocks))
@@ -277,6 +278,8 @@ class Scheduler:
         slo = self._classes[message.service.slo_class]
         request = Request(message, slo, self._max_model_len)
         request.num_hit_tokens = self._kv.match(request).num_tokens
+        if not self.has_work:
+            self._step_time.forget_present()
         begins_s = self._look_ahead(now_s)
         refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
         if refusal is not None:
@@ -334,6 +337,7 @@ class Scheduler:
         if request.first_token_s is None and done.token_ids:
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
+            self._forecast_errors.observe(request, now_s)
         num_taken = 0
         for token_id in done.token_ids:
             request.append(token_id, now_s)

@@ -271,8 +271,11 @@ class StepBuilder:
         return self._memory
 
     def _can_pace(self, request: Request) -> bool:
-        """Whether all streams with a promise would still get their tokens in time beside it."""
-        if request.is_best_effort:
+        """Whether all streams with a promise would still get their tokens in time beside it.
+
+        Who was admitted and is late all the same does not wait for that, too.
+        """
+        if request.is_best_effort or (self._config.shed_load and request.is_late):
             return True
         self._promised.add_decode(request.num_tokens)
         fits = can_pace(self._budget, self._promised, min(self._pace_s, request.step_s))

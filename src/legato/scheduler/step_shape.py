@@ -32,7 +32,7 @@ class StepShape:
 
     def __init__(self) -> None:
         self.num_decode_rows = 0
-        self.decode_context = 0
+        self.decode_context = 0.0
         self.num_prefill_chunks = 0
         self.num_prefill_tokens = 0
         self.prefill_area = 0.0
@@ -70,13 +70,13 @@ class StepShape:
         else:
             self.add_prefill(chunk.start, chunk.num_tokens, samples=chunk.num_samples)
 
-    def add_decode(self, context: int) -> None:
+    def add_decode(self, context: float) -> None:
         """Args: context: keys that the row reads, its own among them."""
         self.num_decode_rows += 1
         self.decode_context += context
         self.num_samples += 1
 
-    def remove_decode(self, context: int) -> None:
+    def remove_decode(self, context: float) -> None:
         """Undo `add_decode`."""
         self.num_decode_rows -= 1
         self.decode_context -= context

@@ -1,5 +1,6 @@
 """The scheduler's belief about how long a step will take, corrected by every step that runs."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,15 +16,20 @@ _LEARNING_STEPS = 32
 _DRIFT_RATE, _MAX_DRIFT = 0.08, 0.15
 """How fast the overall scale follows the last steps, as a machine that is throttled wants, and the
 relative residual that a single slow step counts for at most."""
+_PRESENT_S, _LASTING_S = 0.5, 10.0
+"""Seconds of steps that tell how slow the machine is at present, and how slow it lately was."""
 _WINDOW_STEPS = 600
-_QUANTILE = 0.99
-"""The promise is kept for 99 % of the tokens."""
+_QUANTILE = 0.997
+"""The promise is kept for 99 % of the tokens of a request, some of which have hardly a hundred:
+where one step in a hundred were late, most of the longer requests would have too many."""
 _ENOUGH_RESIDUALS = 100
 """From so many on the quantile is worth more than a guess."""
-_MIN_MARGIN, _UNKNOWN_MARGIN = 0.02, 0.20
+_MIN_MARGIN, _UNKNOWN_MARGIN, _MAX_MARGIN = 0.02, 0.5, 1.0
+"""A guess that is too low lets in more streams than the margin then has room for. Steps that took
+even longer than the largest covers are not counted."""
 _INTERRUPTION = 0.3
-"""Relative residual beyond which it was not the model that erred: another program had the machine.
-No margin worth having covers that."""
+"""Relative residual beyond which it was not the model that erred: another program had the
+machine."""
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
 """Where as many of the last ten or so steps of a kind seem to have been interrupted, it was the
 model, which has not seen such steps."""
@@ -42,6 +48,7 @@ class StepTimeModel:
         self._scale = 1.0
         self._num_steps = 0
         self._residuals = _Residuals()
+        self.forget_present()
         self._surprising = {False: 0.0, True: 0.0}
         """Key whether steps hold prefill, value the share of late that seem interrupted."""
         if prior:
@@ -70,25 +77,42 @@ class StepTimeModel:
             cap: most tokens to return.
         """
         assert self._costs is not None
-        allowed_s = limit_s / (1.0 + self.margin)
+        allowed_s = limit_s / self.caution
         return self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
 
     @property
     def margin(self) -> float:
-        """Relative error that 99 % of recent predictions did not exceed, interruptions aside.
+        """Relative error that hardly any of the recent predictions exceeded.
 
         It is told from steps that held prefill beside decodes, which is what it is for: steps of
         decodes alone are short, so that the same hiccup is a larger part of them.
         """
         return self._residuals.margin
 
+    @property
+    def caution(self) -> float:
+        """What a prediction is multiplied by where the step must end in time just now."""
+        return max(1.0 + self.margin, self._present.factor)
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long as usual steps take at present, or lately took on the whole."""
+        return max(self._present.factor, self._lasting.factor)
+
+    def forget_present(self) -> None:
+        """Believe in the machine's usual speed: no step tells of the present one any more."""
+        self._present, self._lasting = _Slowness(_PRESENT_S), _Slowness(_LASTING_S)
+
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that ran."""
         self._num_steps += 1
         residual = 0.0
         if self._costs is not None:
-            residual = self._residual(self._costs, shape, seconds)
-            self._note_residual(shape, residual)
+            usual_s = self.seconds(shape)
+            residual = seconds / usual_s - 1.0
+            self._note_residual(shape, seconds / (self._present.factor * usual_s) - 1.0)
+            self._present.observe(usual_s, seconds)
+            self._lasting.observe(usual_s, seconds)
             # A slow step says little: an interruption must not pass for a slower machine.
             self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
         if not self._is_interruption(shape, residual):
@@ -107,12 +131,32 @@ class StepTimeModel:
         is_mixed = shape.num_prefill_chunks > 0 and shape.num_decode_rows > 0
         self._residuals.add(residual if is_mixed else None)
 
-    def _residual(self, costs: StepCosts, shape: StepShape, seconds: float) -> float:
-        return seconds / (self._scale * costs.seconds(shape)) - 1.0
+
+class _Slowness:
+    """How many times as long as usual the last steps took together, and never less than once.
+
+    Args:
+        memory_s: seconds of steps after which one counts for a third of what it did.
+    """
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._taken_s = self._usual_s = 0.0
+
+    @property
+    def factor(self) -> float:
+        return max(1.0, self._taken_s / self._usual_s) if self._usual_s else 1.0
+
+    def observe(self, usual_s: float, taken_s: float) -> None:
+        kept = math.exp(-taken_s / self._memory_s)
+        self._taken_s = kept * self._taken_s + taken_s
+        self._usual_s = kept * self._usual_s + usual_s
 
 
 class _Residuals:
     """Relative errors of the last steps, and the quantile that the budget leaves as a margin.
+
+    They are errors beside the machine's present slowness, which lasts and would fill all places.
 
     A large margin that keeps prefill out of all steps is forgotten with the steps it came from.
     """
@@ -130,7 +174,7 @@ class _Residuals:
 
     def add(self, residual: float | None) -> None:
         """Take in one step; None for a step that says nothing of the margin."""
-        counts = residual is not None and residual <= _INTERRUPTION
+        counts = residual is not None and residual <= _MAX_MARGIN
         self._recent.append(residual if counts else None)
         if counts:
             self._ordered.add(residual)
