@@ -18,7 +18,7 @@ def ask(method: str, path: str, body: object = None) -> httpx.Response:
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(_app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://legato") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, json=body)
 
     return asyncio.run(request())

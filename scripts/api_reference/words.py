@@ -88,6 +88,8 @@ CODES = {
     "context_length_exceeded": "prompt and output do not fit into the model's context",
     "unsupported_parameter": "Legato has no such parameter",
     "invalid_api_key": "the key is missing or wrong",
+    "host_not_allowed": "the server does not go by the name in `Host`; see `--allowed-host`",
+    "origin_not_allowed": "a web page of another origin asks; see `--allowed-origins`",
     "model_not_found": "`model` is not the served one",
     "request_timeout": "headers or body took too long",
     "slow_reader": "the client read its stream too slowly",

@@ -17,12 +17,13 @@ _FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
 )
 
 
 @pytest.fixture(scope="package")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--api-key", KEY, "--max-model-len", "2048")
+    flags = ("--api-key", KEY, "--max-model-len", "2048", "--allowed-host", "dashboard.example")
     with running_server(tmp_path_factory.mktemp("dashboard"), *flags) as process:
         process.http.headers["Authorization"] = f"Bearer {KEY}"
         yield process
@@ -41,16 +42,22 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def blank(browser: Any, target: ServerProcess) -> Iterator[Any]:
-    """A tab that is nowhere yet. It must not ask others for anything, nor complain."""
+def tab(browser: Any) -> Iterator[Any]:
+    """That is nowhere yet."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="dark")
-    page = context.new_page()
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def blank(tab: Any, target: ServerProcess) -> Iterator[Any]:
+    """A tab that must not ask others for anything, nor complain."""
+    page = tab
     hosts, complaints = set(), []
     page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text))
     yield page
-    context.close()
     assert hosts <= {urlsplit(target.url).netloc}
     # What a browser says of any answer that is an error.
     assert not [text for text in complaints if not text.startswith("Failed to load resource")]

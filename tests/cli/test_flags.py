@@ -85,6 +85,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         # Exceptions, stated at the field.
         "slo_classes": "--slo-class",
         "api_keys": "--api-key",
+        "allowed_hosts": "--allowed-host",
         "max_trace_bytes": "--max-trace-size",
         "max_body_bytes": "--max-body-size",
         "max_header_bytes": "--max-header-size",

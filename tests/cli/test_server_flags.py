@@ -24,6 +24,7 @@ def test_every_flag_reaches_its_field() -> None:
     config = config_of(
         "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
         "--served-model-name", "m", "--allowed-origins", "https://a.example,http://b:8000",
+        "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
         "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3",
@@ -36,6 +37,7 @@ def test_every_flag_reaches_its_field() -> None:
         api_keys=("a", "b", "c"),
         served_model_name="m",
         allowed_origins=("https://a.example", "http://b:8000"),
+        allowed_hosts=("a.example", ".b.example", "*"),
         trust_request_chat_template=True,
         max_body_bytes=2**20,
         max_header_bytes=4096,
@@ -76,7 +78,7 @@ def test_a_file_without_keys_opens_nothing(
     assert "api-key-file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--api-key", "--allowed-origins"])
+@pytest.mark.parametrize("flag", ["--api-key", "--allowed-origins", "--allowed-host"])
 def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config_of(flag, ",")
@@ -92,6 +94,9 @@ def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[st
         ["--allowed-origins", "example.com"],
         ["--allowed-origins", "https://example.com/"],
         ["--allowed-origins", '["*"]'],
+        ["--allowed-host", "https://example.com"],
+        ["--allowed-host", "example.com:8000"],
+        ["--allowed-host", "*.example.com"],
         ["--max-connections", "0"],
         ["--max-unread-tokens", "0"],
         ["--max-completions", "0"],

@@ -25,6 +25,7 @@ _HEADERS = [
     "Content-Encoding: gzip\r\n", "Expect: 100-continue\r\n", "Connection: close\r\n",
     "Connection: Upgrade\r\nUpgrade: websocket\r\n", "Connection: Upgrade\r\nUpgrade: h2c\r\n",
     "Origin: null\r\n", "X: " + "x" * 9000 + "\r\n", "Range: bytes=0-1\r\n", "Cookie: a\r\n" * 50,
+    "Host: evil.example\r\n",
 ]  # fmt: skip
 _METHODS = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "PRI"]
 _TARGETS = [
@@ -51,7 +52,7 @@ def send_json(server: ServerProcess, rng: random.Random) -> str:
 def send_raw(server: ServerProcess, rng: random.Random) -> str:
     """Any bytes, or nearly HTTP."""
     target, method = rng.choice(_TARGETS), rng.choice(_METHODS)
-    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\n{rng.choice(_HEADERS)}\r\n"
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{rng.choice(_HEADERS)}\r\n"
     path, body = random_request(rng)
     data = rng.choice(
         [
@@ -130,7 +131,7 @@ def attack(server: ServerProcess, rng: random.Random) -> Counter[str]:
 
 def _chunked(path: str, body: bytes) -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
     )
     return head.encode() + f"{len(body):x};a=b\r\n".encode() + body + b"\r\n0\r\nX: y\r\n\r\n"

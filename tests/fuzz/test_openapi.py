@@ -22,7 +22,7 @@ def test_every_error_is_described(target: ServerProcess) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             responses = operation["responses"]
-            assert {"400", "401", "408", "413", "429", "431", "503"} <= set(responses), path
+            assert {"400", "401", "403", "408", "413", "429", "431", "503"} <= set(responses), path
             assert "422" not in responses
             for status, response in responses.items():
                 if status >= "400":

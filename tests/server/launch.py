@@ -22,17 +22,22 @@ _FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1")
 class ServerProcess:
     """`legato serve` on a free port.
 
+    Args:
+        before: called in the new process, before it is the server.
+
     Attributes:
         url: without "/v1".
         http: a client without retries.
     """
 
-    def __init__(self, flags: list[str], log: Path) -> None:
+    def __init__(
+        self, flags: list[str], log: Path, before: Callable[[], object] | None = None
+    ) -> None:
         self.log = log
         command = [sys.executable, "-m", "legato", "serve", "--port", "0", *flags]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=before
             )
         self.url = self._read_url()
         self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE_S)
@@ -74,8 +79,10 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(tmp_path: Path, *flags: str) -> Iterator[ServerProcess]:
-    server = ServerProcess([*_FLAGS, *flags], tmp_path / "server.log")
+def running_server(
+    tmp_path: Path, *flags: str, before: Callable[[], object] | None = None
+) -> Iterator[ServerProcess]:
+    server = ServerProcess([*_FLAGS, *flags], tmp_path / "server.log", before)
     try:
         yield server
     finally:

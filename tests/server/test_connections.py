@@ -17,7 +17,7 @@ FLAGS = (
     "--timeout-keep-alive", "3s", "--max-header-size", "8K", "--max-connections", "20",
     "--max-body-size", "64K",
 )  # fmt: skip
-HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_slow_headers_of_a_second_request(strict: ServerProcess) -> None:
 
 @pytest.mark.parametrize("length", ["Content-Length: 600", "Transfer-Encoding: chunked"])
 def test_slow_body(strict: ServerProcess, length: str) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\n{length}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
     with connect(strict) as sock:
         sock.sendall(head.encode())
         with dripping(sock, b"1\r\nx\r\n" * 100):
@@ -147,7 +147,7 @@ def test_what_is_not_http(strict: ServerProcess, data: bytes) -> None:
 def test_a_body_without_end_is_not_read_for_ever(strict: ServerProcess) -> None:
     with connect(strict) as sock:
         sock.sendall(
-            b"POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 99999999999\r\n\r\n"
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
         )
         with contextlib.suppress(ConnectionError):
             while True:
@@ -163,7 +163,7 @@ def test_pipelined_requests_are_answered_in_turn(strict: ServerProcess) -> None:
         bodies = [read_response(sock) for _ in range(2)]
         assert [status for status, _ in bodies] == [200, 200]
         assert b"text_completion" in bodies[0][1]
-        sock.sendall(b"Host: test\r\n\r\n")
+        sock.sendall(b"Host: localhost\r\n\r\n")
         assert read_response(sock)[0] == 200
 
 

@@ -75,7 +75,7 @@ def test_several_may_watch_and_leave(server: ServerProcess) -> None:
 def test_a_page_that_does_not_read_loses_records_and_is_told(server: ServerProcess) -> None:
     many = {"prompt": [1], "n": 128, "max_tokens": 1, "ignore_eos": True}
     with connect(server, receive_buffer_bytes=4096) as sock:
-        sock.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: test\r\n\r\n")
+        sock.sendall(b"GET /dashboard/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         response = HTTPResponse(sock)
         response.begin()
         for _ in range(18):

@@ -18,6 +18,7 @@ FLAGS = (
     "--max-num-seqs", "1", "--max-waiting", "1", "--served-model-name", "small/model",
     "--trust-request-chat-template", "--api-key", SECRET, "--log-level", "debug",
     "--max-completions", "6", "--allowed-origins", "https://app.example",
+    "--allowed-host", "api.example",
 )  # fmt: skip
 KEY = {"Authorization": "Bearer two"}
 
@@ -120,6 +121,14 @@ def test_only_allowed_origins_may_call_from_a_browser(limited: ServerProcess) ->
     assert "Access-Control-Allow-Origin" not in preflight("https://other.example")
     answer = limited.http.get("/health", headers={"Origin": "https://app.example"})
     assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    answer = limited.http.get("/health", headers={"Origin": "https://other.example"})
+    assert answer.status_code == 403
+
+
+def test_only_allowed_hosts_are_answered_once_there_are_any(limited: ServerProcess) -> None:
+    for host, status in ("api.example", 200), ("127.0.0.1", 200), ("other.example", 403):
+        answer = limited.http.get("/v1/models", headers={**KEY, "Host": host})
+        assert answer.status_code == status
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """How a server is ended: drained, or stopped."""
 
+import fcntl
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import psutil
 import pytest
 
 from tests.server.background import BackgroundStream
-from tests.server.launch import ServerProcess, running_server
+from tests.server.launch import ServerProcess, running_server, wait_until
 
 
 @pytest.fixture
@@ -56,6 +60,57 @@ def test_second_signal_ends_streams_with_an_error(own_server: ServerProcess) -> 
     assert stream.chunks[-1]["error"]["code"] == "shutting_down"
     assert own_server.process.wait(60) == 1
     assert not engine.is_running()
+
+
+def test_a_closed_terminal_drains(tmp_path: Path) -> None:
+    """Though more than one tells the server of it, and what it writes there is lost."""
+    terminal, servers_side = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(servers_side, termios.TIOCSCTTY, 0)
+        os.dup2(servers_side, 2)
+
+    with running_server(tmp_path, before=take_terminal) as own_server:
+        os.close(servers_side)
+        stream = BackgroundStream(own_server, max_tokens=100)
+        os.close(terminal)
+        while own_server.http.get("/health").status_code == 200:
+            pass
+        os.killpg(own_server.process.pid, signal.SIGHUP)
+        stream.join()
+        assert stream.is_complete
+        assert len(stream.chunks) == 100
+        assert own_server.process.wait(60) == 0
+
+
+def test_signals_that_end_nothing(tmp_path: Path) -> None:
+    """A hangup that `nohup` has the server ignore, and what reaches an engine but is not for it."""
+
+    def ignore_hangup() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with running_server(tmp_path, before=ignore_hangup) as own_server:
+        engine = own_server.engine
+        stream = BackgroundStream(own_server, max_tokens=50)
+        own_server.process.send_signal(signal.SIGHUP)
+        signal_all(engine)
+        stream.join()
+        assert stream.is_complete
+        assert own_server.http.get("/health").status_code == 200
+        assert own_server.engine == engine
+        engine.kill()
+        while not (begun := set(psutil.Process(own_server.process.pid).children()) - {engine}):
+            pass
+        (engine,) = begun  # which has just begun to load
+        signal_all(engine)
+        wait_until(lambda: own_server.http.get("/health").status_code == 200, "no engine")
+        assert own_server.engine == engine
+
+
+def signal_all(process: psutil.Process) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
 
 
 def test_signal_while_loading(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def post(path: str, body: Any, headers: str = "") -> bytes:
     """The bytes of a request; `body` is encoded as JSON unless it is bytes."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\n{headers}\r\n"
     )
     return head.encode() + content

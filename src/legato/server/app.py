@@ -29,6 +29,7 @@ from legato.server.http.middleware import (
     RequestIds,
     RequireApiKey,
 )
+from legato.server.http.origins import CheckHost, CheckOrigin, HostNames
 from legato.server.openai import chat, completions, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
@@ -91,8 +92,10 @@ def create_app(
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
     app = RequireApiKey(app, config.api_keys, {*OPEN_PATHS, *assets})
+    app = CheckOrigin(app, config.allowed_origins)
+    app = CheckHost(app, HostNames(config))
     if config.allowed_origins:
-        # Around the keys, which a browser does not send when it asks whether it may.
+        # Around these and the keys: a browser asks whether it may before it sends any.
         app = CORSMiddleware(
             app,
             allow_origins=config.allowed_origins,

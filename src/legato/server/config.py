@@ -18,6 +18,7 @@ _tracing = partial(Flag, group="tracing")
 _limit = partial(Flag, group="limits on clients")
 
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
+_HOST = re.compile(r"\*|\.?[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
 class ServerConfig(Config, frozen=True, kw_only=True):
@@ -42,10 +43,20 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         str | None,
         Flag("the model's name in the API", metavar="NAME", default="what it was loaded by"),
     ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Flag(
+            "let clients call the server by this name, .example.com standing for all below "
+            "example.com; may be repeated, or list several with commas; * is any",
+            metavar="NAME",
+            default="addresses and names of this machine, and any name behind a key",
+            name="allowed-host",
+        ),
+    ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],
         Flag(
-            "let web pages of this origin call the API (CORS); may be repeated, or list several "
+            "let web pages of this origin use the server (CORS); may be repeated, or list several "
             "with commas; * is any",
             metavar="ORIGIN",
             default="none",
@@ -127,6 +138,11 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             raise ConfigError(
                 f"an OTLP endpoint is like http://localhost:4318/v1/traces, got {endpoint!r}"
             )
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(
+                    f"an allowed host is like example.com, .example.com or *, got {host!r}"
+                )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(

@@ -19,6 +19,7 @@ _BEARER = "bearer"
 _COMMON_ERRORS = {
     HTTPStatus.BAD_REQUEST: "Malformed, invalid, or not supported here.",
     HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
+    HTTPStatus.FORBIDDEN: "The host, or the web page's origin, is not an allowed one.",
     HTTPStatus.REQUEST_TIMEOUT: "The request did not arrive in time.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
     HTTPStatus.TOO_MANY_REQUESTS: "Overloaded, or its TTFT SLO cannot be met; see Retry-After.",

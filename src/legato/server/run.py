@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.engine.errors import EngineDeadError
@@ -33,7 +34,6 @@ from legato.server.http.middleware import Lifecycle
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Of a connection's answer, in the kernel: enough for any line, and little enough that a client that
 # does not read is noticed.
 _SEND_BUFFER_BYTES = 128 * 2**10
@@ -48,8 +48,8 @@ Announce = Callable[[EngineInfo, str], None]
 def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announce) -> int:
     """Load the model and serve it until a signal comes.
 
-    The first SIGTERM or SIGINT lets running requests finish and refuses new ones; a second one ends
-    them with an error.
+    The first SIGTERM, SIGINT or SIGHUP lets running requests finish and refuses new ones; a second
+    SIGTERM or SIGINT ends them with an error.
 
     Args:
         on_ready: called with what is served and its URL, once requests are taken.
@@ -107,12 +107,15 @@ class _Server(uvicorn.Server):
         await super().on_tick(counter)
         return self._lifecycle.is_drained or not self._client.is_alive
 
-    def handle_signal(self) -> None:
-        """Drain at the first signal; at the second, end the engine, and every stream with it."""
+    def handle_signal(self, number: int) -> None:
+        """Drain at the first signal; at the second, end the engine, and every stream with it.
+
+        But SIGHUP only drains: of one closed terminal, both the kernel and the shell may tell.
+        """
         if not self._lifecycle.is_draining:
             self._lifecycle.drain()
             logger.info("draining: %d requests still run", self._lifecycle.num_in_flight)
-        elif self._closing is None:
+        elif number != signal.SIGHUP and self._closing is None:
             logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
             self._closing = asyncio.create_task(self._client.close())
 
@@ -122,7 +125,7 @@ async def _serve(
 ) -> int:
     loading = asyncio.current_task()
     assert loading is not None
-    _on_signals(loading.cancel)
+    _on_signals(lambda _number: loading.cancel())
     client = await EngineClient.start(
         engine_config,
         served_model_name=config.served_model_name,
@@ -221,10 +224,12 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _on_signals(handle: Callable[[], object]) -> None:
+def _on_signals(handle: Callable[[int], object]) -> None:
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, handle)
+    for number in signals.ENDING:
+        # `nohup` has it ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, handle, number)
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:

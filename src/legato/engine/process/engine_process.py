@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.request import Event
@@ -73,11 +74,12 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = subprocess.Popen(
-                [*_PROGRAM, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=_SHORT_SPIN | os.environ,
-            )
+            with signals.held_back():
+                process = subprocess.Popen(
+                    [*_PROGRAM, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=_SHORT_SPIN | os.environ,
+                )
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:

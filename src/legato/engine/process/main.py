@@ -6,7 +6,6 @@ requests are parsed, tokenized and written out; and so that it can die and be st
 
 import gc
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from collections.abc import Iterable
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.signals import leave_to_parent
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.channel import Channel, ChannelClosedError
@@ -31,10 +31,7 @@ FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfi
 
 
 def main(fd: int) -> int:
-    # Ctrl-C and supervisors reach the whole process group: draining is the server's decision, whose
-    # going away ends this process too.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
     try:

@@ -1,18 +1,21 @@
 """One HTTP connection, whose client can hold up nobody but itself.
 
 uvicorn's own protocol waits for ever for headers, for a body and for a client that does not read,
-and takes headers of any size. Here each of these has a limit, and who exceeds it is disconnected.
+and takes headers of any size. Here each of these has a limit, and who exceeds it is disconnected,
+though not before it is answered what it asked for earlier.
 """
 
 import asyncio
 import enum
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from legato.server.config import MIN_BODY_BYTES_S, ServerConfig
 from legato.server.http.errors import (
@@ -22,6 +25,9 @@ from legato.server.http.errors import (
     too_many_connections,
     too_slow,
 )
+from legato.server.http.half_closed import HalfClosedWatch
+from legato.server.http.http_1_0 import without_chunks
+from legato.server.http.parser import RequestParser
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self, limits: ServerConfig, count_error: Callable[[int], None], **options: Any
     ) -> None:
         super().__init__(**options)
+        self.parser = RequestParser(self)
+        self._app, self.app = self.app, self._answer
         self._limits = limits
         self._count_error = count_error
         self._awaited = _Awaited.REQUEST
@@ -57,6 +65,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_body_bytes = 0  # since the read timer was set
         self._num_unsent_bytes = 0  # when the write timer was set
         self._refusal: ApiError | None = None
+        self._unanswered: deque[RequestResponseCycle] = deque()  # the one being answered first
+        self._is_ending = False  # nothing more is taken from the client
+        self._last_words = b""  # for when all that was asked for before is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,11 +80,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         for timer in (self._read_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+        for cycle in self._unanswered:  # where uvicorn tells the last one alone
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     # What comes in
 
     def data_received(self, data: bytes) -> None:
+        if self._is_ending:
+            return
         self._num_withheld_bytes += len(data)
         super().data_received(data)
         if self._num_withheld_bytes > self._limits.max_header_bytes:
@@ -97,6 +113,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         self._await(_Awaited.BODY)
 
     def on_chunk_header(self) -> None:
@@ -108,13 +125,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser goes on as if it should not
         super().on_message_complete()
         self._await(_Awaited.REQUEST)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._awaited is _Awaited.REQUEST and not self.transport.is_closing():
-            self._await(_Awaited.REQUEST)
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection: its client may yet be there to hear its answers."""
+        self._end()
+        if self.transport.is_closing():
+            return False
+        HalfClosedWatch(self.transport, self.loop, lambda: self._unanswered[0])
+        return True
 
     def send_400_response(self, _msg: str) -> None:
         """Called where the parser, or a callback of it, raised."""
@@ -168,22 +190,50 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Whether it is the server's turn, so that a pause of the client means nothing."""
         if self._awaited is _Awaited.BODY:
             return bool(self.pipeline)  # an earlier answer is under way, and reading is paused
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self._unanswered)
 
     def _refuse(self, error: ApiError) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_ending:
             return
         self._count_error(error.status)
         logger.debug("refused a connection: %s", error)
-        is_answering = self.cycle is not None and (
-            self.cycle.response_started and not self.cycle.response_complete
-        )
-        if not is_answering and not self.pipeline:
-            self.transport.write(_raw_response(error))
+        self._end(_raw_response(error))
+
+    # How it ends
+
+    def _end(self, last_words: bytes = b"") -> None:
+        """Take nothing more, and hang up once what was asked for is answered."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._last_words = last_words
+        if self.pipeline and self.cycle.more_body:  # the rest of which will never come
+            self.pipeline.popleft()
+            self._unanswered.pop()
+        if not self._unanswered or self._unanswered[-1].more_body:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.transport.write(self._last_words)
         self.transport.close()
-        self._await(_Awaited.REQUEST)
+        self._await(_Awaited.REQUEST)  # where it has to be aborted
 
     # What goes out
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] == "1.0":
+            send = without_chunks(self._unanswered[0])
+        await self._app(scope, receive, send)
+
+    def on_response_complete(self) -> None:
+        self._unanswered.popleft()
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self._is_ending and not self._unanswered:
+            self._hang_up()
+        elif self._awaited is _Awaited.REQUEST:
+            self._await(_Awaited.REQUEST)
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is written to: the application waits from here."""

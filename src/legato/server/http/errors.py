@@ -70,6 +70,20 @@ def invalid_key() -> ApiError:
     return ApiError(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
 
 
+def host_not_allowed(host: str) -> ApiError:
+    message = f"the server does not go by the name {host!r}; --allowed-host lets it"
+    detail = ErrorDetail(message, _INVALID, code="host_not_allowed")
+    return ApiError(HTTPStatus.FORBIDDEN, detail)
+
+
+def origin_not_allowed(origin: str | None) -> ApiError:
+    """Args: origin: None where a browser does not say which."""
+    pages = "other sites" if origin is None else f"the origin {origin!r}"
+    message = f"web pages of {pages} may not use this server; --allowed-origins lets them"
+    detail = ErrorDetail(message, _INVALID, code="origin_not_allowed")
+    return ApiError(HTTPStatus.FORBIDDEN, detail)
+
+
 def body_too_large(max_body_bytes: int) -> ApiError:
     message = f"the body is larger than {max_body_bytes} bytes"
     detail = ErrorDetail(message, _INVALID, code="request_too_large")

@@ -1,0 +1,121 @@
+"""Which web pages may talk to the server: its own, and those of allowed origins.
+
+A browser sends what any page asks it to. It says for whom, in headers that no page can forge, and
+those are checked here. A client that is no browser sends none of them, and passes.
+"""
+
+import ipaddress
+import re
+import socket
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from legato.server.config import ServerConfig
+from legato.server.http.errors import error_response, host_not_allowed, origin_not_allowed
+
+_ANY = "*"
+_LOOPBACK = "localhost"
+_HOST = re.compile(r"(\[[^]]+\]|[\w.-]+)(:\d*)?", re.ASCII)
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+class HostNames:
+    """What the server may be called by a `Host`.
+
+    An address always will do, because nobody looked it up; and so will the names of the loopback
+    interface, `--host` and each `--allowed-host`. Where other machines can connect, names will do
+    that no stranger can own: this machine's, and any without a dot.
+
+    Behind a key, any host will do unless some are allowed: a page that does not have the key learns
+    nothing, whatever it calls the server.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        allowed = [host.lower() for host in config.allowed_hosts]
+        self._is_any_known = _ANY in allowed or (bool(config.api_keys) and not allowed)
+        self._names = {_LOOPBACK, config.host.lower(), *allowed}
+        self._domains = (f".{_LOOPBACK}", *(host for host in allowed if host.startswith(".")))
+        self._are_dotless_known = not _is_loopback(config.host)
+        if self._are_dotless_known:
+            own = socket.gethostname().lower()
+            self._names |= {own, f"{own.partition('.')[0]}.local"}
+
+    def __contains__(self, host: str) -> bool:
+        """Args: host: with or without a port."""
+        if self._is_any_known:
+            return True
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name = match[1].strip("[]").removesuffix(".")
+        is_known = name in self._names or name.endswith(self._domains)
+        return is_known or _is_address(name) or (self._are_dotless_known and "." not in name)
+
+
+class CheckHost:
+    """Refuses requests to a name that is not the server's.
+
+    Who owns a name can let it point at this machine (DNS rebinding). A browser then takes the pages
+    that it had under that name for the server's own.
+    """
+
+    def __init__(self, app: ASGIApp, names: HostNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for host in Headers(scope=scope).getlist("Host"):
+            if host not in self._names:
+                await error_response(host_not_allowed(host))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class CheckOrigin:
+    """Refuses what pages of other origins ask for, unless theirs is allowed; a link may lead here.
+
+    That a browser does not show them the answer is not enough: the request would be served (CSRF).
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: tuple[str, ...]) -> None:
+        self._app = app
+        self._allowed_origins = allowed_origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        origin = headers.get("Origin")
+        is_allowed = _ANY in self._allowed_origins or origin in self._allowed_origins
+        if not (is_allowed or _is_own(headers) or _is_link(scope["method"], headers)):
+            await error_response(origin_not_allowed(origin))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _is_own(headers: Headers) -> bool:
+    """Whether the server's own page asks, or no page."""
+    site = headers.get("Sec-Fetch-Site")
+    if site is not None:  # which holds behind a proxy that changes the host, too
+        return site in {"same-origin", "none"}
+    origin, host = headers.get("Origin"), headers.get("Host")
+    # Of either scheme: a proxy may speak TLS for the server.
+    return origin is None or origin in {f"http://{host}", f"https://{host}"}
+
+
+def _is_link(method: str, headers: Headers) -> bool:
+    """Whether a browser's whole window goes here, whose page is not shown to the one before."""
+    return method in _SAFE_METHODS and headers.get("Sec-Fetch-Dest") == "document"
+
+
+def _is_loopback(host: str) -> bool:
+    if _is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == _LOOPBACK
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

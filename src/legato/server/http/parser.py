@@ -1,0 +1,71 @@
+"""Bytes to requests, none of which becomes anything but HTTP/1."""
+
+from functools import partial
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_HEAD = ("on_message_begin", "on_url", "on_header", "on_headers_complete")
+_REST = ("on_body", "on_chunk_header", "on_message_complete")
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class RequestParser(httptools.HttpRequestParser):
+    """httptools' parser, to which `Upgrade` is a header like any other (RFC 9110, section 7.8).
+
+    The original ends a request that asks for an upgrade, or that is a CONNECT, behind its headers,
+    with an `on_message_complete` that the protocol is to ignore while `should_upgrade`. Another
+    comes behind its body.
+
+    Args:
+        protocol: whose callbacks are called, and whose `headers` are those of the request.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._begin(protocol)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        unread = memoryview(data)
+        while unread:
+            try:
+                super().feed_data(unread)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                unread = unread[upgrade.args[0] :]
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin anew, as if nothing but the head had come yet, and that without an upgrade."""
+        framing = [(name, value) for name, value in self._protocol.headers if name in _FRAMING]
+        lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in framing)]
+        callbacks = _AllButTheHead(self._protocol)
+        self._begin(callbacks)
+        super().feed_data(b"\r\n".join([*lines, b"", b""]))
+        callbacks.is_head = False
+
+    def _begin(self, callbacks: object) -> None:
+        super().__init__(callbacks)
+        # As uvicorn has it: a request of which the client said that it is the last is answered,
+        # whatever follows.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+
+class _AllButTheHead:
+    """A protocol's callbacks, which hear nothing of a head until it is over.
+
+    Attributes:
+        is_head: whether it is being parsed.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self.is_head = True
+        for name in _HEAD:
+            setattr(self, name, partial(self._call, getattr(protocol, name)))
+        for name in _REST:
+            setattr(self, name, getattr(protocol, name))
+
+    def _call(self, callback: Any, *args: bytes) -> None:
+        if not self.is_head:
+            callback(*args)
