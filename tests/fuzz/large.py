@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from http.client import HTTPException
 
 from tests.fuzz.bodies import mutated
-from tests.fuzz.clients import answer
+from tests.fuzz.clients import UnexpectedAnswerError, answer
 from tests.fuzz.large_bodies import LARGE, Body
 from tests.server.launch import ServerProcess
-from tests.server.wire import connect, post
+from tests.server.wire import connect, post, read_response
 
 MAX_BODY_BYTES = 8 * 2**20
 """The default of `--max-body-size`."""
@@ -21,6 +23,7 @@ _STAY_S = 4.0
 """How long a client waits for what the model has to compute."""
 _NUM_AT_ONCE, _NUM_PIPELINED, _NUM_PIECES = 16, 4, 8
 _PIECE_S = 0.02
+_NUM_FLOOD, _FLOOD_BYTES = 50, 100
 
 Send = Callable[[ServerProcess, Body], list[str]]
 
@@ -67,6 +70,23 @@ def send_pipelined(server: ServerProcess, body: Body) -> list[str]:
     return [_exchange(server, body, lambda sock, wire: sock.sendall(wire * _NUM_PIPELINED))]
 
 
+def send_flood(server: ServerProcess, body: Body) -> list[str]:
+    """Only its beginning, but very often, over many connections."""
+    path, content = body
+    wire = post(path, content[:_FLOOD_BYTES]) * _NUM_FLOOD
+
+    def send(_: int) -> list[str]:
+        with connect(server) as sock:
+            try:
+                sock.sendall(wire)
+                return [_status(sock) for _ in range(_NUM_FLOOD)]
+            except (ConnectionError, HTTPException):
+                return ["disconnected"]
+
+    with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
+        return [told for each in pool.map(send, range(_NUM_AT_ONCE)) for told in each]
+
+
 def send_and_leave(server: ServerProcess, body: Body) -> list[str]:
     with connect(server) as sock:
         try:
@@ -77,8 +97,9 @@ def send_and_leave(server: ServerProcess, body: Body) -> list[str]:
 
 
 SENDS: dict[Send, float] = {
-    send_whole: 0.5,
+    send_whole: 0.45,
     send_at_once: 0.15,
+    send_flood: 0.05,
     send_pieces: 0.1,
     send_chunks: 0.05,
     send_pipelined: 0.1,
@@ -128,3 +149,10 @@ def _exchange(
             if is_computed:
                 return "left"
             raise
+
+
+def _status(sock: socket.socket) -> str:
+    status, body = read_response(sock)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise UnexpectedAnswerError(f"{status}: {body!r}")
+    return str(status)

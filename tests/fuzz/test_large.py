@@ -10,7 +10,7 @@ from tests.profiles import scaled
 from tests.server.launch import ServerProcess
 
 _MAX_BODY_BYTES = 256 * 2**10
-_NUM_BODIES = scaled(2 * len(LARGE))
+_NUM_BODIES = scaled(len(LARGE) + 8)
 
 
 @pytest.mark.endurance

@@ -62,7 +62,7 @@ def watching(server: ServerProcess, file: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "tests.fuzz.watch", server.url, str(file)]
     process = subprocess.Popen(command)
     try:
-        wait_until(lambda: any(wait.what == STREAM for wait in read_waits(file)), "nothing came")
+        wait_until(lambda: _is_streaming(file), "the server does not stream")
         yield
     finally:
         process.terminate()
@@ -73,6 +73,14 @@ def read_waits(file: Path) -> list[Wait]:
     """All that have ended by now."""
     lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     return [msgspec.json.decode(line, type=Wait) for line in lines]
+
+
+def _is_streaming(file: Path) -> bool:
+    waits = read_waits(file)
+    broken = [wait.detail for wait in waits if wait.what == BROKEN]
+    if broken:
+        raise AssertionError(broken[0])
+    return any(wait.what == STREAM for wait in waits)
 
 
 class _Log:

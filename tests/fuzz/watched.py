@@ -4,8 +4,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from tests.fuzz.clients import attack
@@ -21,7 +23,6 @@ MAX_GROWTH = 0.1
 ITL_S = 0.1
 _WATCHED = ("--itl-slo", f"{ITL_S}s", "--log-level", "warning")
 _REST_S = 0.05
-"""Between two cases, so that what a case leaves behind is not the next one's."""
 _NUM_WARM_UP, _WARM_UP_BYTES, _WARM_UP_REST_S = 24, 2**17, 3.0
 _SETTLING_S = 30.0
 
@@ -132,7 +133,15 @@ def _cases(
         case = Case(seed, kind, start_s, time.monotonic() - start_s, told, failure=failure)
         on_case(case)
         yield case
-        time.sleep(_REST_S)
+        _rest(server)
+
+
+def _rest(server: ServerProcess) -> None:
+    """Let it finish with a case whose clients may have left, so that no other is blamed for it."""
+    time.sleep(_REST_S)
+    with suppress(httpx.TransportError):
+        server.http.get("/health")
+    time.sleep(_REST_S)
 
 
 def _settled(server: ServerProcess, before: Counter[str]) -> Counter[str]:
