@@ -132,3 +132,16 @@ RIGHT: dict[str, dict[str, object]] = {
     "/tokenize": {},
 }
 """Key the path; value a request that nothing is wrong with, but for what is added."""
+
+BEYOND = {
+    "max_body_bytes": "413",
+    "max_header_bytes": "431",
+    "max_completions": "400",
+    "max_unread_tokens": "the stream ends",
+    "max_connections": "503 with `Retry-After`",
+    "timeout_keep_alive_s": "the connection ends",
+    "timeout_header_s": "408",
+    "timeout_body_s": "408",
+    "timeout_write_s": "the connection ends",
+}
+"""Key a setting that limits clients; value what happens to one that exceeds it."""

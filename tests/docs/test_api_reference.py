@@ -8,6 +8,9 @@ from scripts.api_reference import http_api, words
 from scripts.api_reference.docstrings import Entry, parse
 from scripts.api_reference.pages import PAGES, rendered
 
+from legato.core.config_fields import fields_of
+from legato.server.config import ServerConfig
+
 SOURCES = Path(__file__).parents[2] / "src" / "legato"
 
 
@@ -43,6 +46,12 @@ def test_every_word_is_used() -> None:
     known = {name for _, name in fields} | {f"{title}.{name}" for title, name in fields}
     assert words.FIELDS.keys() <= known
     assert known >= words.LEGATO
+
+
+def test_every_consequence_is_of_a_limit() -> None:
+    limited = [field for field in fields_of(ServerConfig) if field.name in words.BEYOND]
+    assert {field.group for field in limited} == {"limits on clients"}
+    assert len(limited) == len(words.BEYOND)
 
 
 def test_docstrings_are_read_by_section() -> None:

@@ -1,80 +1,150 @@
-"""Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 120`."""
+"""Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
+
+A third of the time is for clients of a server with small limits, a third for large bodies, which go
+to one with the default limits, and a third for broken checkpoints. Beside each request, a stream
+and /health are watched. A server fails that delays them, answers with 5xx, logs a traceback or
+keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+"""
 
 import argparse
+import itertools
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from transformers.utils import logging
 
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
+from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
-from tests.server.launch import running_server
+from tests.fuzz.report import failures_of, print_told, print_watched
+from tests.fuzz.watched import Attempt, attack_watched
+from tests.server.launch import ServerProcess, running_server
 
-Try = Callable[[random.Random], Counter[str]]
+_LARGE_FLAGS = ("--max-num-seqs", "8")
+"""Few, so that the requests of hostile clients alone do not make each step slow."""
+_WIDTH = 160  # of what goes into a file
+
+Part = Callable[[argparse.Namespace, Path, Console], list[str]]
+"""Fuzzes for a while; returns the failures."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="%(default)g, half for each")
+    args = _parse()
+    logging.set_verbosity_error()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    failures: list[str] = []
+    for name in args.only or _PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            failures += _PARTS[name](args, Path(folder), console)
+    for failure in failures:
+        console.print(failure, markup=False, style="red")
+    console.print(f"{len(failures)} failures")
+    return 1 if failures else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="%(default)g")
     parser.add_argument("--seed", type=int, default=0, help="of the first try (%(default)s)")
+    parser.add_argument("--tries", type=int, help="most of each part")
+    parser.add_argument("--only", action="append", choices=_PARTS, help="may be repeated")
     parser.add_argument(
         "--examples",
         type=int,
         default=100,
         help="of each operation of the OpenAPI document, right and wrong ones (%(default)s)",
     )
-    args = parser.parse_args()
-    logging.set_verbosity_error()
-    failures: list[str] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with running_server(folder, *FLAGS) as server:
-            told = _repeat(lambda rng: attack(server, rng), args.seed, args.seconds / 2, failures)
-            try:
-                told += check_answers(server, args.examples)
-            except Exception as error:
-                failures.append(f"the OpenAPI document: {error}")
-            server.wait_for_metric("num_requests_running", 0)
-            if "Traceback" in server.log.read_text():
-                failures.append(server.log.read_text())
-        with memory_limit():
-            seeds = Seeds(folder)
-            told += _repeat(
-                lambda rng: try_one(seeds, rng, folder), args.seed, args.seconds / 2, failures
-            )
-    _print(told, failures)
-    return 1 if failures else 0
+    return parser.parse_args()
 
 
-def _repeat(attempt: Try, seed: int, seconds: float, failures: list[str]) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
+def _clients(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("clients", FLAGS, _attack, args, folder, console)
+
+
+def _large(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("large", _LARGE_FLAGS, overwhelm, args, folder, console)
+
+
+def _document(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    """The OpenAPI document, which is true or not."""
+    with running_server(folder, *FLAGS) as server:
         try:
-            outcomes += attempt(random.Random(seed))
+            print_told("document", check_answers(server, args.examples), console)
         except Exception as error:
-            failures.append(f"seed {seed}: {type(error).__name__}: {error}")
-        seed += 1
-    return outcomes
+            return [f"the OpenAPI document: {error}"]
+        log = server.log.read_text()
+    return [log] if "Traceback" in log else []
 
 
-def _print(outcomes: Counter[str], failures: list[str]) -> None:
-    table = Table("what", "came of it", "times", title=f"{outcomes.total()} tries")
-    for name, count in sorted(outcomes.items()):
-        table.add_row(*name.rsplit(maxsplit=1), str(count))
-    console = Console()
-    console.print(table)
-    for failure in failures[:20]:
-        console.print(failure, markup=False, style="red")
-    console.print(f"{len(failures)} failures")
+def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    told: Counter[str] = Counter()
+    failures = []
+    end_s = time.monotonic() + _seconds(args)
+    with memory_limit():
+        seeds = Seeds(folder)
+        for seed in _seeds(args):
+            if time.monotonic() > end_s:
+                break
+            try:
+                told += try_one(seeds, random.Random(seed), folder)
+            except Exception as error:
+                failures.append(f"checkpoints, seed {seed}: {type(error).__name__}: {error}")
+    print_told("checkpoints", told, console)
+    return failures
+
+
+_PARTS: dict[str, Part] = {
+    "clients": _clients,
+    "large": _large,
+    "document": _document,
+    "checkpoints": _checkpoints,
+}
+
+
+def _watched(
+    name: str,
+    flags: Sequence[str],
+    attempt: Attempt,
+    args: argparse.Namespace,
+    folder: Path,
+    console: Console,
+) -> list[str]:
+    with console.status(f"{name}: starting") as status:
+        found = attack_watched(
+            flags,
+            attempt,
+            _seeds(args),
+            _seconds(args),
+            folder,
+            lambda case: status.update(f"{name}, seed {case.seed}: {case.kind}"),
+        )
+    print_watched(name, found, console)
+    return failures_of(name, found)
+
+
+def _attack(server: ServerProcess, seed: int) -> tuple[str, Counter[str]]:
+    ((told, count),) = attack(server, random.Random(seed)).items()
+    client, answer = told.split()
+    return client, Counter({answer: count})
+
+
+def _seeds(args: argparse.Namespace) -> Iterable[int]:
+    return itertools.islice(itertools.count(args.seed), args.tries)
+
+
+def _seconds(args: argparse.Namespace) -> float:
+    """Of each part that takes as long as it is let."""
+    timed = {"clients", "large", "checkpoints"} & set(args.only or _PARTS)
+    return float(args.seconds) / max(1, len(timed))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def send_json(server: ServerProcess, rng: random.Random) -> str:
     path, body = random_request(rng)
     with connect(server) as sock:
         sock.sendall(post(path, body, rng.choice([""] * 9 + _HEADERS)))
-        return _answer(sock)
+        return answer(sock)
 
 
 def send_raw(server: ServerProcess, rng: random.Random) -> str:
@@ -69,7 +69,7 @@ def send_raw(server: ServerProcess, rng: random.Random) -> str:
     with connect(server) as sock:
         try:
             sock.sendall(data)
-            return _answer(sock)
+            return answer(sock)
         except ConnectionError:
             return "disconnected"
 
@@ -137,7 +137,7 @@ def _chunked(path: str, body: bytes) -> bytes:
     return head.encode() + f"{len(body):x};a=b\r\n".encode() + body + b"\r\n0\r\nX: y\r\n\r\n"
 
 
-def _answer(sock: socket.socket) -> str:
+def answer(sock: socket.socket) -> str:
     """Read one answer and check it."""
     response = http.client.HTTPResponse(sock)
     try:

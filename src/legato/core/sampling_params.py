@@ -8,14 +8,21 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
+"""Tokens beside the sampled one: `logprobs`, `top_logprobs` and `prompt_logprobs`."""
 MAX_LOGIT_BIAS = 1024
+"""Entries of `logit_bias`."""
 MAX_STOP = 64
+"""Strings in `stop`, and tokens in `stop_token_ids`."""
 MAX_STOP_CHARS = 4096
+"""Of all strings in `stop` together."""
 MAX_N = 128
+"""Completions of one prompt: `n`."""
 MAX_REPETITION_PENALTY = 100.0
 """Beyond it, and below its inverse, logits leave the range of float32, and with them the step."""
 SEED_LIMIT = 2**63
+"""That `seed` lies below, and its negative not beyond."""
 TOP_K_LIMIT = 2**31
+"""That `top_k` lies below."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

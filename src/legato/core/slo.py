@@ -10,8 +10,9 @@ INTERACTIVE = "interactive"
 BATCH = "batch"
 
 MAX_PRIORITY = 100
+"""Of `priority`, and of its negative."""
 MAX_CACHE_SALT = 256
-"""Characters; a key of 32 random bytes has 43 or 64."""
+"""Characters of `cache_salt`; a key of 32 random bytes has 43 or 64."""
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

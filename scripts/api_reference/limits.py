@@ -1,0 +1,71 @@
+"""What clients may take up, told by the flags and by the constants that bound it."""
+
+import ast
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+
+from legato.core import sampling_params, slo
+from legato.core.config_fields import fields_of, written
+from legato.server.config import ServerConfig
+from scripts.api_reference import words
+from scripts.api_reference.markdown import clause, code, table
+
+_MODULES = (sampling_params, slo)
+_GROUP = "limits on clients"
+_MOST_SPELLED = 2**31 - 1
+"""Beyond it, a value is told as the code has it."""
+
+
+def parts() -> Mapping[str, Callable[[], str]]:
+    """Key a part of the page."""
+    return {"limits by flags": _by_flags, "limits of requests": _of_requests}
+
+
+def constants() -> dict[str, tuple[str, str]]:
+    """The numbers that bound requests; key the name, value the number and what it is of.
+
+    Raises:
+        ValueError: one is not described.
+    """
+    return {name: told for module in _MODULES for name, told in _constants(module)}
+
+
+def _by_flags() -> str:
+    rows = [
+        (code(field.option), written(field.kind, field.default), field.flag.help, beyond)
+        for field in fields_of(ServerConfig)
+        if field.group == _GROUP
+        for beyond in [words.BEYOND[field.name]]
+    ]
+    return table(("flag", "default", "", "beyond"), rows)
+
+
+def _of_requests() -> str:
+    rows = [(code(name), number, clause(of)) for name, (number, of) in constants().items()]
+    return table(("limit", "", ""), rows)
+
+
+def _constants(module: ModuleType) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Those of a module, each of which has its words in the line below."""
+    statements = ast.parse(inspect.getsource(module)).body
+    for statement, below in itertools.pairwise(statements):
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name.isupper():
+                number = getattr(module, name)
+                if name.startswith("_") or not isinstance(number, int | float):
+                    continue
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(of))):
+                        yield name, (_number(name, number, value), of)
+                    case _:
+                        raise ValueError(f"{module.__name__}.{name} is not described")
+
+
+def _number(name: str, number: float, source: ast.expr) -> str:
+    if name.endswith("_BYTES"):
+        return written("size", number)
+    if number > _MOST_SPELLED:
+        return ast.unparse(source)
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
