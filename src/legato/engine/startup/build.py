@@ -24,6 +24,7 @@ from legato.engine.startup.calibration_file import CalibrationFile
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.first_pass import check_forward
 from legato.executor.memory import (
     num_cache_blocks,
     num_swap_blocks,
@@ -144,6 +145,13 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
+    check_forward(
+        model,
+        attention,
+        block_size=kv.block_size,
+        vocab_size=checkpoint.spec.vocab_size,
+        max_len=max_model_len,
+    )
     return EngineParts(
         resolved,
         checkpoint.spec,
