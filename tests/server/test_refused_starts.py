@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert "mlp.up_proj.weight has nan at [12, 4]: the checkpoint is damaged" in refusal
 
 
-@pytest.mark.parametrize("mebibytes", [40, 200, 1100, 1600])
+@pytest.mark.parametrize("mebibytes", [40, 200, 1200, 1600])
 def test_too_little_address_space(mebibytes: int) -> None:
     limit = mebibytes * 2**20
     done = serve(

@@ -1,12 +1,15 @@
 """The limit on the address space (`ulimit -v`), and the errors that mean that memory ran out."""
 
 import errno
+import os
 import resource
 
 from legato.core.errors import ConfigError
 
-_LEAST_BYTES = 2**30
-"""What the libraries alone map, or almost: below, some of them end the process themselves."""
+_LIBRARY_BYTES = 2**30
+_CORE_BYTES = 40 * 2**20
+"""What the libraries alone map, or almost, and NumPy's OpenBLAS for each core, up to 64 of them.
+With less, some end the process themselves."""
 _ALLOCATOR = "DefaultCPUAllocator: "
 """In the message of the plain RuntimeError that PyTorch's CPU allocator raises."""
 _SIGNS = (
@@ -32,10 +35,11 @@ def check_address_space() -> None:
         ConfigError: there is such a limit.
     """
     limit = address_space_bytes()
-    if limit is not None and limit < _LEAST_BYTES:
+    least = _LIBRARY_BYTES + min(64, os.cpu_count() or 1) * _CORE_BYTES
+    if limit is not None and limit < least:
         raise ConfigError(
             f"there is not enough memory: the address space is limited to {_mebibytes(limit)} "
-            f"(ulimit -v), and the libraries alone take {_mebibytes(_LEAST_BYTES)}"
+            f"(ulimit -v), and the libraries alone take {_mebibytes(least)}"
         )
 
 
