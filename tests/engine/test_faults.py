@@ -3,16 +3,22 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.startup.build import build_engine
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.decoder import Decoder
 
 BROKEN = SamplingParams(max_tokens=5, seed=0, logit_bias={10**6: 1.0})
 """Names a token that is not there, which the front end would have refused: the sampler raises, when
@@ -28,10 +34,13 @@ SETTINGS = {
 }
 
 
-def request(request_id: str, params: SamplingParams, prompt_len: int = 30) -> AddRequest:
+PROMPT = range(1000, 1210, 7)
+
+
+def request(request_id: str, params: SamplingParams, prompt: Sequence[int] = PROMPT) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=token_array(1000 + 7 * i for i in range(prompt_len)),
+        prompt_token_ids=token_array(prompt),
         params=params,
     )
 
@@ -79,6 +88,48 @@ def test_a_request_that_breaks_the_sampler_ends_alone(core: EngineLoop) -> None:
         assert output.error.startswith("IndexError")
     assert core.stats.num_failed_steps >= 2
     assert core.stats.kv_usage == 0.0
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> EngineLoop:
+    """With an embedding that is not its output projection as well."""
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    return build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(tmp_path), dtype="float32", kernels="torch"),
+            cache=CacheConfig(kv_cache_memory_bytes=2**22),
+        )
+    )[0]
+
+
+def embedding(core: EngineLoop) -> torch.Tensor:
+    assert isinstance(core._executor, TorchExecutor)
+    assert isinstance(core._executor._model, Decoder)
+    return core._executor._model.embed_tokens.weight
+
+
+def test_a_prompt_that_computes_nan_ends_alone(tiny: EngineLoop) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=6)
+    sound = [request(str(i), greedy, range(9 * i, 9 * i + 9)) for i in range(1, 4)]
+    alone = {r.request_id: tokens(run(tiny, [r])[r.request_id]) for r in sound}
+    embedding(tiny)[300] = torch.nan  # memory may fail once it was checked
+    broken = request("broken", greedy, [5, 300, 6])
+    together = run(tiny, [sound[0], broken, *sound[1:]])
+    assert {r.request_id: tokens(together[r.request_id]) for r in sound} == alone
+    [output] = together["broken"]
+    assert output.finish_reason is FinishReason.ERROR
+    assert "not finite" in (output.error or "")
+
+
+def test_an_engine_that_computes_nothing_but_nan_ends(tiny: EngineLoop) -> None:
+    embedding(tiny).fill_(torch.nan)
+    broken = request("broken", SamplingParams(temperature=0.0, max_tokens=6), [5, 6])
+    with pytest.raises(EngineFaultError, match="not finite"):
+        run(tiny, [broken])
 
 
 STARVED = """

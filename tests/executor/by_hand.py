@@ -178,9 +178,14 @@ class FailingModel:
         self._model = model
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        num_layers: int | None = None,
     ) -> torch.Tensor:
-        hidden = self._model.forward(input_ids, positions, attention)
+        hidden = self._model.forward(input_ids, positions, attention, num_layers=num_layers)
         if self.fails:
             raise RuntimeError("boom")
         return hidden

@@ -1,7 +1,9 @@
+import psutil
 import pytest
 import torch
 
-from legato.executor.memory import raising_memory_error
+from legato.executor import memory
+from legato.executor.memory import free_memory_bytes, raising_memory_error
 
 
 def test_no_memory_on_the_cpu() -> None:
@@ -17,3 +19,10 @@ def test_no_memory_on_a_device() -> None:
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shape"), raising_memory_error():
         torch.empty(2) @ torch.empty(3, 3)
+
+
+def test_memory_beyond_the_limit_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = psutil.Process().memory_info().vms
+    for limit, most in ((mapped + 2**24, 2**24), (2**20, 0)):
+        monkeypatch.setattr(memory, "address_space_bytes", lambda limit=limit: limit)
+        assert 0 <= free_memory_bytes(torch.device("cpu")) <= most

@@ -1,6 +1,7 @@
-"""Tiny checkpoints, broken in their headers: they are refused, or they load, and nothing else."""
+"""Tiny checkpoints, broken in headers or weights: they are refused, or they load and compute."""
 
 import json
+import math
 import random
 import resource
 import shutil
@@ -14,11 +15,14 @@ from typing import Any
 
 import psutil
 import torch
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.first_pass import check_forward
 from legato.model.defaults import load_defaults
 from legato.model.loader import load_model, open_checkpoint
 from legato.model.source import ModelSource
@@ -75,7 +79,11 @@ def load(path: Path) -> None:
     source = ModelSource(path)
     load_defaults(source, load_tokenizer(source).eos_token_id)
     checkpoint = open_checkpoint(ModelConfig(model=str(path)))
-    load_model(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    spec, device = checkpoint.spec, torch.device("cpu")
+    model = load_model(checkpoint, dtype=torch.float32, device=device)
+    attention = TorchAttentionBackend(model.cache, num_blocks=1, block_size=32, device=device)
+    sizes = {"vocab_size": spec.vocab_size, "max_len": spec.max_model_len}
+    check_forward(model, attention, block_size=32, **sizes)
 
 
 def break_gguf(seeds: Seeds, rng: random.Random, folder: Path) -> Path:
@@ -108,6 +116,24 @@ def break_folder(seeds: Seeds, rng: random.Random, folder: Path) -> Path:
         file.write_bytes(mutated(rng, data))
     else:
         file.write_bytes(_broken_safetensors(rng, data))
+    return path
+
+
+def damage_weights(seeds: Seeds, rng: random.Random, folder: Path) -> Path:
+    """Make one weight no number, in either format, which nobody may serve."""
+    bad = rng.choice([math.nan, math.inf, -math.inf])
+    if rng.random() < 0.5:
+        path = folder / "damaged.gguf"
+        shutil.copy(seeds.gguf, path)
+        weights = rng.choice(GGUFReader(path, "r+").tensors).data.reshape(-1)
+        weights[rng.randrange(len(weights))] = bad
+        return path
+    path = folder / "damaged"
+    shutil.copytree(seeds.folder, path, dirs_exist_ok=True)
+    tensors = load_file(path / "model.safetensors")
+    values = tensors[rng.choice(sorted(tensors))].flatten()
+    values[rng.randrange(len(values))] = bad
+    save_file(tensors, path / "model.safetensors")
     return path
 
 
@@ -148,9 +174,9 @@ def try_one(seeds: Seeds, rng: random.Random, folder: Path) -> Counter[str]:
 
     Raises:
         Exception: any but the refusals that a user gets to see.
-        AssertionError: it took too much memory.
+        AssertionError: it took too much memory, or was loaded though its weights are no numbers.
     """
-    break_it = rng.choice([break_gguf, break_folder])
+    break_it = rng.choice([break_gguf, break_folder, damage_weights])
     path = break_it(seeds, rng, folder)
     tracemalloc.start()
     try:
@@ -161,6 +187,7 @@ def try_one(seeds: Seeds, rng: random.Random, folder: Path) -> Counter[str]:
     finally:
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
+    assert outcome == "refused" or break_it is not damage_weights, path
     assert peak_bytes < MAX_BYTES, f"{peak_bytes} bytes were taken"
     return Counter([f"{break_it.__name__} {outcome}"])
 

@@ -46,9 +46,14 @@ def write_gguf(
     model: PreTrainedModel,
     *,
     add_tokenizer: Callable[[GGUFWriter], None] | None = None,
+    quantization: GGMLQuantizationType | None = None,
     **extra: Any,
 ) -> None:
-    """Write `model` as llama.cpp's converter would; `extra` are further metadata and tensors."""
+    """Write `model` as llama.cpp's converter would; `extra` are further metadata and tensors.
+
+    Args:
+        quantization: of the matrices.
+    """
     config = model.config
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -67,11 +72,20 @@ def write_gguf(
     for key, value in extra.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
+        elif isinstance(value, str):
+            writer.add_string(f"{architecture}.{key}", value)
+        elif isinstance(value, float):
+            writer.add_float32(f"{architecture}.{key}", value)
         else:
             writer.add_uint32(f"{architecture}.{key}", value)
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
-            writer.add_tensor(gguf_name(name), gguf_rows(name, tensor, architecture, config))
+            rows = gguf_rows(name, tensor, architecture, config)
+            if quantization is not None and rows.ndim == 2:
+                rows = quantize(rows, quantization)
+                writer.add_tensor(gguf_name(name), rows, raw_dtype=quantization)
+            else:
+                writer.add_tensor(gguf_name(name), rows)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

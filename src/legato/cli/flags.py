@@ -80,6 +80,7 @@ def add_flags(
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `engine_config` builds an `EngineConfig`."""
+    parser.set_defaults(loads_model=True)
     add_flags(parser, *engine_parts().values())
 
 

@@ -17,8 +17,10 @@ from legato.cli import (
     tune,
 )
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from legato.core.memory import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
+_FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -28,10 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
+        if getattr(args, "loads_model", False):
+            check_address_space()
         return run(args)
     except (ConfigError, InvalidRequestError, UnsupportedModelError) as error:
         print(f"legato: {error}", file=sys.stderr)
         return _USAGE_ERROR
+    except Exception as error:
+        if not is_shortage(error):
+            raise
+        print(f"legato: {describe_shortage(error)}", file=sys.stderr)
+        return _FAILURE
     except KeyboardInterrupt:
         return _INTERRUPTED
 

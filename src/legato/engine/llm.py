@@ -23,6 +23,7 @@ from legato.engine.startup.build import build_engine
 from legato.model.defaults import load_defaults
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
+from legato.model.vocabulary import within_vocabulary
 
 
 class TokensPrompt(TypedDict):
@@ -103,8 +104,9 @@ class LLM:
     def _start(self, config: EngineConfig) -> None:
         source = resolve_source(config.model.model, config.model.revision)
         self._tokenizer = load_tokenizer(source)
-        self._defaults = load_defaults(source, self._tokenizer.eos_token_id)
+        defaults = load_defaults(source, self._tokenizer.eos_token_id)
         self._engine, self.info = build_engine(config)
+        self._defaults = within_vocabulary(defaults, self._tokenizer, self.info.vocab_size)
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -10,20 +10,21 @@ import torch
 
 from legato.core.config import CacheConfig
 from legato.core.errors import ConfigError
+from legato.core.memory import address_space_bytes, is_shortage
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.25}
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator: "
-"""In the message of the plain RuntimeError that PyTorch's CPU allocator raises."""
-
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that nobody uses, on a GPU or on the host."""
+    """Memory that nobody uses and that this process may take, on a GPU or on the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    available, limit = int(psutil.virtual_memory().available), address_space_bytes()
+    if limit is None:
+        return available
+    return max(0, min(available, limit - int(psutil.Process().memory_info().vms)))
 
 
 def num_cache_blocks(
@@ -90,9 +91,7 @@ def raising_memory_error() -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(str(error)) from error
     except RuntimeError as error:
-        if _CPU_ALLOCATOR not in str(error):
+        if not is_shortage(error):
             raise
         raise MemoryError(str(error)) from error

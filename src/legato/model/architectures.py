@@ -8,6 +8,7 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 from legato.core.errors import UnsupportedModelError
 from legato.model.rope import rope_frequencies
 from legato.model.spec import DecoderSpec
+from legato.model.validation import check_fields
 
 
 def llama(config: LlamaConfig) -> DecoderSpec:
@@ -90,9 +91,12 @@ def spec_of(config: PreTrainedConfig) -> DecoderSpec:
     """The shape of a supported model.
 
     Raises:
-        UnsupportedModelError: a setting of its configuration that Legato does not know.
+        UnsupportedModelError: a setting of its configuration that Legato does not know, or that no
+            model has.
     """
-    return ARCHITECTURES[config.architectures[0]](config)
+    spec = ARCHITECTURES[config.architectures[0]](config)
+    check_fields(spec)
+    return spec
 
 
 def _spec(

@@ -101,14 +101,20 @@ class Model(Protocol):
         ...
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        num_layers: int | None = None,
     ) -> torch.Tensor:
-        """Run all layers; call under `torch.inference_mode`.
+        """Run the layers; call under `torch.inference_mode`.
 
         Args:
             input_ids: [T] int64.
             positions: [T] int64, of each token in its request, from 0.
             attention: of this step; called once a layer.
+            num_layers: how many of them, from the first on and at least one; None is all.
 
         Returns:
             [T, E] in the model's dtype, after the final norm.

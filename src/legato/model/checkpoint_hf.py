@@ -115,8 +115,8 @@ def _headers(files: Sequence[Path]) -> dict[str, _Header]:
 
 
 def _auto_dtype(config: PreTrainedConfig, headers: Mapping[str, _Header]) -> torch.dtype:
-    """What the configuration says, or else the weights themselves."""
-    if isinstance(config.dtype, torch.dtype):
+    """What the configuration says, if Legato computes in that, or else the weights themselves."""
+    if isinstance(config.dtype, torch.dtype) and config.dtype in _FLOAT_TYPES.values():
         return config.dtype
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)

@@ -1,6 +1,7 @@
 """The decoder: token ids to hidden states to logits."""
 
 from functools import partial
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -58,13 +59,18 @@ class Decoder(nn.Module):
         return self.embed_tokens.weight.device
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        num_layers: int | None = None,
     ) -> torch.Tensor:
         # The residual stream is float32 whatever the weights are: layer after layer adds to it, so
         # rounding it costs far more accuracy than rounding what is added.
         hidden = self.embed_tokens(input_ids).float()
         rope = self.rotary(positions, self.dtype)
-        for layer in self.layers:
+        for layer in islice(self.layers, num_layers):
             hidden = layer(hidden, rope, attention)
         output: torch.Tensor = self.norm(hidden)
         return output

@@ -14,6 +14,7 @@ from legato.model.checkpoint import Checkpoint
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
+from legato.model.finite import check_finite
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
@@ -65,11 +66,12 @@ def load_model(
             weights as with others.
 
     Raises:
-        UnsupportedModelError: tensors are missing, unexpected or of the wrong shape.
+        UnsupportedModelError: tensors are missing, unexpected, of the wrong shape, or have values
+            that are no finite numbers.
     """
     _check_shapes(checkpoint)
     model = _empty_model(checkpoint.spec, dtype, device, kernels)
-    model.load_weights(_read_weights(checkpoint, quantization))
+    model.load_weights(_read_weights(checkpoint, dtype, quantization))
     return model
 
 
@@ -101,10 +103,14 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
         raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(missing)}")
 
 
-def _read_weights(checkpoint: Checkpoint, quantization: Quantization | None) -> NamedWeights:
-    for name, weight in _with_progress(checkpoint):
+def _read_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization | None
+) -> NamedWeights:
+    for name, tensor in _with_progress(checkpoint):
         if not _is_redundant(name, checkpoint):
-            yield name, _quantize(name, weight, quantization)
+            weight = _quantize(name, tensor, quantization)
+            check_finite(f"{checkpoint.name}: {name}", weight, dtype)
+            yield name, weight
 
 
 def _quantize(

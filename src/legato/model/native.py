@@ -193,15 +193,21 @@ class NativeModel:
         self._layers = [  # kept for `_native`, which only points to them
             self._make_layer(_take_layer(found, index)) for index in range(self.spec.num_layers)
         ]
-        self._native: Any = self.kernels.extension.Layers(self._layers)
+        self._native = self._join(self._layers)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        num_layers: int | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, NativeStep)
         hidden = self._embed_tokens(input_ids).float()
         cos, sin = self._rotary(positions, torch.float32)
-        self._native.forward(
+        layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
+        layers.forward(
             self.kernels.pool,
             attention.native,
             attention.caches,
@@ -215,6 +221,9 @@ class NativeModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._lm_head(hidden)
+
+    def _join(self, layers: list[object]) -> Any:
+        return self.kernels.extension.Layers(layers)
 
     def _make_layer(self, weights: Mapping[str, _Weight]) -> object:
         """The extension copies the weights, so that nothing here has to outlive the call."""

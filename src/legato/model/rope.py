@@ -3,16 +3,50 @@
 Half-rotation convention, as in transformers: dimension i is rotated together with i + D / 2.
 """
 
-from typing import NamedTuple
+import math
+from typing import Annotated, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.validation import check_fields
 
 _SCALED_TYPES = ("linear", "llama3", "yarn", "longrope")
+
+
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    """What a configuration may say, under transformers' names; each type reads a part of it.
+
+    Raises:
+        UnsupportedModelError: a value is of another type, or one that no model has.
+    """
+
+    rope_theta: Annotated[float, msgspec.Meta(gt=1, le=1e12)]
+    factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)] | None = None
+    attention_factor: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = None
+    original_max_position_embeddings: Annotated[float, msgspec.Meta(ge=1, le=2**31)] | None = None
+    beta_fast: _Positive | None = None
+    beta_slow: _Positive | None = None
+    mscale: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None = None
+    mscale_all_dim: Annotated[float, msgspec.Meta(ge=0, le=1e3)] | None = None
+    low_freq_factor: _Positive | None = None
+    high_freq_factor: _Positive | None = None
+    short_factor: list[_Positive] | None = None
+    long_factor: list[_Positive] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
+            smaller, larger = getattr(self, low), getattr(self, high)
+            if smaller is not None and larger is not None and smaller >= larger:
+                raise UnsupportedModelError(f"{low} is {smaller}, but {high} is {larger}")
 
 
 class RopeFrequencies(NamedTuple):
@@ -32,9 +66,10 @@ def rope_frequencies(config: PreTrainedConfig, head_dim: int) -> RopeFrequencies
 
     Raises:
         UnsupportedModelError: rope of a type that Legato does not know, or whose frequencies
-            depend on the length of the sequence.
+            depend on the length of the sequence; or parameters that no model has.
     """
     parameters = config.rope_parameters
+    _Parameters(**{n: parameters[n] for n in _Parameters.__struct_fields__ if n in parameters})
     rope_type = parameters.get("rope_type", "default")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError("rope on only a part of each head is not supported")
@@ -53,6 +88,8 @@ def rope_frequencies(config: PreTrainedConfig, head_dim: int) -> RopeFrequencies
         )
     else:
         inverse, scaling = ROPE_INIT_FUNCTIONS[rope_type](config)
+    if not all(0 < angle < math.inf for angle in inverse.tolist()):
+        raise UnsupportedModelError(f"rope parameters {parameters} make no frequencies")
     return RopeFrequencies(tuple(inverse.tolist()), float(scaling))
 
 

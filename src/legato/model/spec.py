@@ -1,5 +1,7 @@
 """What distinguishes one decoder from another: numbers and switches, no code."""
 
+from typing import Annotated
+
 import msgspec
 import torch
 
@@ -9,9 +11,13 @@ from legato.model.rope import RopeFrequencies
 
 _MODEL_LEN_LIMIT = 2**31
 
+_Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
 
 class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer.
+
+    The annotations say which values models have; those of a checkpoint are held to them.
 
     Attributes:
         max_model_len: positions the model was made for (prompt plus output, in tokens).
@@ -27,17 +33,17 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             of positions is out of range.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_layers: _Size
+    num_heads: _Size
+    num_kv_heads: _Size
+    head_dim: _Size
+    rms_norm_eps: Annotated[float, msgspec.Meta(ge=1e-12, le=0.1)]
     max_model_len: int
     rope: RopeFrequencies
-    sliding_windows: tuple[int | None, ...]
+    sliding_windows: tuple[_Size | None, ...]
     tie_word_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
@@ -45,7 +51,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_model_len < _MODEL_LEN_LIMIT:
+        if not 1 < self.max_model_len < _MODEL_LEN_LIMIT:
             raise UnsupportedModelError(f"{self.max_model_len} positions are not supported")
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(

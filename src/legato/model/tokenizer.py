@@ -23,6 +23,7 @@ class Tokenizer:
     Attributes:
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
+        largest_token_id: -1 where there are no tokens at all.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
         special_token_ids: tokens that steer the model and are no part of the text.
         max_token_chars: characters of the longest token, so that a text of more than this times N
@@ -40,7 +41,9 @@ class Tokenizer:
         self._added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
         self._is_byte_level = _is_byte_level(self.backend)
-        self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
+        vocabulary = self.backend.get_vocab()
+        self.largest_token_id = max(vocabulary.values(), default=-1)
+        self.max_token_chars = max(map(len, vocabulary), default=1)
 
     @property
     def has_chat_template(self) -> bool:

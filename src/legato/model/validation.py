@@ -1,8 +1,11 @@
 """What is not taken on trust about a checkpoint, which may come from anywhere. Torch-free."""
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import msgspec
 
 from legato.core.errors import UnsupportedModelError
 
@@ -30,11 +33,27 @@ def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
             raise UnsupportedModelError(f"cannot read {path}: {name} is {size!r}")
 
 
+def check_fields(values: msgspec.Struct) -> None:
+    """Hold each field to its annotation, which constructors of structs do not.
+
+    Raises:
+        UnsupportedModelError: one is of another type, or out of range.
+    """
+    for field in msgspec.structs.fields(values):
+        value = getattr(values, field.name)
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            reason = f"{field.name} is {reprlib.repr(value)}: {error}"
+            raise UnsupportedModelError(reason) from error
+
+
 @contextmanager
 def refusing_what_fails(path: Path) -> Iterator[None]:
     """Make a refusal of whatever a broken description makes transformers and tokenizers raise.
 
-    They check little of what they read, so that a wrong type or a zero comes out as any exception.
+    They check little of what they read, so that a wrong type or a zero comes out as any exception,
+    with a message of several lines at times.
 
     Raises:
         UnsupportedModelError: in place of any other.
@@ -48,5 +67,6 @@ def refusing_what_fails(path: Path) -> Iterator[None]:
     except BaseException as error:
         # A panic of tokenizers' Rust is no Exception, and its class cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise UnsupportedModelError(f"cannot read {path}: {error}") from error
+            reason = " ".join(str(error).split())
+            raise UnsupportedModelError(f"cannot read {path}: {reason}") from error
         raise

@@ -30,6 +30,7 @@ from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, load_defaults
 from legato.model.source import ModelSource, resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.model.vocabulary import within_vocabulary
 from legato.observe.traces.feed import RecordFeed
 
 
@@ -110,6 +111,7 @@ class EngineClient:
         async with EngineProcess.starting(config) as engine:
             tokenizer, defaults = await asyncio.to_thread(_load_tokenizer, source)
             info = await engine.ready()
+            defaults = within_vocabulary(defaults, tokenizer, info.vocab_size)
         return cls(
             config,
             engine,

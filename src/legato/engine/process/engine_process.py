@@ -16,6 +16,7 @@ from typing import Any
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
+from legato.core.memory import address_space_bytes, advice
 from legato.core.request import Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import FrameDecoder, pack_frame
@@ -108,7 +109,10 @@ class EngineProcess:
                     raise ConnectionResetError
                 messages = self._frames.feed(data)
         except OSError as lost:
-            raise EngineDeadError("the engine process died while loading the model") from lost
+            reason = "the engine process died while loading the model"
+            if address_space_bytes() is not None:
+                reason += f", perhaps for want of memory: {advice()}"
+            raise EngineDeadError(reason) from lost
         match messages[0]:
             case EngineReady(info):
                 self.loading_s = time.monotonic() - self._started_s

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.memory import describe_shortage, is_shortage
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.engine.errors import EngineFaultError
@@ -41,17 +42,20 @@ def main(fd: int) -> int:
 
 
 def _serve(channel: Channel) -> int:
-    from legato.engine.startup.build import build_engine
-
     config, *early = channel.receive(block=True)
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
+        from legato.engine.startup.build import build_engine
+
         engine, info = build_engine(config)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
         return 2
     except Exception as error:
+        if is_shortage(error):
+            channel.send(EngineFailed(describe_shortage(error), is_user_error=False))
+            return 1
         logging.exception("the engine cannot start")
         channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
         return 1

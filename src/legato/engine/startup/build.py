@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.memory import advice
 from legato.core.rows import row_counts
 from legato.core.stats import CacheInfo
 from legato.core.version import __version__
@@ -23,7 +24,13 @@ from legato.engine.startup.calibration_file import CalibrationFile
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
-from legato.executor.memory import num_cache_blocks, num_swap_blocks, take_memory
+from legato.executor.first_pass import check_forward
+from legato.executor.memory import (
+    num_cache_blocks,
+    num_swap_blocks,
+    raising_memory_error,
+    take_memory,
+)
 from legato.executor.torch_executor import TorchExecutor
 from legato.kv.manager import KVCacheManager
 from legato.model.base import Model
@@ -138,6 +145,13 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
+    check_forward(
+        model,
+        attention,
+        block_size=kv.block_size,
+        vocab_size=checkpoint.spec.vocab_size,
+        max_len=max_model_len,
+    )
     return EngineParts(
         resolved,
         checkpoint.spec,
@@ -173,9 +187,16 @@ def _native_kernels(
 
 def _attention(model: Model, kv: KVCacheManager) -> AttentionBackend:
     sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
-    if isinstance(model, NativeModel):
-        return NativeAttentionBackend(model, **sizes)
-    return TorchAttentionBackend(model.cache, **sizes, device=model.device)
+    try:
+        with raising_memory_error():
+            if isinstance(model, NativeModel):
+                return NativeAttentionBackend(model, **sizes)
+            return TorchAttentionBackend(model.cache, **sizes, device=model.device)
+    except MemoryError as error:
+        num_bytes = kv.num_blocks * kv.block_size * model.cache.token_bytes
+        raise ConfigError(
+            f"there is no memory for a KV cache of {num_bytes:,} bytes: {advice()}"
+        ) from error
 
 
 def _compile_kernels(model: Model, config: SchedulerConfig) -> None:

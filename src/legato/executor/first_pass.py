@@ -1,0 +1,63 @@
+"""The first forward pass: a model that computes no numbers is refused before anybody waits for it.
+
+Weights that are numbers each can still be so large that their products are none.
+"""
+
+from bisect import bisect_left
+
+import torch
+
+from legato.core.errors import UnsupportedModelError
+from legato.core.plan import ScheduledChunk
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.batch import pack
+from legato.executor.sequence import SequenceState
+from legato.model.base import Model
+
+_MAX_TOKENS = 8
+
+
+@torch.inference_mode()
+def check_forward(
+    model: Model, attention: AttentionBackend, *, block_size: int, vocab_size: int, max_len: int
+) -> None:
+    """Compute a few tokens from all over the vocabulary.
+
+    Args:
+        attention: its first blocks are written to.
+        max_len: positions that the model, and the cache, have.
+
+    Raises:
+        UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
+    """
+    num_tokens = min(_MAX_TOKENS, max_len, vocab_size)
+    prompt = range(0, vocab_size, vocab_size // num_tokens)[:num_tokens]
+    request = AddRequest(
+        request_id="first-pass",
+        prompt_token_ids=token_array(prompt),
+        params=SamplingParams(max_tokens=1),
+    )
+    blocks = tuple(range(-(-num_tokens // block_size)))
+    chunk = ScheduledChunk(request.request_id, 0, num_tokens, blocks, 1, "prefill")
+    batch = pack([chunk], [SequenceState(request)], block_size=block_size, device=model.device)
+
+    def hidden(num_layers: int | None = None) -> torch.Tensor:
+        step = attention.begin_step(batch)
+        return model.forward(batch.input_ids, batch.positions, step, num_layers=num_layers)
+
+    if _is_finite(model.compute_logits(hidden())):
+        return
+    counts = range(1, model.cache.num_layers + 1)
+    num_sound = bisect_left(counts, True, key=lambda count: not _is_finite(hidden(count)))
+    where = f"model.layers.{num_sound}" if num_sound < len(counts) else "the output projection"
+    reason = "the checkpoint is damaged"
+    if model.dtype == torch.float16:
+        reason += ", or its values are too large for float16: try --dtype bfloat16"
+    raise UnsupportedModelError(f"{where} computes NaN or infinities: {reason}")
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    return bool(values.isfinite().all())

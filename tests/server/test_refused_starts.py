@@ -1,0 +1,48 @@
+"""Starts that can come to nothing end at once, with a line that says why."""
+
+import math
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.fuzz.checkpoints import Seeds
+
+
+def serve(
+    *flags: str, preexec: Callable[[], None] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "legato", "serve", "--port", "0", "--num-threads", "1", *flags],
+        capture_output=True, text=True, check=False, timeout=60, preexec_fn=preexec,
+    )  # fmt: skip
+
+
+def test_a_damaged_checkpoint(tmp_path: Path) -> None:
+    folder = Seeds(tmp_path).folder
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][12, 4] = math.nan
+    save_file(tensors, folder / "model.safetensors")
+    done = serve(str(folder))
+    assert done.returncode == 2
+    [refusal] = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+    assert refusal.startswith("legato: ")
+    assert "mlp.up_proj.weight has nan at [12, 4]: the checkpoint is damaged" in refusal
+
+
+@pytest.mark.parametrize("mebibytes", [40, 200, 1200, 1600])
+def test_too_little_address_space(mebibytes: int) -> None:
+    limit = mebibytes * 2**20
+    done = serve(
+        "--kv-cache-memory", "64G",
+        preexec=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    [refusal] = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+    assert "memory" in refusal
+    assert f"{mebibytes:,} MiB" in refusal
+    assert "ulimit -v" in refusal
