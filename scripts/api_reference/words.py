@@ -98,6 +98,7 @@ CODES = {
     "request_failed": "this request cannot be computed; others are unharmed",
     "shutting_down": "the server drains",
     "engine_dead": "the engine process died or hung, or is being started again",
+    "readers_dead": "the processes that read requests died, and are being started again",
 }
 """Key the `code` of an error."""
 

@@ -234,7 +234,7 @@ class LLM:
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
         for index, asked in enumerate(work):
             for i, request in enumerate(self._requests(*asked)):
-                stream = CompletionStream(i, request, self._tokenizer)
+                stream = CompletionStream(i, request, self._tokenizer.vocabulary)
                 streams[request.request_id] = index, stream
                 events.append(request)
         try:
