@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from legato.model.defaults import ModelDefaults
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
+from legato.server.requests.read import RequestReader
+from legato.server.requests.serving import Kind, Serving
 
 
 def ask(method: str, path: str, body: object = None) -> httpx.Response:
@@ -24,12 +27,30 @@ def ask(method: str, path: str, body: object = None) -> httpx.Response:
     return asyncio.run(request())
 
 
+class _TextInThisProcess:
+    """Reads what is to be refused, for which it needs neither tokenizer nor model."""
+
+    def __init__(self) -> None:
+        info: Any = SimpleNamespace(max_model_len=1, served_model_name="")
+        serving = Serving(info=info, max_completions=1, trust_request_chat_template=False)
+        no_tokenizer: Any = SimpleNamespace(max_token_chars=1)
+        self._reader = RequestReader(
+            no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving
+        )
+
+    async def generation(self, kind: Kind, body: bytes) -> None:
+        list(self._reader.read(kind, body))
+
+    answer = generation
+
+
 @cache
 def _app() -> ASGIApp:
     no_engine: Any = None
+    text: Any = _TextInThisProcess()
     lifecycle: Any = SimpleNamespace(is_draining=False, in_flight=nullcontext)
     metrics: Any = SimpleNamespace(count_error=lambda _status: None)
-    app = create_app(no_engine, ServerConfig(), lifecycle, metrics)
+    app = create_app(no_engine, text, ServerConfig(), lifecycle, metrics)
 
     async def app_at_zero(scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["received_s"] = 0.0  # which the connection knows

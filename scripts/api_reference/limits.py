@@ -8,11 +8,12 @@ from types import ModuleType
 
 from legato.core import sampling_params, slo
 from legato.core.config_fields import fields_of, written
+from legato.server import limits
 from legato.server.config import ServerConfig
 from scripts.api_reference import words
 from scripts.api_reference.markdown import clause, code, table
 
-_MODULES = (sampling_params, slo)
+_MODULES = (sampling_params, slo, limits)
 _GROUP = "limits on clients"
 _MOST_SPELLED = 2**31 - 1
 """Beyond it, a value is told as the code has it."""

@@ -100,6 +100,7 @@ CODES = {
     "request_failed": "this request cannot be computed; others are unharmed",
     "shutting_down": "the server drains",
     "engine_dead": "the engine process died or hung, or is being started again",
+    "readers_dead": "the processes that read requests died, and are being started again",
 }
 """Key the `code` of an error."""
 
@@ -143,5 +144,6 @@ BEYOND = {
     "timeout_header_s": "408",
     "timeout_body_s": "408",
     "timeout_write_s": "the connection ends",
+    "timeout_prompt_s": "400",
 }
 """Key a setting that limits clients; value what happens to one that exceeds it."""

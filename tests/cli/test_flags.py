@@ -81,6 +81,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "timeout_keep_alive_s": "--timeout-keep-alive",
         "timeout_header_s": "--timeout-header",
         "timeout_body_s": "--timeout-body",
+        "timeout_prompt_s": "--timeout-prompt",
         "timeout_write_s": "--timeout-write",
         # Exceptions, stated at the field.
         "slo_classes": "--slo-class",

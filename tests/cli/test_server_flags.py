@@ -28,7 +28,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
         "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3",
-        "--timeout-write", "4s", "--timeout-engine", "1m", "--trace", "t.jsonl.gz",
+        "--timeout-write", "4s", "--timeout-prompt", "5s", "--timeout-engine", "1m",
+        "--trace", "t.jsonl.gz",
         "--max-trace-size", "2M", "--otlp-traces-endpoint", "http://localhost:4318/v1/traces",
     )  # fmt: skip
     assert config == ServerConfig(
@@ -48,6 +49,7 @@ def test_every_flag_reaches_its_field() -> None:
         timeout_header_s=1.5,
         timeout_body_s=3.0,
         timeout_write_s=4.0,
+        timeout_prompt_s=5.0,
         timeout_engine_s=60.0,
         trace="t.jsonl.gz",
         max_trace_bytes=2**21,

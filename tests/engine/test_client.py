@@ -9,7 +9,13 @@ from contextlib import aclosing
 import psutil
 import pytest
 
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.config import (
+    DEFAULT_MODEL,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
@@ -18,19 +24,29 @@ from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
 from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+from legato.model.vocabulary import Vocabulary
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
     cache=CacheConfig(kv_cache_memory_bytes=2**28),
     scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2),
 )
+SOURCE = resolve_source(DEFAULT_MODEL)
+TOKENIZER = load_tokenizer(SOURCE)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 
 
+async def load_text() -> tuple[Vocabulary, ModelDefaults]:
+    return TOKENIZER.vocabulary, load_defaults(SOURCE, TOKENIZER.eos_token_id)
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(CONFIG, max_unread_tokens=40)
+    client = await EngineClient.start(CONFIG, load_text(), max_unread_tokens=40)
     yield client
     children = psutil.Process().children()
     engines = [child for child in children if "legato.engine.process.main" in child.cmdline()]
@@ -40,7 +56,7 @@ async def client() -> AsyncIterator[EngineClient]:
 
 async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:
     completions = [Completion(i) for i in range(params.n)]
-    prompt = client.tokenizer.encode("Once upon a time")
+    prompt = TOKENIZER.encode("Once upon a time")
     async with aclosing(
         client.generate(prompt, params, service=ServiceParams(), request_id="r")
     ) as deltas:
@@ -148,7 +164,7 @@ async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:
 )
 async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> None:
     with pytest.raises(ConfigError):
-        await EngineClient.start(config)
+        await EngineClient.start(config, load_text())
 
 
 async def test_records_come_while_somebody_listens_from_the_next_engine_too(

@@ -25,7 +25,7 @@ def new_stream(**params: object) -> CompletionStream:
         prompt_token_ids=token_array([1]),
         params=SamplingParams(**params),  # type: ignore[arg-type]
     )
-    return CompletionStream(0, request, TOKENIZER)
+    return CompletionStream(0, request, TOKENIZER.vocabulary)
 
 
 def outputs(token_ids: list[int], reason: FinishReason) -> Iterable[RequestOutput]:

@@ -19,7 +19,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
-from legato.engine.process import engine_process
+from legato.engine.process import child_process, engine_process
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import EngineStats, StepOutputs
 from legato.engine.process.supervisor import EngineSupervisor, Restarts
@@ -270,7 +270,7 @@ def unreapable(monkeypatch: pytest.MonkeyPatch) -> list[Unreapable]:
         return started[-1]
 
     popen = subprocess.Popen
-    monkeypatch.setattr(engine_process.subprocess, "Popen", start)
+    monkeypatch.setattr(child_process.subprocess, "Popen", start)
     monkeypatch.setattr(engine_process, "_STOP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(engine_process, "_KILL_TIMEOUT_S", 0.05)
     return started

@@ -44,8 +44,13 @@ class ServerProcess:
 
     @property
     def engine(self) -> psutil.Process:
-        [engine] = psutil.Process(self.process.pid).children()
+        [engine] = self._processes("legato.engine.process.main")
         return engine
+
+    @property
+    def zygote(self) -> psutil.Process:
+        [zygote] = self._processes("legato.server.text.main")
+        return zygote
 
     def openai(self, api_key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0)
@@ -69,6 +74,11 @@ class ServerProcess:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+    def _processes(self, module: str) -> list[psutil.Process]:
+        """Those that it has started of one program."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if module in child.cmdline()]
 
     def _read_url(self) -> str:
         assert self.process.stdout is not None

@@ -1,5 +1,9 @@
 """Each number that bounds a request: what it allows is served, and one more is refused."""
 
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -7,6 +11,23 @@ import pytest
 from scripts.api_reference import limits
 
 from legato.core import sampling_params, slo
+from legato.core.config import DEFAULT_MODEL
+from legato.engine.errors import OverloadedError
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+from legato.server.limits import (
+    MAX_ANSWER_BYTES,
+    MAX_DETOKENIZED,
+    MAX_FIELDS,
+    MAX_JSON_VALUES,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    MAX_NAME_CHARS,
+    MAX_READERS,
+    MAX_WAITING_BYTES,
+)
+from legato.server.text.lane import Lane
+from legato.server.text.reader_process import ReaderProcess
 
 
 def _entries(number: int) -> dict[str, int]:
@@ -23,6 +44,7 @@ _LOGPROBS, _BIAS = sampling_params.MAX_LOGPROBS, sampling_params.MAX_LOGIT_BIAS
 _PENALTY, _STOP_CHARS = sampling_params.MAX_REPETITION_PENALTY, sampling_params.MAX_STOP_CHARS
 _SEED, _TOP_K = sampling_params.SEED_LIMIT, sampling_params.TOP_K_LIMIT
 _PRIORITY, _SALT = slo.MAX_PRIORITY, slo.MAX_CACHE_SALT
+_KEY, _VALUE = MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS
 
 CASES: list[tuple[str, str, Any, Any]] = [
     # The limit, the field, what is allowed, and what is beyond.
@@ -41,6 +63,9 @@ CASES: list[tuple[str, str, Any, Any]] = [
     ("MAX_PRIORITY", "priority", _PRIORITY, _PRIORITY + 1),
     ("MAX_PRIORITY", "priority", -_PRIORITY, -_PRIORITY - 1),
     ("MAX_CACHE_SALT", "cache_salt", "x" * _SALT, "x" * (_SALT + 1)),
+    ("MAX_NAME_CHARS", "user", "x" * MAX_NAME_CHARS, "x" * (MAX_NAME_CHARS + 1)),
+    ("MAX_METADATA_KEY_CHARS", "metadata", {"x" * _KEY: ""}, {"x" * (_KEY + 1): ""}),
+    ("MAX_METADATA_VALUE_CHARS", "metadata", {"x": "y" * _VALUE}, {"x": "y" * (_VALUE + 1)}),
 ]
 
 
@@ -56,5 +81,91 @@ def test_at_the_limit_and_beyond(
     assert refused.json()["error"]["param"].split(".")[0] == field
 
 
+TRIED_ELSEWHERE = {
+    # tests/server/test_text_processes.py
+    "KEPT_MEMORY_BYTES",
+    "LARGE_BODY_BYTES",
+    "MAX_CONTENT_PARTS",
+    "MAX_DETOKENIZED",
+    "MAX_MESSAGES",
+    "MAX_METADATA",
+    "MAX_PLAIN_BODY_BYTES",
+    "MAX_READERS",
+    "MAX_TEMPLATE_CHARS",
+    "MAX_TEMPLATE_VARIABLES",
+    "READER_MEMORY_BYTES",
+    # below
+    "MAX_ANSWER_BYTES",
+    "MAX_FIELDS",
+    "MAX_JSON_VALUES",
+    "MAX_WAITING_BYTES",
+}
+
+
 def test_every_limit_is_tried() -> None:
-    assert {limit for limit, *_ in CASES} == limits.constants().keys()
+    tried = {limit for limit, *_ in CASES}
+    assert not tried & TRIED_ELSEWHERE
+    assert tried | TRIED_ELSEWHERE == limits.constants().keys()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_values_of_a_body_are_bounded(http: httpx.Client, more: int) -> None:
+    """The object and the list are values, too."""
+    tokens = [5] * (MAX_JSON_VALUES - 2 + more)
+    refusal = http.post("/detokenize", json={"tokens": tokens}).json()["error"]
+    assert (refusal["param"] == "tokens") is not bool(more)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_fields_of_an_object_are_bounded(http: httpx.Client, more: int) -> None:
+    body = {f"x{i}": 1 for i in range(MAX_FIELDS + more)}
+    refusal = http.post("/v1/completions", json=body).json()["error"]
+    assert (f"over {MAX_FIELDS}" in refusal["message"]) is bool(more)
+
+
+def test_an_answer_is_bounded(http: httpx.Client) -> None:
+    vocabulary = load_tokenizer(resolve_source(DEFAULT_MODEL)).vocabulary
+    lengths = [len(vocabulary.token_bytes(i)) for i in range(vocabulary.num_ids)]
+    token_id = lengths.index(max(lengths))
+    num_bytes = [
+        len(http.post("/detokenize", json={"tokens": [token_id] * count}).content)
+        for count in (1, 2)
+    ]
+    most = MAX_ANSWER_BYTES // (num_bytes[1] - num_bytes[0])
+    assert most < MAX_DETOKENIZED, "no answer is as long"
+    served = http.post("/detokenize", json={"tokens": [token_id] * (most - 100)})
+    assert served.status_code == 200, served.text[:1000]
+    refused = http.post("/detokenize", json={"tokens": [token_id] * (most + 100)})
+    assert refused.status_code == 400
+    assert str(MAX_ANSWER_BYTES) in refused.json()["error"]["message"]
+
+
+async def test_bodies_that_wait_are_bounded() -> None:
+    """Behind readers all of which are busy; alone, a body of any size may wait."""
+
+    async def fork() -> ReaderProcess:
+        return await anext(readers)
+
+    async def made() -> AsyncGenerator[ReaderProcess]:
+        for number in range(MAX_READERS):
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            yield ReaderProcess(number, *await asyncio.open_connection(sock=ours))
+
+    readers = made()
+    lane = Lane(fork)
+    async with AsyncExitStack() as busy:
+        for _ in range(MAX_READERS):
+            await busy.enter_async_context(lane.reader(0))
+        first = asyncio.create_task(_wait_for_reader(lane, MAX_WAITING_BYTES))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as refused:
+            await _wait_for_reader(lane, 1)
+        assert refused.value.retry_after_s
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def _wait_for_reader(lane: Lane, num_bytes: int) -> None:
+    async with lane.reader(num_bytes):
+        pass

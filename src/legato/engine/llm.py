@@ -20,10 +20,9 @@ from legato.engine.frontend.completion import Completion, CompletionDelta, Compl
 from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.startup.build import build_engine
-from legato.model.defaults import load_defaults
+from legato.model.defaults import load_defaults, within_vocabulary
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
-from legato.model.vocabulary import within_vocabulary
 
 
 class TokensPrompt(TypedDict):
@@ -106,7 +105,9 @@ class LLM:
         self._tokenizer = load_tokenizer(source)
         defaults = load_defaults(source, self._tokenizer.eos_token_id)
         self._engine, self.info = build_engine(config)
-        self._defaults = within_vocabulary(defaults, self._tokenizer, self.info.vocab_size)
+        self._defaults = within_vocabulary(
+            defaults, self._tokenizer.vocabulary.num_ids, self.info.vocab_size
+        )
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -236,7 +237,7 @@ class LLM:
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
         for index, asked in enumerate(work):
             for i, request in enumerate(self._requests(*asked)):
-                stream = CompletionStream(i, request, self._tokenizer)
+                stream = CompletionStream(i, request, self._tokenizer.vocabulary)
                 streams[request.request_id] = index, stream
                 events.append(request)
         try:

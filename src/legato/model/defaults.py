@@ -1,6 +1,7 @@
 """What a checkpoint says about how to generate from it. Torch-free: the server process uses it."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from legato.core.sampling_params import SamplingParams
 from legato.model.gguf_file import GGUFFile
 from legato.model.source import ModelSource
 
+logger = logging.getLogger(__name__)
+
+_MAX_TOKEN_ID = 2**31 - 1
+"""What a message to the engine has room for."""
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_EOS_NAMES = ("eos", "eot", "eom")
 
@@ -61,6 +66,36 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
     )
 
 
+def within_vocabulary(
+    defaults: ModelDefaults, num_token_ids: int, vocab_size: int
+) -> ModelDefaults:
+    """Warn of tokens outside the model's vocabulary, and leave out those that would end an output.
+
+    Prompts that have such tokens are refused one by one: some tokenizers have a few too many, which
+    no text needs.
+
+    Args:
+        num_token_ids: the tokenizer's, one more than the largest.
+        vocab_size: number of tokens that the model has an embedding for.
+    """
+    if num_token_ids > vocab_size:
+        logger.warning(
+            "the tokenizer has token ids up to %d, but the model has %d tokens: prompts with those "
+            "that it lacks are refused",
+            num_token_ids - 1,
+            vocab_size,
+        )
+    known = tuple(token_id for token_id in defaults.eos_token_ids if token_id < vocab_size)
+    if known != defaults.eos_token_ids:
+        logger.warning(
+            "the end-of-sequence tokens are %s, but the model has %d tokens: %s",
+            ", ".join(map(str, defaults.eos_token_ids)),
+            vocab_size,
+            "some of them never come" if known else "outputs end only at max_tokens",
+        )
+    return msgspec.structs.replace(defaults, eos_token_ids=known)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty where there is no such file.
 
@@ -82,7 +117,7 @@ def _merge(*values: Any) -> tuple[int, ...]:
     token_ids: set[int] = set()
     for value in values:
         for token_id in value if isinstance(value, list) else [value]:
-            if type(token_id) is int and token_id >= 0:
+            if type(token_id) is int and 0 <= token_id <= _MAX_TOKEN_ID:
                 token_ids.add(token_id)
             elif token_id is not None:
                 raise UnsupportedModelError(f"{token_id!r} is no end-of-sequence token")

@@ -1,8 +1,8 @@
-"""Text to token ids and back. Torch-free: the server process uses it."""
+"""Text to token ids and back, and conversations to text. Torch-free: the text processes use it."""
 
 import json
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer as TokenizerBackend
@@ -13,8 +13,10 @@ from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
 from legato.model.source import ModelSource
 from legato.model.validation import refusing_what_fails
+from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
+_MAX_TOKEN_IDS = 2**24
 
 
 class Tokenizer:
@@ -23,11 +25,11 @@ class Tokenizer:
     Attributes:
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
-        largest_token_id: -1 where there are no tokens at all.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
         special_token_ids: tokens that steer the model and are no part of the text.
         max_token_chars: characters of the longest token, so that a text of more than this times N
             is more than N tokens.
+        template_problem: why the model's chat template cannot be used, None where it can.
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
@@ -41,27 +43,38 @@ class Tokenizer:
         self._added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
         self._is_byte_level = _is_byte_level(self.backend)
-        vocabulary = self.backend.get_vocab()
-        self.largest_token_id = max(vocabulary.values(), default=-1)
-        self.max_token_chars = max(map(len, vocabulary), default=1)
+        self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
+        self.template_problem: str | None = None
+        if pretrained.chat_template is None:
+            self.template_problem = (
+                "this model has no chat template; use completions, or give a chat template"
+            )
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._pretrained.chat_template is not None
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What decoding tokens one by one needs of this.
+
+        Raises:
+            UnsupportedModelError: a token's id is beyond all vocabularies.
+        """
+        num_ids = 1 + max(self.backend.get_vocab().values(), default=-1)
+        if num_ids > _MAX_TOKEN_IDS:
+            raise UnsupportedModelError(f"the tokenizer has a token with id {num_ids - 1}")
+        return Vocabulary.of(map(self.token_bytes, range(num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, this finds no offsets, which would take as long again.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, empty for an id that is no token.
-
-        A SentencePiece token keeps its leading space, which `decode` drops at the start of a text.
-        """
+        """As `Vocabulary` has it."""
         if token_id in self._added:
             content: str = self._added[token_id].content
             return content.encode()
@@ -78,9 +91,9 @@ class Tokenizer:
         """Compile the template, which the first conversation would otherwise wait for."""
         # A template may refuse what is no real conversation; it is compiled then, too.
         with suppress(InvalidRequestError):
-            self.apply_chat_template([{"role": "user", "content": "Hello"}])
+            self.render_chat([{"role": "user", "content": "Hello"}])
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -88,8 +101,10 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         **kwargs: Any,
-    ) -> list[int]:
-        """Render a conversation with the model's template, in transformers' Jinja sandbox.
+    ) -> str:
+        """Make a text of a conversation with the model's template, in transformers' Jinja sandbox.
+
+        Templates may take any time and memory: whoever runs one for somebody else bounds both.
 
         Args:
             messages: each with keys "role" and "content", and what else the template reads.
@@ -98,19 +113,14 @@ class Tokenizer:
             chat_template: a template in place of the model's own.
             kwargs: further variables of the template.
 
-        Returns:
-            The token ids; special tokens are those that the template writes, no others.
-
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
+            MemoryError: the template wants more than there is.
         """
-        if chat_template is None and not self.has_chat_template:
-            raise InvalidRequestError(
-                "this model has no chat template; use completions, or give a chat template",
-                param="messages",
-            )
+        if chat_template is None and self.template_problem is not None:
+            raise InvalidRequestError(self.template_problem, param="messages")
         try:
-            text = self._pretrained.apply_chat_template(
+            text: str = self._pretrained.apply_chat_template(
                 messages,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -118,12 +128,25 @@ class Tokenizer:
                 chat_template=chat_template,
                 **kwargs,
             )
+        except MemoryError:
+            raise
         # A template is a program of the model's author, run on a client's data: it raises anything.
         except Exception as error:
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {error}", param="messages"
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        return text
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation; special tokens are those that the template writes.
+
+        Args:
+            options: as of `render_chat`.
+
+        Raises:
+            Exception: as `render_chat`.
+        """
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

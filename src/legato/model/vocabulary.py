@@ -1,39 +1,46 @@
-"""Tokens that a tokenizer or a generation config has, and the model does not. Torch-free."""
+"""What each token stands for: all that a stream needs of a tokenizer. Loads nothing to speak of."""
 
-import logging
+from collections.abc import Iterable
 
 import msgspec
 
-from legato.model.defaults import ModelDefaults
-from legato.model.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
+from legato.core.token_ids import TokenIds, token_array
 
 
-def within_vocabulary(
-    defaults: ModelDefaults, tokenizer: Tokenizer, vocab_size: int
-) -> ModelDefaults:
-    """Warn of tokens outside the model's vocabulary, and leave out those that would end an output.
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The bytes of all tokens.
 
-    Prompts that have such tokens are refused one by one: some tokenizers have a few too many, which
-    no text needs.
-
-    Args:
-        vocab_size: number of tokens that the model has an embedding for.
+    Attributes:
+        text: of token 0, token 1 and so on, side by side.
+        ends: where each one's bytes end in `text`.
+        special_token_ids: tokens that steer the model and are no part of the text.
     """
-    if tokenizer.largest_token_id >= vocab_size:
-        logger.warning(
-            "the tokenizer has token ids up to %d, but the model has %d tokens: prompts with those "
-            "that it lacks are refused",
-            tokenizer.largest_token_id,
-            vocab_size,
-        )
-    known = tuple(token_id for token_id in defaults.eos_token_ids if token_id < vocab_size)
-    if known != defaults.eos_token_ids:
-        logger.warning(
-            "the end-of-sequence tokens are %s, but the model has %d tokens: %s",
-            ", ".join(map(str, defaults.eos_token_ids)),
-            vocab_size,
-            "some of them never come" if known else "outputs end only at max_tokens",
-        )
-    return msgspec.structs.replace(defaults, eos_token_ids=known)
+
+    text: bytes
+    ends: TokenIds
+    special_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, tokens: Iterable[bytes], special_token_ids: frozenset[int]) -> "Vocabulary":
+        """Args: tokens: in the order of their ids, empty where an id is no token."""
+        text = bytearray()
+        ends = token_array(())
+        for token in tokens:
+            text += token
+            ends.append(len(text))
+        return cls(bytes(text), ends, special_token_ids)
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest token id, whether or not all below are tokens."""
+        return len(self.ends)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, empty for an id that is no token.
+
+        A SentencePiece token keeps its leading space, which decoding drops at the start of a text.
+        """
+        if not 0 <= token_id < len(self.ends):
+            return b""
+        start = self.ends[token_id - 1] if token_id else 0
+        return self.text[start : self.ends[token_id]]

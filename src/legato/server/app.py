@@ -34,7 +34,6 @@ from legato.server.openai import chat, completions, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
 from legato.server.openai.models import ModelCard, ModelList
-from legato.server.openai.tokenization import DetokenizeAnswer, TokenizeAnswer
 from legato.server.openapi import DescribedApi
 from legato.server.operations import probes, settings, trace
 from legato.server.operations.dashboard import events
@@ -42,6 +41,15 @@ from legato.server.operations.dashboard.page import load_assets, page_router
 from legato.server.operations.probes import Health
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from legato.server.text.text_processes import TextProcesses
 
 _ANSWERS = (
     ChatAnswer,
@@ -54,6 +62,7 @@ _ANSWERS = (
     TokenizeAnswer,
     TraceStarted,
 )
+_REQUESTS = (ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
 _CORS_METHODS = ("GET", "POST")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
 _ERRORS = (
@@ -70,7 +79,11 @@ _ERRORS = (
 
 
 def create_app(
-    client: EngineClient, config: ServerConfig, lifecycle: Lifecycle, metrics: ServerMetrics
+    client: EngineClient,
+    text: TextProcesses,
+    config: ServerConfig,
+    lifecycle: Lifecycle,
+    metrics: ServerMetrics,
 ) -> ASGIApp:
     """The OpenAI-compatible API of one engine."""
     api = DescribedApi(
@@ -79,8 +92,9 @@ def create_app(
         redirect_slashes=False,
         asks_for_key=bool(config.api_keys),
         answers=_ANSWERS,
+        requests=_REQUESTS,
     )
-    api.state.context = Context(client, config, metrics, lifecycle)
+    api.state.context = Context(client, text, metrics, lifecycle)
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
     for room in (chat, completions, models, tokenization, trace, settings, probes, events):
         api.include_router(room.router)

@@ -72,8 +72,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     trust_request_chat_template: Annotated[
         bool,
         Flag(
-            "let clients send chat templates, which are programs that this server would run: "
-            "sandboxed, but free to compute for as long as they like"
+            "let clients send chat templates, which are programs that this server would run: in a "
+            "sandbox, and within --timeout-prompt"
         ),
     ] = False
     trace: Annotated[
@@ -125,6 +125,10 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         Seconds,
         _limit(f"how long its body may, unless it comes at {MIN_BODY_BYTES_S} bytes a second"),
     ] = 30.0
+    timeout_prompt_s: Annotated[
+        Seconds,
+        _limit("processor time that reading one body may take, with chat template and tokenizer"),
+    ] = 10.0
     timeout_write_s: Annotated[
         Seconds, _limit("how long a client may read nothing of what waits for it")
     ] = 60.0

@@ -5,12 +5,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from legato.core.errors import InvalidRequestError
 from legato.engine.frontend.client import EngineClient
 from legato.observe.metrics.server_metrics import ServerMetrics
-from legato.server.config import ServerConfig
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
+from legato.server.text.text_processes import TextProcesses
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
 
@@ -32,10 +31,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One engine and what surrounds it."""
+    """One engine, what reads for it, and what surrounds both."""
 
     client: EngineClient
-    config: ServerConfig
+    text: TextProcesses
     metrics: ServerMetrics
     lifecycle: Lifecycle
 
@@ -47,16 +46,6 @@ class Context:
         """Raises `ApiError` where `asked` is another model; a request may leave it out."""
         if asked is not None and asked != self.model_name:
             raise unknown_model(asked, self.model_name)
-
-    def check_completions(self, n: int, num_prompts: int = 1) -> None:
-        """Raises `InvalidRequestError` where one request asks for more than the server allows."""
-        num_wanted, allowed = n * num_prompts, self.config.max_completions
-        if num_wanted > allowed:
-            raise InvalidRequestError(
-                f"{num_prompts} prompts with n={n} are {num_wanted} completions; a request may ask "
-                f"for {allowed} (--max-completions)",
-                param="prompt" if num_prompts > allowed else "n",
-            )
 
 
 async def _context(request: Request) -> Context:

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from legato.server.http.errors import ErrorBody
 from legato.server.http.middleware import OPEN_PATHS
@@ -49,12 +51,21 @@ class DescribedApi(FastAPI):
     Args:
         asks_for_key: whether all but `OPEN_PATHS` is behind an API key.
         answers: msgspec types that `responses` referred to.
+        requests: pydantic models that `takes` referred to.
     """
 
-    def __init__(self, *, asks_for_key: bool, answers: Iterable[type], **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        asks_for_key: bool,
+        answers: Iterable[type],
+        requests: Iterable[type[BaseModel]],
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._asks_for_key = asks_for_key
         self._answers = [ErrorBody, *answers]
+        self._requests = list(requests)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -66,6 +77,7 @@ class DescribedApi(FastAPI):
         schemas = document["components"]["schemas"]
         _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
         schemas.update(answers)
+        schemas.update(_described(self._requests))
         # FastAPI's 422, which is a 400 here.
         for name in ("HTTPValidationError", "ValidationError"):
             del schemas[name]
@@ -79,6 +91,12 @@ class DescribedApi(FastAPI):
             document["components"]["securitySchemes"] = {_BEARER: scheme}
         _make_bounds_whole(document)
         return document
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route takes whose body is not read by FastAPI, for its `openapi_extra`."""
+    schema = {"$ref": _REFERENCE.format(name=model.__name__)}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 def responses(
@@ -108,6 +126,16 @@ def responses(
             "content": {"application/json": {"schema": _reference(ErrorBody)}},
         }
     return described
+
+
+def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """Key the name of each model, and of those that it refers to."""
+    template = _REFERENCE.format(name="{model}")
+    _, document = models_json_schema(
+        [(model, "validation") for model in models], ref_template=template
+    )
+    schemas: dict[str, Any] = document["$defs"]
+    return schemas
 
 
 def _make_bounds_whole(node: Any) -> None:

@@ -23,7 +23,7 @@ from legato.core.errors import ConfigError
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
-from legato.model.source import resolve_source
+from legato.model.source import ModelSource, resolve_source
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.traces.spans import SpanExport, check_spans_can_be_made
 from legato.observe.traces.tracer import Tracer
@@ -31,6 +31,8 @@ from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.http.connection import LimitedHttpProtocol
 from legato.server.http.middleware import Lifecycle
+from legato.server.requests.serving import Serving
+from legato.server.text.text_processes import TextProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +68,10 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
-        resolve_source(engine_config.model.model, engine_config.model.revision)
+        source = resolve_source(engine_config.model.model, engine_config.model.revision)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_serve(engine_config, config, listener, on_ready))
+                return runner.run(_serve(source, engine_config, config, listener, on_ready))
         except asyncio.CancelledError:
             logger.info("stopped while loading")
             return 0
@@ -121,26 +123,44 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, on_ready: Announce
+    source: ModelSource,
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_ready: Announce,
 ) -> int:
     loading = asyncio.current_task()
     assert loading is not None
     _on_signals(lambda _number: loading.cancel())
-    client = await EngineClient.start(
-        engine_config,
-        served_model_name=config.served_model_name,
-        max_unread_tokens=config.max_unread_tokens,
-        timeout_s=config.timeout_engine_s,
-    )
     async with contextlib.AsyncExitStack() as closing:
+        text = TextProcesses(source, config.timeout_prompt_s)
+        closing.push_async_callback(text.close)
+        client = await EngineClient.start(
+            engine_config,
+            text.loaded(),
+            served_model_name=config.served_model_name,
+            max_unread_tokens=config.max_unread_tokens,
+            timeout_s=config.timeout_engine_s,
+        )
         closing.push_async_callback(client.close)
+        await text.serve(
+            Serving(
+                info=client.info,
+                max_completions=config.max_completions,
+                trust_request_chat_template=config.trust_request_chat_template,
+            )
+        )
         for part in _begin_tracing(client, config):
             closing.push_async_callback(part.stop)
-        return await _serve_until_stopped(client, config, listener, on_ready)
+        return await _serve_until_stopped(client, text, config, listener, on_ready)
 
 
 async def _serve_until_stopped(
-    client: EngineClient, config: ServerConfig, listener: socket.socket, on_ready: Announce
+    client: EngineClient,
+    text: TextProcesses,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_ready: Announce,
 ) -> int:
     info = client.info
     metrics = ServerMetrics(
@@ -156,7 +176,7 @@ async def _serve_until_stopped(
     gc.freeze()
     lifecycle = Lifecycle()
     server = _Server(
-        _uvicorn_config(create_app(client, config, lifecycle, metrics), config, metrics),
+        _uvicorn_config(create_app(client, text, config, lifecycle, metrics), config, metrics),
         client,
         lifecycle,
         on_started=lambda: on_ready(client.info, _url(listener)),

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -27,10 +27,8 @@ from legato.engine.process.messages import (
     StepOutputs,
 )
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.model.defaults import ModelDefaults, load_defaults
-from legato.model.source import ModelSource, resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
-from legato.model.vocabulary import within_vocabulary
+from legato.model.defaults import ModelDefaults, within_vocabulary
+from legato.model.vocabulary import Vocabulary
 from legato.observe.traces.feed import RecordFeed
 
 
@@ -51,7 +49,7 @@ class _PromptRequests:
 
 
 class EngineClient:
-    """An engine process, its tokenizer, and the streams of the requests it holds.
+    """An engine process, its vocabulary, and the streams of the requests it holds.
 
     Where another process is started in the place of one that died, requests of which nothing has
     come yet are sent to it, once; all others end with an error.
@@ -69,14 +67,14 @@ class EngineClient:
         config: EngineConfig,
         engine: EngineProcess,
         info: EngineInfo,
-        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
         defaults: ModelDefaults,
         *,
         max_unread_tokens: int,
         timeout_s: float,
     ) -> None:
         self.info = info
-        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
         self.defaults = defaults
         self.stats = EngineStats()
         self.on_step: Callable[[StepRecord], object] = lambda _: None
@@ -91,6 +89,7 @@ class EngineClient:
     async def start(
         cls,
         config: EngineConfig,
+        text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
         served_model_name: str | None = None,
         max_unread_tokens: int = 2048,
@@ -99,6 +98,8 @@ class EngineClient:
         """Start the engine process and wait until its model is loaded.
 
         Args:
+            text: what the model's tokens stand for, and how its makers would generate; awaited
+                while the engine loads.
             max_unread_tokens: of a completion that may wait to be taken from `generate`; one more
                 ends its stream.
             timeout_s: how long an engine with requests may say nothing before it counts as dead.
@@ -106,17 +107,17 @@ class EngineClient:
         Raises:
             ConfigError: the settings or the checkpoint cannot be served.
             EngineDeadError: the process died while loading.
+            Exception: what awaiting `text` raises.
         """
-        source = await asyncio.to_thread(resolve_source, config.model.model, config.model.revision)
         async with EngineProcess.starting(config) as engine:
-            tokenizer, defaults = await asyncio.to_thread(_load_tokenizer, source)
+            vocabulary, defaults = await text
             info = await engine.ready()
-            defaults = within_vocabulary(defaults, tokenizer, info.vocab_size)
+            defaults = within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size)
         return cls(
             config,
             engine,
             info.renamed(served_model_name),
-            tokenizer,
+            vocabulary,
             defaults,
             max_unread_tokens=max_unread_tokens,
             timeout_s=timeout_s,
@@ -196,12 +197,12 @@ class EngineClient:
             arrival_time_s=time.monotonic(),
         )
         streams = {
-            request.request_id: CompletionStream(i, request, self.tokenizer)
+            request.request_id: CompletionStream(i, request, self.vocabulary)
             for i, request in enumerate(requests)
         }
         prompt = _PromptRequests(requests, OutputQueue(len(requests) * self._max_unread_tokens))
         try:
-            self._submit(prompt)
+            await self._submit(prompt)
             while streams:
                 output, received_s = await prompt.outputs.get()
                 _raise_if_failed(output)
@@ -221,11 +222,12 @@ class EngineClient:
         """End the engine process; what still runs in it is lost."""
         await self._supervisor.close()
 
-    def _submit(self, prompt: _PromptRequests) -> None:
+    async def _submit(self, prompt: _PromptRequests) -> None:
         self.check_running()
         for request in prompt.requests:
             self._unfinished[request.request_id] = prompt
             self._supervisor.send(request)
+            await asyncio.sleep(0)  # each carries the whole prompt
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
         known = self._unfinished.pop(request_id, None) is not None
@@ -285,12 +287,6 @@ class EngineClient:
     def _prompts(self) -> list[_PromptRequests]:
         """Those with unfinished requests, in the order in which they came."""
         return list(dict.fromkeys(self._unfinished.values()))
-
-
-def _load_tokenizer(source: ModelSource) -> tuple[Tokenizer, ModelDefaults]:
-    tokenizer = load_tokenizer(source)
-    tokenizer.warm_up()
-    return tokenizer, load_defaults(source, tokenizer.eos_token_id)
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

@@ -5,7 +5,7 @@ import msgspec
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.engine.frontend.output_text import Detokenizer, StopStrings
-from legato.model.tokenizer import Tokenizer
+from legato.model.vocabulary import Vocabulary
 
 
 class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -41,12 +41,12 @@ class CompletionStream:
         index: which of the prompt's completions this is.
     """
 
-    def __init__(self, index: int, request: AddRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: AddRequest, vocabulary: Vocabulary) -> None:
         params = request.params
         self._index = index
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=params.skip_special_tokens)
         self._stop = StopStrings(params.stop, include_in_output=self._include_stop)
         self._num_tokens = 0
         self._finished_by_engine = False

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from legato.model.tokenizer import Tokenizer
+from legato.model.vocabulary import Vocabulary
 
 _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -15,16 +15,16 @@ class Detokenizer:
     same at any length. Bytes that can never become a character turn into U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skipped = vocabulary.special_token_ids if skip_special_tokens else frozenset()
         self._utf8 = _new_utf8_decoder(errors="replace")
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes."""
         if token_id in self._skipped:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
 
 
 class StopStrings:

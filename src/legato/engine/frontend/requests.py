@@ -37,9 +37,10 @@ def build_requests(
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; or
             the server has no such class of service.
     """
-    _check_tokens(prompt_token_ids, info.vocab_size, "prompt")
-    _check_tokens(params.logit_bias or (), info.vocab_size, "logit_bias")
-    _check_tokens(params.stop_token_ids, info.vocab_size, "stop_token_ids")
+    if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused unread
+        check_token_ids(prompt_token_ids, info.vocab_size, "prompt")
+    check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
+    check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
     if service.slo_class not in info.slo_classes:
         raise InvalidRequestError(
@@ -67,7 +68,8 @@ def build_requests(
     ]
 
 
-def _check_tokens(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raises `InvalidRequestError`, which names `param`, where the model has no such token."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(

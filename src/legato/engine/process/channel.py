@@ -4,9 +4,11 @@ A frame is its length as 4 bytes, little-endian, and that many bytes of msgpack.
 Token ids go as they lie in memory.
 """
 
+import math
 import select
 import socket
 import struct
+import time
 from array import array
 from typing import Any
 
@@ -15,7 +17,9 @@ import msgspec
 from legato.core.token_ids import TokenIds, token_array
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 17
+_TURN_S = 0.001
+"""How long messages are taken in, where more and more come; to do what they ask takes as long."""
 
 
 class ChannelClosedError(Exception):
@@ -65,16 +69,19 @@ class Channel:
             raise ChannelClosedError from error
 
     def receive(self, *, block: bool) -> list[Any]:
-        """Messages that have arrived; with `block`, at least one.
+        """Messages that have arrived, as many as one turn holds; with `block`, at least one.
 
         Raises:
             ChannelClosedError: the other end was closed.
         """
         messages: list[Any] = []
-        while not messages:
-            readable, _, _ = select.select([self._socket], [], [], None if block else 0)
+        ends_s = math.inf
+        while not messages or time.monotonic() < ends_s:
+            waits = block and not messages
+            readable, _, _ = select.select([self._socket], [], [], None if waits else 0)
             if not readable:
                 break
+            ends_s = min(ends_s, time.monotonic() + _TURN_S)
             messages += self._frames.feed(self._read())
         return messages
 

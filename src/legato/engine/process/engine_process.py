@@ -3,23 +3,19 @@
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, advice
 from legato.core.request import Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.engine.process.child_process import ChildProcess
 from legato.engine.process.messages import (
     Control,
     EngineFailed,
@@ -47,16 +43,13 @@ includes the thread they wait for: beside one busy process a step takes forty ti
 class EngineProcess:
     """Made by `starting`; `ready` comes before anything is sent, and `close` last.
 
-    Nothing waits for the process's end without a limit: one that is stuck in the kernel ends at no
-    signal.
-
     Attributes:
         loading_s: how long it took until it was ready.
     """
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: ChildProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -64,7 +57,6 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
-        self._status = _reaped(process)
         self._started_s = time.monotonic()
         self.loading_s = 0.0
 
@@ -75,12 +67,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            with signals.held_back():
-                process = subprocess.Popen(
-                    [*_PROGRAM, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    env=_SHORT_SPIN | os.environ,
-                )
+            process = ChildProcess(_PROGRAM, theirs.fileno(), _SHORT_SPIN)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:
@@ -143,34 +130,15 @@ class EngineProcess:
         A process that outlives its killing is left behind. It is reaped when it ends after all.
         """
         self._writer.close()
-        if not await self._ends_within(_STOP_TIMEOUT_S):
+        if not await self._process.ends_within(_STOP_TIMEOUT_S):
             self.abandon()
-            if not await self._ends_within(_KILL_TIMEOUT_S):
+            if not await self._process.ends_within(_KILL_TIMEOUT_S):
                 logger.error("the engine process %d cannot be ended and is left behind", self.pid)
                 return "it cannot be ended"
-        status = self._status.result()
-        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+        return self._process.end
 
     def abandon(self) -> None:
         """Kill the process, and end `steps`, without waiting for either."""
         self._process.kill()
         # Closing would first wait for the process to read what was sent.
         self._writer.transport.abort()
-
-    async def _ends_within(self, seconds: float) -> bool:
-        done, _ = await asyncio.wait([self._status], timeout=seconds)
-        return bool(done)
-
-
-def _reaped(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
-    """The status that the process ends with, however late; a thread of its own waits for it."""
-    loop = asyncio.get_running_loop()
-    status: asyncio.Future[int] = loop.create_future()
-
-    def wait() -> None:
-        code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            loop.call_soon_threadsafe(status.set_result, code)
-
-    threading.Thread(target=wait, name=f"reaper of {process.pid}", daemon=True).start()
-    return status

@@ -11,9 +11,9 @@ from fastapi.responses import Response
 
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.server.generation.job import Job, PromptDelta
-from legato.server.generation.request import GenerationRequest, StreamOptions
 from legato.server.http.bodies import DONE, EventStream, encode_json, event, json_response
 from legato.server.http.errors import as_api_error
+from legato.server.requests.outcome import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +51,17 @@ async def respond(
     job: Job,
     deltas: AsyncGenerator[PromptDelta, None],
     answer_format: AnswerFormat,
-    request: GenerationRequest,
+    asked: Generation,
 ) -> Response:
     """Answer as the request asks. Errors before the first delta have a status of their own.
 
     Raises:
         Exception: as `run_job`.
     """
-    if not request.stream:
+    if not asked.is_streamed:
         return json_response(await _collect(job, deltas, answer_format))
     first = await anext(deltas)
-    writer = _ChunkWriter(job, answer_format, request.stream_options or StreamOptions())
+    writer = _ChunkWriter(job, answer_format, asked)
     return EventStream(_events(first, deltas, writer))
 
 
@@ -104,10 +104,10 @@ class _UsageCounter:
 class _ChunkWriter:
     """Words deltas as events."""
 
-    def __init__(self, job: Job, answer_format: AnswerFormat, options: StreamOptions) -> None:
+    def __init__(self, job: Job, answer_format: AnswerFormat, asked: Generation) -> None:
         self._job = job
         self._format = answer_format
-        self._options = options
+        self._asked = asked
         self._usage = _UsageCounter(job.prompts)
 
     def delta(self, prompt_index: int, delta: CompletionDelta) -> bytes:
@@ -117,15 +117,15 @@ class _ChunkWriter:
 
     def end(self) -> bytes:
         """What follows the last delta."""
-        if not self._options.include_usage:
+        if not self._asked.include_usage:
             return DONE
         return event(encode_json(self._format.usage_chunk(self._usage.so_far))) + DONE
 
     @property
     def _usage_field(self) -> UsageField:
-        if self._options.continuous_usage_stats:
+        if self._asked.continuous_usage_stats:
             return self._usage.so_far
-        return None if self._options.include_usage else msgspec.UNSET
+        return None if self._asked.include_usage else msgspec.UNSET
 
 
 async def _events(

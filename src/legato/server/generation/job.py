@@ -14,6 +14,7 @@ from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.step_record import AnswerRecord
+from legato.core.token_ids import TokenIds
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.observe.metrics.request_metrics import INVALID
@@ -21,6 +22,7 @@ from legato.observe.metrics.request_recorder import JobRecorder
 from legato.observe.traces.feed import RecordFeed
 from legato.server.context import Arrival, Context
 from legato.server.http.errors import shutting_down
+from legato.server.requests.outcome import Generation
 
 PromptDelta = tuple[int, CompletionDelta]  # index of the prompt, and what is new
 
@@ -36,9 +38,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival
     operation: str
     is_streamed: bool
-    prompts: list[list[int]]
+    prompts: list[TokenIds]
     params: SamplingParams
     service: ServiceParams
+
+    @classmethod
+    def of(
+        cls, asked: Generation, prompts: list[TokenIds], *, arrival: Arrival, operation: str
+    ) -> "Job":
+        """What was read of a body."""
+        return cls(
+            arrival=arrival,
+            operation=operation,
+            is_streamed=asked.is_streamed,
+            prompts=prompts,
+            params=asked.params,
+            service=asked.service,
+        )
 
     def choice(self, prompt_index: int, delta: CompletionDelta) -> int:
         """Index of the delta's completion among all completions of all prompts."""
@@ -166,7 +182,7 @@ def _deltas(context: Context, job: Job) -> AsyncGenerator[PromptDelta, None]:
 
 
 async def _of_prompt(
-    context: Context, job: Job, prompt_index: int, prompt: list[int]
+    context: Context, job: Job, prompt_index: int, prompt: TokenIds
 ) -> AsyncGenerator[PromptDelta, None]:
     stream = context.client.generate(
         prompt, job.params, service=job.service, request_id=job.arrival.request_id
@@ -179,7 +195,10 @@ async def _of_prompt(
 async def _merged(
     streams: list[AsyncGenerator[PromptDelta, None]],
 ) -> AsyncGenerator[PromptDelta, None]:
-    """Everything that the streams yield, in the order it comes; the first error ends them all."""
+    """Everything that the streams yield, in the order it comes; the first error ends them all.
+
+    They begin one after the other, with a turn of the event loop for everybody else in between.
+    """
     # Bounded, so that where nobody reads, the streams' own limits are what they run into.
     arrived: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(len(streams))
 
@@ -192,8 +211,15 @@ async def _merged(
         except Exception as error:
             await arrived.put(error)
 
-    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
-    num_open = len(pumps)
+    pumps: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        for stream in streams:
+            pumps.append(asyncio.create_task(pump(stream)))
+            await asyncio.sleep(0)
+
+    beginning = asyncio.create_task(begin())
+    num_open = len(streams)
     try:
         while num_open:
             item = await arrived.get()
@@ -204,6 +230,7 @@ async def _merged(
             else:
                 yield item
     finally:
+        beginning.cancel()
         for task in pumps:
             task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(beginning, *pumps, return_exceptions=True)

@@ -1,42 +1,40 @@
-"""Bodies: JSON read strictly into models that refuse what they do not know; JSON and events out."""
+"""Bodies: JSON in, as it came or read strictly; JSON and events out."""
 
-import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from email.message import Message
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 from starlette.types import Receive, Scope, Send
+
+from legato.core.errors import InvalidRequestError
+from legato.server.http.errors import body_too_large, no_json_object
+from legato.server.http.json_body import parse_json
+from legato.server.limits import MAX_PLAIN_BODY_BYTES
 
 DONE = b"data: [DONE]\n\n"
 # Proxies must not collect what is read live.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_NULL = {"type": "null"}
 
 encode_json = msgspec.json.Encoder().encode
 
 
 class JsonRoute(APIRoute):
-    """Unlike the standard parser, this one refuses NaN, and halves of characters in strings."""
+    """Reads small bodies on the event loop, as strictly as others are read in their processes."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_strict_json(request: Request) -> Response:
-            return await handle(_StrictJsonRequest(request.scope, request.receive))
+            strict = _StrictJsonRequest(request.scope, request.receive)
+            if len(await strict.body()) > MAX_PLAIN_BODY_BYTES:
+                raise body_too_large(MAX_PLAIN_BODY_BYTES)
+            return await handle(strict)
 
         return handle_strict_json
 
@@ -44,70 +42,39 @@ class JsonRoute(APIRoute):
 class _StrictJsonRequest(Request):
     async def json(self) -> Any:
         try:
-            return msgspec.json.decode(await self.body())
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise HTTPException(400, f"the body is not valid JSON: {error}") from error
+            return parse_json(await self.body())
+        except InvalidRequestError as error:  # of which FastAPI would not tell
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-class RequestModel(BaseModel):
-    """A JSON object that refuses fields it does not know; null is the same as not sent.
-
-    JSON has one kind of number: 16.0 is as good an integer as 16.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_sent(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: _whole(value) for name, value in data.items() if value is not None}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        described = handler.resolve_ref_schema(handler(schema))
-        fields = described.get("properties", {})
-        for name in fields.keys() - described.get("required", ()):
-            if _NULL not in fields[name].get("anyOf", ()):
-                fields[name] = {"anyOf": [fields[name], _NULL]}
-        return described
+async def _json_bytes(request: Request) -> bytes:
+    """A body that is said to be JSON, which no web page can send to another origin unasked."""
+    content_type = Message()
+    content_type["content-type"] = request.headers.get("content-type", "")
+    kind, _, subtype = content_type.get_content_type().partition("/")
+    body = await request.body()
+    if not body or kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        raise no_json_object()
+    return body
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class _Only:
-    def __init__(self, allowed: tuple[object, ...]) -> None:
-        self._allowed = allowed
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"enum": list(self._allowed)}
-
-    def _check(self, value: object) -> object:
-        if value not in self._allowed:
-            supported = " or ".join(map(json.dumps, self._allowed))
-            raise ValueError(f"only {supported} is supported")
-        return value
-
-
-def only(*allowed: object) -> _Only:
-    """A field whose other values Legato does not support; these change nothing here."""
-    return _Only(allowed)
+JsonBytes = Annotated[bytes, Depends(_json_bytes)]
+"""The body, for a handler that has it read elsewhere; `takes` describes it."""
 
 
 def json_response(body: msgspec.Struct) -> Response:
     return Response(encode_json(body), media_type="application/json")
+
+
+def pieces_response(pieces: Sequence[bytes]) -> Response:
+    """JSON that comes in pieces, and is sent in them: one write of megabytes would hold up all."""
+
+    async def in_turn() -> AsyncGenerator[bytes, None]:
+        for piece in pieces:
+            yield piece
+
+    headers = {"Content-Length": str(sum(map(len, pieces)))}
+    return StreamingResponse(in_turn(), headers=headers, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:

@@ -18,6 +18,7 @@ from legato.engine.errors import (
     RequestFailedError,
     SlowReaderError,
 )
+from legato.server.limits import READER_MEMORY_BYTES
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -48,17 +49,16 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(detail.message)
         self.status = status
-        self.detail = detail
+        self.detail = msgspec.structs.replace(
+            detail,
+            message=_shortened(detail.message),
+            param=detail.param and _shortened(detail.param),
+        )
         self.headers = headers
 
     @property
     def body(self) -> bytes:
-        detail = msgspec.structs.replace(
-            self.detail,
-            message=_shortened(self.detail.message),
-            param=self.detail.param and _shortened(self.detail.param),
-        )
-        return msgspec.json.encode(ErrorBody(detail))
+        return msgspec.json.encode(ErrorBody(self.detail))
 
 
 def invalid_key() -> ApiError:
@@ -126,10 +126,28 @@ def shutting_down() -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
 
 
+def readers_dead() -> ApiError:
+    message = "the processes that read requests died, and are being started again"
+    detail = ErrorDetail(message, _SERVER, code="readers_dead")
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
+
+
 def unknown_model(asked: str, served: str) -> ApiError:
     message = f"the model {asked!r} does not exist here; this server has {served!r}"
     detail = ErrorDetail(message, _INVALID, param="model", code="model_not_found")
     return ApiError(HTTPStatus.NOT_FOUND, detail)
+
+
+def no_json_object() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the body must be a JSON object, sent with 'Content-Type: application/json'"
+    )
+
+
+def out_of_memory() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"reading this request takes more than {READER_MEMORY_BYTES >> 20} MiB of memory"
+    )
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -141,7 +159,7 @@ def as_api_error(error: Exception) -> ApiError:
             detail = ErrorDetail(str(error), _INVALID, error.param, error.code)
             return ApiError(HTTPStatus.BAD_REQUEST, detail)
         case RequestValidationError():
-            return as_api_error(_first_problem(error.errors()))
+            return as_api_error(first_problem(error.errors()))
         case OverloadedError():
             detail = ErrorDetail(str(error), "rate_limit_error", code="overloaded")
             headers = _retry_after(error.retry_after_s)
@@ -188,7 +206,7 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def _first_problem(problems: Sequence[Any]) -> InvalidRequestError:
+def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
     problem = problems[0]
     path = [str(part) for part in problem["loc"] if part != "body"]
@@ -197,9 +215,7 @@ def _first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     if isinstance(cause, InvalidRequestError):
         return cause
     if param is None:
-        return InvalidRequestError(
-            "the body must be a JSON object, sent with 'Content-Type: application/json'"
-        )
+        return no_json_object()
     if problem["type"] == "extra_forbidden":
         return InvalidRequestError(
             f"{param} is not supported", param=param, code="unsupported_parameter"

@@ -1,29 +1,20 @@
-"""POST /v1/chat/completions: what it takes, and how it answers."""
+"""POST /v1/chat/completions: how it answers. What it takes: `requests/chat.py`."""
 
 import time
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
-from pydantic import Field, model_validator
 
-from legato.core.errors import InvalidRequestError
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.model.tokenizer import Tokenizer
+from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import Usage, UsageField, respond
 from legato.server.generation.job import Job, run_job
-from legato.server.generation.prompts import (
-    ChatMessage,
-    TemplateOptions,
-    chat_token_ids,
-    check_text_fits,
-)
-from legato.server.generation.request import GenerationRequest, NumLogprobs
-from legato.server.http.bodies import JsonRoute, only
+from legato.server.http.bodies import JsonBytes
 from legato.server.http.errors import naming_fields
 from legato.server.openai.logprobs import (
     ChatLogprobs,
@@ -31,49 +22,10 @@ from legato.server.openai.logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
-from legato.server.openapi import responses
+from legato.server.openapi import responses, takes
+from legato.server.requests.chat import ChatRequest
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
-
-
-class ChatRequest(TemplateOptions, GenerationRequest):
-    """Tools, images and structured output are refused: Legato has none of them."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool = False
-    top_logprobs: NumLogprobs | None = None
-
-    add_special_tokens: Annotated[bool, only(False)] | None = None
-    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
-    modalities: Annotated[list[str], only(["text"])] | None = None
-    tools: Annotated[list[Any], only([])] | None = None
-    tool_choice: Annotated[Any, only("none")] = None
-    parallel_tool_calls: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequestError(
-                "top_logprobs goes with logprobs: true only", param="top_logprobs"
-            )
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            raise InvalidRequestError(
-                "max_tokens is the old name of max_completion_tokens; they must not differ",
-                param="max_completion_tokens",
-            )
-        return self
-
-    @property
-    def output_limit(self) -> int | None:
-        """Most tokens to generate; None takes the room that is left."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+router = APIRouter(tags=["OpenAI"])
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -128,8 +80,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 class ChatFormat:
     """Words the answers to one request."""
 
-    def __init__(self, tokenizer: Tokenizer, *, answer_id: str, created: int, model: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, vocabulary: Vocabulary, *, answer_id: str, created: int, model: str) -> None:
+        self._vocabulary = vocabulary
         self._id = answer_id
         self._created = created
         self._model = model
@@ -143,7 +95,7 @@ class ChatFormat:
             model=self._model,
             choices=[self._choice(completion) for completion in completions],
             usage=usage,
-            prompt_logprobs=UNSET if scored is None else prompt_logprobs(self._tokenizer, scored),
+            prompt_logprobs=UNSET if scored is None else prompt_logprobs(self._vocabulary, scored),
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
@@ -152,7 +104,7 @@ class ChatFormat:
         piece = ChatChunkChoice(
             index=choice,
             delta=MessageDelta(delta.text, role="assistant" if is_first else UNSET),
-            logprobs=chat_logprobs(self._tokenizer, delta.logprobs),
+            logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
         )
@@ -165,7 +117,7 @@ class ChatFormat:
         return ChatChoice(
             index=completion.index,
             message=Message(completion.text),
-            logprobs=chat_logprobs(self._tokenizer, completion.logprobs),
+            logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
         )
@@ -178,6 +130,7 @@ class ChatFormat:
 
 @router.post(
     "/v1/chat/completions",
+    openapi_extra=takes(ChatRequest),
     responses=responses(
         ChatAnswer,
         errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
@@ -185,32 +138,16 @@ class ChatFormat:
     ),
 )
 async def create_chat_completion(
-    body: ChatRequest, context: ContextDep, arrival: ArrivalDep
+    body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    context.check_model(body.model)
-    context.check_completions(body.n)
+    asked, prompts = await context.text.generation("chat", body)
     answer_format = ChatFormat(
-        context.client.tokenizer,
+        context.client.vocabulary,
         answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
     )
-    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    with naming_fields(prompt="messages", logprobs="top_logprobs", max_tokens=limit_name):
-        params = body.sampling_params(
-            context.client.defaults.sampling,
-            max_tokens=body.output_limit,
-            logprobs=body.num_logprobs,
-        )
-        check_text_fits(context, sum(len(message.content) for message in body.messages))
-        prompt = await chat_token_ids(context, body.messages, body)
-        job = Job(
-            arrival=arrival,
-            operation="chat",
-            is_streamed=body.stream,
-            prompts=[prompt],
-            params=params,
-            service=body.service_params(),
-        )
-        return await respond(job, run_job(context, job), answer_format, body)
+    job = Job.of(asked, prompts, arrival=arrival, operation="chat")
+    with naming_fields(prompt="messages", max_tokens=asked.output_limit_name):
+        return await respond(job, run_job(context, job), answer_format, asked)

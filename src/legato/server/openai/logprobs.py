@@ -6,7 +6,7 @@ import msgspec
 
 from legato.core.outputs import TokenLogprobs
 from legato.engine.frontend.output_text import Detokenizer
-from legato.model.tokenizer import Tokenizer
+from legato.model.vocabulary import Vocabulary
 
 # JSON has no infinity.
 _LOWEST = -9999.0
@@ -67,17 +67,17 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs] | None
+    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs] | None
 ) -> ChatLogprobs | None:
     """One entry a token, each with as many alternatives as were asked for; None where not asked."""
     if entries is None:
         return None
-    return ChatLogprobs([_chat_entry(tokenizer, entry) for entry in entries])
+    return ChatLogprobs([_chat_entry(vocabulary, entry) for entry in entries])
 
 
-def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
+def prompt_logprobs(vocabulary: Vocabulary, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
     """Args: entries: for the prompt's tokens from the second on."""
-    return [None, *(_prompt_entry(tokenizer, entry) for entry in entries)]
+    return [None, *(_prompt_entry(vocabulary, entry) for entry in entries)]
 
 
 class CompletionLogprobsWriter:
@@ -88,15 +88,15 @@ class CompletionLogprobsWriter:
         skip_special_tokens: whether special tokens are left out of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, num_top: int, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, vocabulary: Vocabulary, *, num_top: int, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
         self._num_top = num_top
         self._offset = 0
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         return CompletionLogprobs(
-            tokens=[_text(self._tokenizer, entry.token_id) for entry in entries],
+            tokens=[_text(self._vocabulary, entry.token_id) for entry in entries],
             token_logprobs=[_finite(entry.logprob) for entry in entries],
             top_logprobs=[self._top(entry) for entry in entries],
             text_offset=[self._advance(entry.token_id) for entry in entries],
@@ -107,7 +107,7 @@ class CompletionLogprobsWriter:
     ) -> CompletionLogprobs:
         """Args: entries: for the tokens from the second on."""
         first = CompletionLogprobs(
-            tokens=[_text(self._tokenizer, token_ids[0])],
+            tokens=[_text(self._vocabulary, token_ids[0])],
             token_logprobs=[None],
             top_logprobs=[None],
             text_offset=[self._advance(token_ids[0])],
@@ -117,7 +117,7 @@ class CompletionLogprobsWriter:
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         # Worst first: where tokens share a text, the best and the token itself are to be seen.
         pairs = [*reversed(entry.top[: self._num_top]), (entry.token_id, entry.logprob)]
-        return {_text(self._tokenizer, token_id): _finite(value) for token_id, value in pairs}
+        return {_text(self._vocabulary, token_id): _finite(value) for token_id, value in pairs}
 
     def _advance(self, token_id: int) -> int:
         """Offset of a token; the next one's is behind it."""
@@ -126,27 +126,27 @@ class CompletionLogprobsWriter:
         return offset
 
 
-def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> TokenLogprob:
-    data = tokenizer.token_bytes(entry.token_id)
+def _chat_entry(vocabulary: Vocabulary, entry: TokenLogprobs) -> TokenLogprob:
+    data = vocabulary.token_bytes(entry.token_id)
     top = [
         TopLogprob(
-            _text(tokenizer, token_id), _finite(value), list(tokenizer.token_bytes(token_id))
+            _text(vocabulary, token_id), _finite(value), list(vocabulary.token_bytes(token_id))
         )
         for token_id, value in entry.top
     ]
-    return TokenLogprob(_text(tokenizer, entry.token_id), _finite(entry.logprob), list(data), top)
+    return TokenLogprob(_text(vocabulary, entry.token_id), _finite(entry.logprob), list(data), top)
 
 
-def _prompt_entry(tokenizer: Tokenizer, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
+def _prompt_entry(vocabulary: Vocabulary, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
     ranked = [(token_id, value, rank) for rank, (token_id, value) in enumerate(entry.top, start=1)]
     return {
-        str(token_id): PromptLogprob(_finite(value), rank, _text(tokenizer, token_id))
+        str(token_id): PromptLogprob(_finite(value), rank, _text(vocabulary, token_id))
         for token_id, value, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
     }
 
 
-def _text(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.token_bytes(token_id).decode(errors="replace")
+def _text(vocabulary: Vocabulary, token_id: int) -> str:
+    return vocabulary.token_bytes(token_id).decode(errors="replace")
 
 
 def _finite(logprob: float) -> float:

@@ -11,8 +11,9 @@ from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.frontend.client import EngineClient
 from legato.server.context import ContextDep
-from legato.server.http.bodies import JsonRoute, RequestModel, json_response
+from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.openapi import responses
+from legato.server.requests.request_model import RequestModel
 
 router = APIRouter(route_class=JsonRoute, tags=["settings"])
 

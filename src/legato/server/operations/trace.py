@@ -12,9 +12,10 @@ from starlette.background import BackgroundTask
 
 from legato.engine.frontend.client import EngineClient
 from legato.observe.traces.tracer import TraceFormat, Tracer
-from legato.server.http.bodies import JsonRoute, RequestModel, json_response
+from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.http.errors import trace_conflict
 from legato.server.openapi import responses
+from legato.server.requests.request_model import RequestModel
 
 router = APIRouter(route_class=JsonRoute, tags=["trace"])
 

@@ -18,7 +18,12 @@ from legato.core.sampling_params import (
     SamplingParams,
 )
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
-from legato.server.http.bodies import RequestModel, only
+from legato.server.limits import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+)
+from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
 
 def _as_tuple(value: Any) -> Any:
@@ -49,16 +54,31 @@ _BIASES = {
 
 Strings = Annotated[
     tuple[str, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_STOP),
     BeforeValidator(_as_tuple),
     _one_or_several({"type": "string", "minLength": 1}),
 ]
-TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), _one_or_several(_TOKEN_ID)]
-LogitBias = Annotated[dict[int, float], BeforeValidator(_integer_keys), WithJsonSchema(_BIASES)]
+TokenIds = Annotated[
+    tuple[int, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_STOP),
+    BeforeValidator(_as_tuple),
+    _one_or_several(_TOKEN_ID),
+]
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(_integer_keys),
+    AtMost(MAX_LOGIT_BIAS),
+    WithJsonSchema(_BIASES),
+]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-# OpenAI's limits.
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
+    dict[
+        Annotated[str, AtMost(MAX_METADATA_KEY_CHARS)],
+        Annotated[str, AtMost(MAX_METADATA_VALUE_CHARS)],
+    ],
+    AtMost(MAX_METADATA),
 ]
 
 
@@ -70,13 +90,12 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(ModelRequest):
     """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
 
     Those of `SamplingParams` that are unset are the model's defaults.
     """
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -101,14 +120,14 @@ class GenerationRequest(RequestModel):
     prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
 
-    slo_class: str = INTERACTIVE
+    slo_class: Name = INTERACTIVE
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
 
     # OpenAI's notes on a request and values that ask for nothing; they change no output.
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
     metadata: Metadata | None = None
     store: Annotated[bool, only(False)] | None = None
     service_tier: Annotated[str, only("auto", "default")] | None = None

@@ -1,0 +1,71 @@
+"""JSON, read strictly: bounded, and without what is read one way here and another way elsewhere."""
+
+import json
+import re
+from codecs import BOM_UTF8
+from typing import Any
+
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+from legato.server.limits import MAX_JSON_VALUES
+
+_VALUE_MARKS = (b",", b"[", b"{")
+# One after the other, so that neither can go back over what it has passed.
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"?')
+
+
+def parse_json(body: bytes) -> Any:
+    """The value that `body` holds; a byte order mark in front of it is passed over.
+
+    Refused are, beside what is no JSON: NaN, halves of characters in strings, a key that an object
+    has twice, and more than `MAX_JSON_VALUES` values.
+
+    Raises:
+        InvalidRequestError: it is not valid.
+    """
+    body = body.removeprefix(BOM_UTF8)
+    _check_num_values(body)
+    try:
+        value = msgspec.json.decode(body)
+        _CHECK_KEYS.decode(body.decode())
+    except InvalidRequestError:
+        raise
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    return value
+
+
+def _check_num_values(body: bytes) -> None:
+    """Before any are made: each takes many times the two bytes that it may be written with."""
+    if _num_values(body) > MAX_JSON_VALUES:
+        without_escapes = _ESCAPE.sub(b"", body)
+        if _num_values(_STRING.sub(b"", without_escapes)) > MAX_JSON_VALUES:
+            raise InvalidRequestError(f"the body holds more than {MAX_JSON_VALUES} values")
+
+
+def _num_values(body: bytes) -> int:
+    """At most this many values are in it; exact where no string has a mark in it."""
+    return 1 + sum(map(body.count, _VALUE_MARKS))
+
+
+def _refuse_twice(pairs: list[tuple[str, None]]) -> None:
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise InvalidRequestError(f"the body has the key {key!r} twice in one object")
+        keys.add(key)
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+_CHECK_KEYS = json.JSONDecoder(
+    object_pairs_hook=_refuse_twice,
+    parse_float=_nothing,
+    parse_int=_nothing,
+    parse_constant=_nothing,
+)
+"""Makes nothing of a body; msgspec, which makes all, takes the last of several values."""

@@ -1,0 +1,66 @@
+"""What POST /v1/completions takes."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import MAX_N
+from legato.server.requests.generation import GenerationRequest, NumLogprobs
+
+Prompt = str | list[int]
+
+
+def _as_prompts(value: Any) -> list[Prompt]:
+    """Any of the four forms of a prompt as a list of prompts."""
+    if isinstance(value, str) or _is_token_ids(value):
+        return [value]
+    if isinstance(value, list) and all(isinstance(v, str) or _is_token_ids(v) for v in value):
+        if not value:
+            raise ValueError("there is no prompt in it")
+        return value
+    raise ValueError("must be a text, a list of texts, a list of token ids or a list of such lists")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
+
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPTS = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
+    "minItems": 1,
+}
+_PROMPT = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
+
+
+class CompletionRequest(GenerationRequest):
+    """Attributes: `prompt` is a list of prompts, whichever way it was sent."""
+
+    prompt: Annotated[
+        list[Prompt], Field(fail_fast=True), BeforeValidator(_as_prompts), WithJsonSchema(_PROMPT)
+    ]
+    add_special_tokens: bool = True
+    echo: bool = False
+    logprobs: NumLogprobs | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != self.n:
+            raise InvalidRequestError("best_of must equal n", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError(
+                "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens"
+            )
+        if self.stream and self.echo and self.logprobs is not None:
+            raise InvalidRequestError(
+                "echo with logprobs is not available with stream: true", param="echo"
+            )
+        return self
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Whether the prompt alone is wanted back, scored perhaps."""
+        return self.max_tokens == 0

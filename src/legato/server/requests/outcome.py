@@ -1,0 +1,57 @@
+"""What comes of a body that another process reads: any number of parts, then an end."""
+
+import msgspec
+
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.core.token_ids import TokenIds
+from legato.server.http.errors import ErrorDetail
+
+
+class PromptTokens(msgspec.Struct, frozen=True, tag=True):
+    """A part: the next prompt."""
+
+    token_ids: TokenIds
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """A part: the next bytes of a whole answer."""
+
+    data: bytes
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An end: a request for completions of the prompts before it.
+
+    Attributes:
+        include_usage, continuous_usage_stats: as in `StreamOptions`.
+        output_limit_name: what the client calls `max_tokens`.
+        echoed: texts that go before the completions of each prompt; None where none do.
+        is_echo_only: whether the prompts alone are wanted back, scored perhaps.
+        shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
+    """
+
+    params: SamplingParams
+    service: ServiceParams
+    is_streamed: bool
+    include_usage: bool
+    continuous_usage_stats: bool
+    output_limit_name: str = "max_tokens"
+    echoed: tuple[str, ...] | None = None
+    is_echo_only: bool = False
+    shows_prompt_logprobs: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """An end: the pieces before it are the answer, in JSON."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """An end: why there is no other."""
+
+    status: int
+    detail: ErrorDetail
+
+
+Part = PromptTokens | Piece
+End = Generation | Answered | Refused

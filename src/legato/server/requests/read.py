@@ -1,0 +1,208 @@
+"""Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from legato.core.errors import InvalidRequestError
+from legato.core.token_ids import token_array
+from legato.engine.frontend.requests import check_token_ids
+from legato.model.defaults import ModelDefaults
+from legato.model.tokenizer import Tokenizer
+from legato.server.http.errors import first_problem, naming_fields, unknown_model
+from legato.server.http.json_body import parse_json
+from legato.server.limits import MAX_ANSWER_BYTES
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.completion import CompletionRequest, Prompt
+from legato.server.requests.generation import GenerationRequest, StreamOptions
+from legato.server.requests.messages import ChatMessage, TemplateOptions
+from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
+from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.serving import Kind, Serving
+from legato.server.requests.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+
+_PIECE_BYTES = 2**18
+
+_Model = TypeVar("_Model", bound=ModelRequest)
+
+
+class RequestReader:
+    """Reads the bodies of requests to one model.
+
+    It takes the time and the memory that bodies make it take: whoever runs it bounds both.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, defaults: ModelDefaults, serving: Serving) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._serving = serving
+        self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
+            "chat": self._chat,
+            "completions": self._completions,
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+        }
+
+    def read(self, kind: Kind, body: bytes) -> Iterator[Part | End]:
+        """The parts, and the end, which is not `Refused`.
+
+        Raises:
+            ApiError: the model is another one.
+            InvalidRequestError: the body cannot be served.
+            MemoryError: it wants more than there is.
+        """
+        return self._by_kind[kind](body)
+
+    def _chat(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(ChatRequest, body)
+        self._check_completions(request.n)
+        renamed = request.max_completion_tokens is not None
+        limit_name = "max_completion_tokens" if renamed else "max_tokens"
+        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
+            params = request.sampling_params(
+                self._defaults.sampling,
+                max_tokens=request.output_limit,
+                logprobs=request.num_logprobs,
+            )
+        yield PromptTokens(token_array(self._conversation(request.messages, request)))
+        yield _generation(request, params=params, output_limit_name=limit_name)
+
+    def _completions(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(CompletionRequest, body)
+        self._check_completions(request.n, len(request.prompt))
+        decided: dict[str, int] = {}
+        if request.is_echo_only:
+            decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
+        if request.echo and request.logprobs is not None:
+            decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+        params = request.sampling_params(self._defaults.sampling, **decided)
+        for prompt in request.prompt:
+            if isinstance(prompt, str):
+                self._check_fits(len(prompt), "prompt")
+            else:
+                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
+        for prompt in request.prompt:
+            if isinstance(prompt, str):
+                prompt = self._tokenizer.encode(prompt, request.add_special_tokens)
+            yield PromptTokens(token_array(prompt))
+        yield _generation(
+            request,
+            params=params,
+            echoed=self._texts(request) if request.echo else None,
+            is_echo_only=request.is_echo_only,
+            shows_prompt_logprobs=request.prompt_logprobs is not None,
+        )
+
+    def _tokenize(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(TokenizeRequest, body)
+        if request.messages is not None:
+            token_ids = self._conversation(request.messages, request)
+        else:
+            assert request.prompt is not None, "checked by TokenizeRequest"
+            self._check_fits(len(request.prompt), "prompt")
+            token_ids = self._tokenizer.encode(
+                request.prompt, request.add_special_tokens is not False
+            )
+        spelling = self._tokenizer.backend.id_to_token
+        wants_spelling = request.return_token_strs
+        yield from _answered(
+            TokenizeAnswer(
+                count=len(token_ids),
+                max_model_len=self._serving.info.max_model_len,
+                tokens=token_ids,
+                token_strs=[spelling(i) or "" for i in token_ids] if wants_spelling else None,
+            )
+        )
+
+    def _detokenize(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(DetokenizeRequest, body)
+        check_token_ids(request.tokens, self._serving.info.vocab_size, "tokens")
+        text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
+        yield from _answered(DetokenizeAnswer(text))
+
+    def _parse(self, model: type[_Model], body: bytes) -> _Model:
+        try:
+            request = model.model_validate(parse_json(body))
+        except ValidationError as error:
+            raise first_problem(error.errors(include_url=False, include_input=False)) from None
+        served = self._serving.info.served_model_name
+        if request.model not in (None, served):
+            raise unknown_model(request.model, served)
+        return request
+
+    def _check_completions(self, n: int, num_prompts: int = 1) -> None:
+        num_wanted, allowed = n * num_prompts, self._serving.max_completions
+        if num_wanted > allowed:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts with n={n} are {num_wanted} completions; a request may ask "
+                f"for {allowed} (--max-completions)",
+                param="prompt" if num_prompts > allowed else "n",
+            )
+
+    def _conversation(self, messages: list[ChatMessage], options: TemplateOptions) -> list[int]:
+        """Token ids of a conversation."""
+        is_trusted = self._serving.trust_request_chat_template
+        if options.chat_template is not None and not is_trusted:
+            raise InvalidRequestError(
+                "this server runs no templates from requests (--trust-request-chat-template)",
+                param="chat_template",
+            )
+        self._check_fits(sum(len(message.content) for message in messages), "messages")
+        text = self._tokenizer.render_chat(
+            [message.model_dump(exclude_unset=True) for message in messages],
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            chat_template=options.chat_template,
+            **(options.chat_template_kwargs or {}),
+        )
+        self._check_fits(len(text), "messages")
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_fits(self, num_chars: int, param: str) -> None:
+        """Refuse a text that is too long however it is tokenized, before that is done."""
+        if num_chars > self._max_chars:
+            raise InvalidRequestError(
+                f"this model's maximum context length is {self._serving.info.max_model_len} "
+                f"tokens, which are at most {self._max_chars} characters, but the prompt has "
+                f"{num_chars}",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _texts(self, request: CompletionRequest) -> tuple[str, ...]:
+        return tuple(self._text(prompt, request) for prompt in request.prompt)
+
+    def _text(self, prompt: Prompt, request: CompletionRequest) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return self._tokenizer.decode(prompt, request.skip_special_tokens is not False)
+
+
+def _generation(request: GenerationRequest, **known: Any) -> Generation:
+    options = request.stream_options or StreamOptions()
+    return Generation(
+        service=request.service_params(),
+        is_streamed=request.stream,
+        include_usage=options.include_usage,
+        continuous_usage_stats=options.continuous_usage_stats,
+        **known,
+    )
+
+
+def _answered(answer: msgspec.Struct) -> Iterator[Part | End]:
+    data = msgspec.json.encode(answer)
+    if len(data) > MAX_ANSWER_BYTES:
+        raise InvalidRequestError(
+            f"the answer has {len(data)} bytes, over {MAX_ANSWER_BYTES}; ask for it in parts"
+        )
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield Piece(data[start : start + _PIECE_BYTES])
+    yield Answered()

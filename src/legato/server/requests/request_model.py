@@ -1,0 +1,118 @@
+"""Models of bodies that refuse what they do not know, and look into nothing that is too long."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from legato.core.errors import InvalidRequestError
+from legato.server.limits import MAX_FIELDS, MAX_NAME_CHARS
+
+_NULL = {"type": "null"}
+_BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}  # key a JSON type
+
+
+class RequestModel(BaseModel):
+    """A JSON object that refuses fields it does not know; null is the same as not sent.
+
+    JSON has one kind of number: 16.0 is as good an integer as 16.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_sent(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if len(data) > MAX_FIELDS:
+            raise InvalidRequestError(f"an object has {len(data)} fields, over {MAX_FIELDS}")
+        return {name: _whole(value) for name, value in data.items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        described = handler.resolve_ref_schema(handler(schema))
+        fields = described.get("properties", {})
+        for name in fields.keys() - described.get("required", ()):
+            if _NULL not in fields[name].get("anyOf", ()):
+                fields[name] = {"anyOf": [fields[name], _NULL]}
+        return described
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class AtMost:
+    """Bounds the length of a text, list or object, before what checks the parts of it.
+
+    It stands last in an `Annotated`, where pydantic's own `max_length` would count what was made.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        described = handler(schema)
+        for one in described.get("anyOf", [described]):
+            if one.get("type") in _BOUNDS:
+                one[_BOUNDS[one["type"]]] = self._limit
+        return described
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, str | list | tuple | dict) and len(value) > self._limit:
+            unit = "characters" if isinstance(value, str) else "entries"
+            raise ValueError(f"has {len(value)} {unit}, over {self._limit}")
+        return value
+
+
+class _Only:
+    def __init__(self, allowed: tuple[object, ...]) -> None:
+        self._allowed = allowed
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"enum": list(self._allowed)}
+
+    def _check(self, value: object) -> object:
+        if value not in self._allowed:
+            supported = " or ".join(map(json.dumps, self._allowed))
+            raise ValueError(f"only {supported} is supported")
+        return value
+
+
+def only(*allowed: object) -> _Only:
+    """A field whose other values Legato does not support; these change nothing here."""
+    return _Only(allowed)
+
+
+Name = Annotated[str, AtMost(MAX_NAME_CHARS)]
+
+
+class ModelRequest(RequestModel):
+    """A request to a model, which is the one that is served."""
+
+    model: Name | None = None

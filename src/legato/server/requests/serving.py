@@ -1,0 +1,22 @@
+"""What a body may ask for, and of whom."""
+
+from typing import Literal
+
+import msgspec
+
+from legato.engine.process.messages import EngineInfo
+
+Kind = Literal["chat", "completions", "tokenize", "detokenize"]
+"""Of a body: what it asks for."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What bodies are read against.
+
+    Attributes:
+        max_completions, trust_request_chat_template: as in `ServerConfig`.
+    """
+
+    info: EngineInfo
+    max_completions: int
+    trust_request_chat_template: bool

@@ -1,0 +1,51 @@
+"""What POST /tokenize and /detokenize take and answer."""
+
+from typing import Annotated
+
+import msgspec
+from pydantic import Field, model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.server.limits import MAX_DETOKENIZED
+from legato.server.requests.messages import Messages, TemplateOptions
+from legato.server.requests.request_model import AtMost, ModelRequest
+
+
+class TokenizeRequest(TemplateOptions, ModelRequest):
+    """Either a prompt or messages.
+
+    Attributes:
+        add_special_tokens: of a prompt; None adds them. The template does so for messages.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise InvalidRequestError(
+                "special tokens of messages come from the template", param="add_special_tokens"
+            )
+        return self
+
+
+class TokenizeAnswer(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(ModelRequest):
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), AtMost(MAX_DETOKENIZED)
+    ]
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True):
+    prompt: str

@@ -1,0 +1,28 @@
+"""The zygote's program: `python -m legato.server.text.main FD`, started by `ZygoteProcess`."""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+
+from legato.core.signals import leave_to_parent
+
+# Libraries are to start no threads of their own: forks would be without them.
+_SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def main(fd: int) -> int:
+    leave_to_parent()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    os.environ.update(_SINGLE_THREADED)
+    from legato.engine.process.channel import ChannelClosedError
+    from legato.server.text.zygote import Zygote
+
+    with contextlib.suppress(ChannelClosedError):
+        Zygote(socket.socket(fileno=fd)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,96 @@
+"""What the processes around text tell each other."""
+
+import msgspec
+
+from legato.model.defaults import ModelDefaults
+from legato.model.vocabulary import Vocabulary
+from legato.server.requests.serving import Kind, Serving
+
+
+class LoadText(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote, first: which tokenizer to load.
+
+    Attributes:
+        path: as of `ModelSource`.
+        timeout_s: of processor time, for one body or a trial of the template.
+    """
+
+    path: str
+    timeout_s: float
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: what all readers forked from now on read against."""
+
+    serving: Serving
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: begin a reader. Its end of a socket pair comes with this.
+
+    Attributes:
+        number: names the reader; no other has had it.
+        is_low: whether it runs at a low priority from the start.
+    """
+
+    number: int
+    is_low: bool
+
+
+class Lower(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: let a reader run at a low priority from now on."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: end a reader, whatever it is doing."""
+
+    number: int
+
+
+ToZygote = LoadText | Serve | Fork | Lower | Kill
+
+
+class TextLoaded(msgspec.Struct, frozen=True, tag=True):
+    """From the zygote: it can fork.
+
+    Attributes:
+        template_problem: as of `Tokenizer`.
+    """
+
+    vocabulary: Vocabulary
+    defaults: ModelDefaults
+    template_problem: str | None
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """From the zygote: it ends.
+
+    Attributes:
+        is_user_error: whether the checkpoint is to blame.
+    """
+
+    error: str
+    is_user_error: bool
+
+
+class ReaderEnded(msgspec.Struct, frozen=True, tag=True):
+    """From the zygote: a reader is gone.
+
+    Attributes:
+        status: of its exit, or the negative number of the signal that ended it.
+    """
+
+    number: int
+    status: int
+
+
+FromZygote = TextLoaded | LoadFailed | ReaderEnded
+
+
+class BodyFollows(msgspec.Struct, frozen=True):
+    """To a reader: `num_bytes` of a body come behind this frame, as they are."""
+
+    kind: Kind
+    num_bytes: int

@@ -1,0 +1,108 @@
+"""A process that reads bodies, one after the other: forked by the zygote, bounded by the kernel."""
+
+import logging
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from legato.core.errors import InvalidRequestError
+from legato.engine.process.channel import pack_frame
+from legato.server.http.errors import ApiError, as_api_error, out_of_memory
+from legato.server.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
+from legato.server.requests.outcome import End, Part, Refused
+from legato.server.requests.read import RequestReader
+from legato.server.text.messages import BodyFollows
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+_decode = msgspec.msgpack.Decoder(BodyFollows).decode
+_STATM = Path("/proc/self/statm")
+_PEAK_UNIT_BYTES = 1024 if sys.platform == "linux" else 1
+
+
+def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> None:
+    """Answer each body with parts and an end, until nobody asks any more.
+
+    Args:
+        timeout_s: of processor time for one body; the kernel ends the process that takes more.
+    """
+    first_bytes = _peak_memory_bytes()
+    while (found := _next_body(sock)) is not None:
+        job, body = found
+        with time_bound(timeout_s):
+            for message in _outcome(requests, job, body):
+                sock.sendall(pack_frame(message))
+        if _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES:
+            return
+
+
+def bound_memory() -> None:
+    """From here on this process may take `READER_MEMORY_BYTES` more than it has."""
+    if not _STATM.exists():  # not Linux, which alone keeps such a limit
+        return
+    num_pages = int(_STATM.read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + READER_MEMORY_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+@contextmanager
+def time_bound(seconds: float) -> Iterator[None]:
+    """Let the kernel end this process where it takes more processor time than this.
+
+    No other bound reaches into a loop of a library's.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _outcome(requests: RequestReader, job: BodyFollows, body: bytes) -> Iterator[Part | End]:
+    try:
+        yield from requests.read(job.kind, body)
+    except MemoryError:
+        yield _refused(out_of_memory())
+    except (ApiError, InvalidRequestError) as error:
+        yield _refused(error)
+    except Exception as error:
+        logger.exception("a body could not be read")
+        yield _refused(error)
+
+
+def _refused(error: Exception) -> Refused:
+    refusal = as_api_error(error)
+    return Refused(refusal.status, refusal.detail)
+
+
+def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes] | None:
+    """None once the other end is closed."""
+    try:
+        (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
+        job = _decode(_receive(sock, num_bytes))
+        return job, _receive(sock, job.num_bytes)
+    except ConnectionError:
+        return None
+
+
+def _receive(sock: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray(num_bytes)
+    rest = memoryview(data)
+    while rest:
+        num_received = sock.recv_into(rest)
+        if not num_received:
+            raise ConnectionResetError
+        rest = rest[num_received:]
+    return bytes(data)
+
+
+def _peak_memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT_BYTES

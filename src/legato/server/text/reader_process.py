@@ -1,0 +1,73 @@
+"""The HTTP server's side of one process that reads bodies."""
+
+import asyncio
+
+import msgspec
+
+from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.server.requests.outcome import Answered, End, Generation, Part, Refused
+from legato.server.requests.serving import Kind
+from legato.server.text.messages import BodyFollows
+
+_READ_BYTES = 1 << 18
+
+
+class ReaderLostError(Exception):
+    """The process ended before its answer did."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a body."""
+
+    parts: list[Part]
+    end: End
+
+
+class ReaderProcess:
+    """Reads one body at a time.
+
+    Attributes:
+        number: the zygote's name for it.
+        num_bodies: that it was given.
+        is_lowered: whether it was given up on as one that is quick.
+        status: how it ended, as `ReaderEnded` has it.
+    """
+
+    def __init__(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.number = number
+        self.num_bodies = 0
+        self.is_lowered = False
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameDecoder(Part | End)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._reader.at_eof()
+
+    async def read(self, kind: Kind, body: bytes) -> Outcome:
+        """Have a body read.
+
+        Raises:
+            ReaderLostError: the process ended over it.
+        """
+        self.num_bodies += 1
+        self._writer.write(pack_frame(BodyFollows(kind, len(body))))
+        self._writer.write(body)
+        parts: list[Part] = []
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for message in self._frames.feed(data):
+                    if isinstance(message, Generation | Answered | Refused):
+                        return Outcome(parts, message)
+                    parts.append(message)
+        except OSError as error:
+            raise ReaderLostError from error
+        raise ReaderLostError
+
+    def close(self) -> None:
+        """Let it end, at once where it has nothing to do."""
+        self._writer.transport.abort()

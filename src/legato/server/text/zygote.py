@@ -1,0 +1,219 @@
+"""Loads the tokenizer once, and forks a process in milliseconds wherever one is to read bodies.
+
+It has a single thread, which forks need, and runs nothing whose time a client or a template
+decides.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from legato.core.errors import UnsupportedModelError
+from legato.engine.process.channel import ChannelClosedError, FrameDecoder, pack_frame
+from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.source import ModelSource
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.server.requests.read import RequestReader
+from legato.server.text import reader
+from legato.server.text.messages import (
+    Fork,
+    FromZygote,
+    Kill,
+    LoadFailed,
+    LoadText,
+    Lower,
+    ReaderEnded,
+    Serve,
+    TextLoaded,
+    ToZygote,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOW_BY = 10
+"""What reads a large body, or is slow, is this much nicer: the engine's threads go first."""
+_READ_BYTES = 2**16
+_MAX_FDS = 64
+_TRIAL = -1  # the number of the process that tries the template
+
+
+class Zygote:
+    """Forks, and tells how its children end.
+
+    Args:
+        sock: to the HTTP process.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._frames = FrameDecoder(ToZygote)
+        self._messages: deque[ToZygote] = deque()
+        self._fds: deque[int] = deque()  # one a `Fork` among the messages
+        self._pids: dict[int, int] = {}  # key the reader's number
+        self._woken, self._wakes = socket.socketpair()
+        for end in (self._woken, self._wakes):
+            end.setblocking(False)
+
+    def run(self) -> None:
+        """Raises `ChannelClosedError` once the HTTP process is gone, and its readers with it."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        try:
+            self._serve()
+        finally:
+            for pid in self._pids.values():
+                os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
+        asked = self._next()
+        assert isinstance(asked, LoadText)
+        source = ModelSource(Path(asked.path))
+        try:
+            tokenizer = load_tokenizer(source)
+            defaults = load_defaults(source, tokenizer.eos_token_id)
+        except UnsupportedModelError as error:
+            self._send(LoadFailed(str(error), is_user_error=True))
+            return
+        except Exception as error:
+            logger.exception("the tokenizer cannot be loaded")
+            self._send(LoadFailed(f"{type(error).__name__}: {error}", is_user_error=False))
+            return
+        if tokenizer.template_problem is None:
+            self._try_template(tokenizer, asked.timeout_s)
+        self._send(TextLoaded(tokenizer.vocabulary, defaults, tokenizer.template_problem))
+        gc.collect()
+        gc.freeze()  # a child that collects would otherwise get a copy of all that it looks at
+        self._obey(tokenizer, defaults, asked.timeout_s)
+
+    def _try_template(self, tokenizer: Tokenizer, timeout_s: float) -> None:
+        """In a process that can be killed, for it may loop; then here, for what that compiles."""
+
+        def work() -> None:
+            with reader.time_bound(timeout_s):
+                tokenizer.warm_up()
+
+        status = self._status_of(_TRIAL, work)
+        if status == 0:
+            tokenizer.warm_up()
+            return
+        tokenizer.template_problem = (
+            f"this model's chat template does not work: it took more than {timeout_s:g} s of "
+            "processor time for one short message, or more memory than it may"
+        )
+
+    def _obey(self, tokenizer: Tokenizer, defaults: ModelDefaults, timeout_s: float) -> None:
+        requests: RequestReader | None = None
+        while True:
+            match self._next():
+                case Serve(serving):
+                    requests = RequestReader(tokenizer, defaults, serving)
+                case Fork(number, is_low):
+                    assert requests is not None, "bodies come once it is known what is served"
+                    self._fork_reader(number, is_low, requests, timeout_s)
+                case Lower(number) if number in self._pids:
+                    _lower(self._pids[number])
+                case Kill(number) if number in self._pids:
+                    os.kill(self._pids[number], signal.SIGKILL)
+
+    def _fork_reader(
+        self, number: int, is_low: bool, requests: RequestReader, timeout_s: float
+    ) -> None:
+        sock = socket.socket(fileno=self._fds.popleft())
+
+        def work() -> None:
+            if is_low:
+                os.nice(_LOW_BY)
+            reader.serve(sock, requests, timeout_s)
+
+        self._fork(number, work)
+        sock.close()
+
+    def _fork(self, number: int, work: Callable[[], None]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            logger.error("no process can be forked: %s", error)
+            self._send(ReaderEnded(number, 1))
+            return
+        if pid:
+            self._pids[number] = pid
+            return
+        status = 1
+        try:
+            self._let_go()
+            reader.bound_memory()
+            work()
+            status = 0
+        except BaseException:
+            logger.exception("a process that reads bodies fails")
+        finally:
+            os._exit(status)
+
+    def _let_go(self) -> None:
+        """In a child: of what is the zygote's alone."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for sock in (self._socket, self._woken, self._wakes):
+            sock.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    def _status_of(self, number: int, work: Callable[[], None]) -> int:
+        """Have it done by a child, and wait for that; messages wait, too."""
+        self._fork(number, work)
+        ended = self._reaped()
+        while number not in ended:
+            self._wait()
+            ended |= self._reaped()
+        return ended[number]
+
+    def _next(self) -> ToZygote:
+        """The next message; whoever ended before it is told of first."""
+        while not self._messages:
+            self._wait()
+            for number, status in self._reaped().items():
+                self._send(ReaderEnded(number, status))
+        return self._messages.popleft()
+
+    def _wait(self) -> None:
+        """Until there are messages, or a child ended."""
+        readable, _, _ = select.select([self._socket, self._woken], [], [])
+        if self._woken in readable:
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(_READ_BYTES)
+        if self._socket in readable:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS)
+            except OSError as error:
+                raise ChannelClosedError from error
+            if not data:
+                raise ChannelClosedError
+            self._fds += fds
+            self._messages += self._frames.feed(data)
+
+    def _reaped(self) -> dict[int, int]:
+        """Who has ended; key the number, value the status."""
+        ended: dict[int, int] = {}
+        for number, pid in list(self._pids.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del self._pids[number]
+                ended[number] = os.waitstatus_to_exitcode(status)
+        return ended
+
+    def _send(self, message: FromZygote) -> None:
+        try:
+            self._socket.sendall(pack_frame(message))
+        except OSError as error:
+            raise ChannelClosedError from error
+
+
+def _lower(pid: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + _LOW_BY)

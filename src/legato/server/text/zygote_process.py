@@ -1,0 +1,136 @@
+"""The HTTP server's side of the zygote."""
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from legato.core.errors import ConfigError
+from legato.engine.errors import EngineDeadError
+from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.engine.process.child_process import ChildProcess
+from legato.server.text.messages import (
+    Fork,
+    FromZygote,
+    Kill,
+    LoadFailed,
+    LoadText,
+    Lower,
+    ReaderEnded,
+    TextLoaded,
+    ToZygote,
+)
+from legato.server.text.reader_process import ReaderProcess
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = (sys.executable, "-m", "legato.server.text.main")
+_READ_BYTES = 1 << 18
+_STOP_TIMEOUT_S = 5.0
+_STATUS_TIMEOUT_S = 1.0
+_numbers = itertools.count()  # of all readers of all zygotes
+
+
+class ZygoteProcess:
+    """A zygote that was told what to load.
+
+    Attributes:
+        lost: done once it is gone.
+    """
+
+    def __init__(self, asked: LoadText) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[TextLoaded] = asyncio.get_running_loop().create_future()
+        self._frames = FrameDecoder(FromZygote)
+        self._statuses: dict[int, asyncio.Future[int]] = {}  # key the number of a reader that runs
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        with theirs:
+            self._process = ChildProcess(_PROGRAM, theirs.fileno(), {})
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
+        self.send(asked)
+
+    async def loaded(self) -> TextLoaded:
+        """Wait until it can fork.
+
+        Raises:
+            ConfigError: the checkpoint's tokenizer cannot be used.
+            EngineDeadError: the process died while loading it.
+        """
+        return await asyncio.shield(self._loaded)
+
+    def send(self, message: ToZygote, fds: Sequence[int] = ()) -> None:
+        """To a zygote that is gone, nothing is sent."""
+        frame = pack_frame(message)
+        try:
+            is_sent = socket.send_fds(self._socket, [frame], fds) == len(frame)
+        except OSError:
+            is_sent = False
+        if not is_sent:
+            self._lose()
+
+    async def fork(self, *, is_low: bool) -> ReaderProcess:
+        """Begin a reader; where the zygote is gone, so is what this returns."""
+        number = next(_numbers)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader = ReaderProcess(number, *await asyncio.open_connection(sock=ours))
+            self._statuses[number] = reader.status
+            self.send(Fork(number, is_low), [theirs.fileno()])
+        return reader
+
+    def lower(self, reader: ReaderProcess) -> None:
+        """Let it run at a low priority from now on."""
+        reader.is_lowered = True
+        self.send(Lower(reader.number))
+
+    def kill(self, reader: ReaderProcess) -> None:
+        """End it, whatever it is doing."""
+        self.send(Kill(reader.number))
+
+    async def status(self, reader: ReaderProcess) -> int | None:
+        """How a reader that is gone ended, as `ReaderEnded` has it; None where nobody can tell."""
+        told: list[asyncio.Future[Any]] = [reader.status, self.lost]
+        await asyncio.wait(told, timeout=_STATUS_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        return reader.status.result() if reader.status.done() else None
+
+    async def close(self) -> None:
+        """End it, and all its readers with it."""
+        self._lose()
+        if not await self._process.ends_within(_STOP_TIMEOUT_S):
+            self._process.kill()
+            await self._process.ends_within(_STOP_TIMEOUT_S)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        for message in self._frames.feed(data):
+            match message:
+                case TextLoaded():
+                    self._loaded.set_result(message)
+                case LoadFailed(error, is_user_error):
+                    failure = ConfigError if is_user_error else EngineDeadError
+                    self._loaded.set_exception(failure(error))
+                case ReaderEnded(number, status):
+                    self._statuses.pop(number).set_result(status)
+
+    def _lose(self) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(None)
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        if not self._loaded.done():
+            error = EngineDeadError("the process that loads the tokenizer died")
+            self._loaded.set_exception(error)
+            self._loaded.exception()  # nobody need wait for it

@@ -1,0 +1,307 @@
+"""The processes that read bodies: bounded, replaced where they die, and gone with their server."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from legato.core.config import DEFAULT_MODEL
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+from legato.server import limits
+from tests.server.launch import ServerProcess, running_server, wait_until
+
+LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    flags = ("--trust-request-chat-template", "--timeout-prompt", "500ms")
+    with running_server(tmp_path_factory.mktemp("trusting"), *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def looping_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose chat template does not end."""
+    folder = tmp_path_factory.mktemp("looping")
+    tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer._pretrained.chat_template = LOOP
+    tokenizer._pretrained.save_pretrained(folder)
+    return folder
+
+
+def refusal(response: httpx.Response, status: int = 400) -> str:
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]["message"]
+    return message
+
+
+def chat(server: ServerProcess, **fields: Any) -> httpx.Response:
+    return server.http.post("/v1/chat/completions", json={**HI, "max_tokens": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (LOOP, "processor time"),
+        ("{{ 10 ** (10 ** 9) }}", "processor time"),
+        ("{{ 'a' * 10 ** 10 }}", "memory"),
+        ("{{ messages[0].content * 10 ** 10 }}", "memory"),
+        ("{{ messages[0].content * 10 ** 7 }}", "characters"),
+    ],
+)
+def test_a_template_that_takes_too_much_ends_its_own_request(
+    trusting: ServerProcess, template: str, why: str
+) -> None:
+    assert why in refusal(chat(trusting, chat_template=template))
+    assert chat(trusting).status_code == 200
+
+
+def test_others_are_read_beside_templates_that_do_not_end(trusting: ServerProcess) -> None:
+    def loop() -> None:
+        with httpx.Client(base_url=trusting.url, timeout=60) as http:
+            http.post("/tokenize", json={**HI, "chat_template": LOOP})
+
+    threads = [threading.Thread(target=loop) for _ in range(limits.MAX_READERS - 1)]
+    for thread in threads:
+        thread.start()
+    assert chat(trusting).status_code == 200
+    for thread in threads:
+        thread.join()
+
+
+def test_a_client_that_leaves_takes_its_reader_along(trusting: ServerProcess) -> None:
+    for _ in range(2 * limits.MAX_READERS):
+        with pytest.raises(httpx.ReadTimeout):
+            trusting.http.post("/tokenize", json={**HI, "chat_template": LOOP}, timeout=0.1)
+    assert chat(trusting).status_code == 200
+
+
+def test_a_reader_that_was_killed_is_replaced(trusting: ServerProcess) -> None:
+    for _ in range(3):
+        for reader in trusting.zygote.children():
+            reader.kill()
+        assert chat(trusting).status_code == 200
+
+
+def test_a_zygote_that_was_killed_is_replaced(trusting: ServerProcess) -> None:
+    zygote = trusting.zygote
+    readers = zygote.children()
+    zygote.kill()
+    assert chat(trusting).status_code == 200, "its readers go on"
+    for reader in readers:
+        reader.kill()
+    assert chat(trusting).status_code == 200
+    assert trusting.zygote.pid != zygote.pid
+
+
+def test_what_dies_over_and_over_is_an_error_of_the_server(trusting: ServerProcess) -> None:
+    over = threading.Event()
+
+    def keep_killing() -> None:
+        while not over.is_set():
+            for reader in trusting.zygote.children():
+                reader.suspend()
+                reader.kill()
+
+    killing = threading.Thread(target=keep_killing)
+    killing.start()
+    try:
+        wait_until(lambda: chat(trusting).status_code == 500, "somehow it is always read")
+    finally:
+        over.set()
+        killing.join()
+    assert chat(trusting).status_code == 200
+
+
+def test_a_model_whose_template_loops_serves_completions(
+    looping_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path, "--model", str(looping_model), "--timeout-prompt", "1s"
+    ) as server:
+        assert "chat template does not work" in server.log.read_text()
+        assert "chat template does not work" in refusal(chat(server))
+        answer = server.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_served_while_a_template_loops_at_the_start(
+    looping_model: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "legato", "serve", str(looping_model), "--port", "0"]
+    flags = ["--timeout-prompt", "600s"]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as process:
+        server = psutil.Process(process.pid)
+
+        def trials() -> list[psutil.Process]:
+            return [trial for child in server.children() for trial in child.children()]
+
+        wait_until(lambda: bool(trials()), "nobody tries the template")
+        [trial] = trials()
+        process.send_signal(number)
+        assert process.wait(60) == 0
+    wait_until(lambda: not trial.is_running(), "the trial goes on")
+
+
+def test_a_second_signal_ends_a_server_while_a_template_loops(tmp_path: Path) -> None:
+    flags = ("--trust-request-chat-template", "--timeout-prompt", "600s")
+    with running_server(tmp_path, *flags) as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        asking = threading.Thread(target=_ask_and_lose, args=(server,))
+        asking.start()
+        wait_until(lambda: _is_busy(server), "nobody reads")
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: _is_draining(server), "it does not drain")
+        server.process.wait(60)
+        asking.join()
+    wait_until(lambda: not any(child.is_running() for child in children), "some process goes on")
+
+
+def test_all_processes_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--trust-request-chat-template") as server:
+        asking = threading.Thread(target=_ask_and_lose, args=(server,))
+        asking.start()
+        wait_until(lambda: _is_busy(server), "nobody reads")
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) >= 3
+        server.process.kill()
+        asking.join()
+        wait_until(lambda: not any(child.is_running() for child in children), "some goes on")
+
+
+def test_ctrl_c_reaches_only_the_server(trusting: ServerProcess) -> None:
+    """A terminal sends it to all processes; it is for the server to say when they end."""
+    zygote = trusting.zygote
+    processes = [zygote, *zygote.children()]
+    for process in processes:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(number)
+    assert chat(trusting).status_code == 200
+    assert all(process.is_running() for process in processes)
+
+
+@pytest.mark.parametrize("body", [HI, {**HI, "max_tokens": 1}])
+def test_a_byte_order_mark_is_passed_over(trusting: ServerProcess, body: dict[str, Any]) -> None:
+    content = b"\xef\xbb\xbf" + json.dumps({**body, "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json"}
+    response = trusting.http.post("/v1/chat/completions", content=content, headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "key"),
+    [
+        ("/v1/completions", b'{"prompt": "a", "max_tokens": 1, "prompt": "b"}', "prompt"),
+        ("/v1/completions", b'{"prompt": "a", "\\u0070rompt": "b"}', "prompt"),
+        ("/v1/chat/completions",
+         b'{"messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+        ("/tokenize", b'{"prompt": "{\\"x\\": 1}", "x": {"y": [{"z": 1, "z": 2}]}}', "z"),
+        ("/settings", b'{"itl_slo_s": 1, "itl_slo_s": 2}', "itl_slo_s"),
+    ],
+)  # fmt: skip
+def test_a_key_that_comes_twice_is_named(
+    trusting: ServerProcess, path: str, body: bytes, key: str
+) -> None:
+    method = "PATCH" if path == "/settings" else "POST"
+    headers = {"Content-Type": "application/json"}
+    response = trusting.http.request(method, path, content=body, headers=headers)
+    assert f"the key '{key}' twice" in refusal(response)
+
+
+def _parts(count: int) -> list[dict[str, Any]]:
+    content = [{"type": "text", "text": ""}] * count
+    return [{"role": "user", "content": content}]
+
+
+BOUNDS: dict[str, tuple[str, int, Callable[[int], dict[str, Any]]]] = {
+    "messages": ("/tokenize", limits.MAX_MESSAGES, lambda n: {
+        "messages": [{"role": "user", "content": ""}] * n, "chat_template": "x"}),
+    "messages.0.content": ("/tokenize", limits.MAX_CONTENT_PARTS, lambda n: {
+        "messages": _parts(n)}),
+    "messages.0.name": ("/tokenize", limits.MAX_NAME_CHARS, lambda n: {
+        "messages": [{"role": "user", "content": "", "name": "x" * n}]}),
+    "chat_template": ("/tokenize", limits.MAX_TEMPLATE_CHARS, lambda n: {
+        **HI, "chat_template": "x" * n}),
+    "chat_template_kwargs": ("/tokenize", limits.MAX_TEMPLATE_VARIABLES, lambda n: {
+        **HI, "chat_template_kwargs": {f"x{i}": 1 for i in range(n)}}),
+    "tokens": ("/detokenize", limits.MAX_DETOKENIZED, lambda n: {"tokens": [5] * n}),
+    "user": ("/v1/completions", limits.MAX_NAME_CHARS, lambda n: {
+        "prompt": "Hi", "max_tokens": 1, "user": "x" * n}),
+    "metadata": ("/v1/completions", limits.MAX_METADATA, lambda n: {
+        "prompt": "Hi", "max_tokens": 1, "metadata": {str(i): "x" for i in range(n)}}),
+    "prompt": ("/tokenize", 8192 * 81, lambda n: {"prompt": "x" * n}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("param", BOUNDS)
+def test_bounds(trusting: ServerProcess, param: str) -> None:
+    path, most, body = BOUNDS[param]
+    response = trusting.http.post(path, json=body(most))
+    assert response.status_code == 200, response.text
+    response = trusting.http.post(path, json=body(most + 1))
+    assert response.json()["error"]["param"] == param
+    assert re.search(str(most), refusal(response))
+
+
+def test_values_within_text_count_for_nothing(trusting: ServerProcess) -> None:
+    text = ",[{" * (limits.MAX_JSON_VALUES // 2)
+    response = trusting.http.post("/tokenize", json={"prompt": text})
+    assert "characters" in refusal(response)
+
+
+def test_a_body_that_is_read_in_place_is_small(trusting: ServerProcess) -> None:
+    content = b" " * limits.MAX_PLAIN_BODY_BYTES + b"{}"
+    headers = {"Content-Type": "application/json"}
+    response = trusting.http.patch("/settings", content=content, headers=headers)
+    assert response.status_code == 413
+    response = trusting.http.patch("/settings", content=content[2:], headers=headers)
+    assert response.status_code == 200
+
+
+def _ask_and_lose(server: ServerProcess) -> None:
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            http.post("/tokenize", json={**HI, "chat_template": LOOP})
+    except httpx.HTTPError:
+        pass
+
+
+def _is_busy(server: ServerProcess) -> bool:
+    """Whether a reader computes."""
+    before = {reader.pid: reader.cpu_times().user for reader in server.zygote.children()}
+    time.sleep(0.2)
+    return any(
+        reader.cpu_times().user > before.get(reader.pid, 0.0) + 0.02
+        for reader in server.zygote.children()
+    )
+
+
+def _is_draining(server: ServerProcess) -> bool:
+    try:
+        return server.http.get("/health").status_code == 503
+    except httpx.HTTPError:  # it is gone already
+        return True
