@@ -99,8 +99,10 @@ def test_signals_that_end_nothing(tmp_path: Path) -> None:
         assert stream.is_complete
         assert own_server.http.get("/health").status_code == 200
         assert own_server.engine == engine
+        server = psutil.Process(own_server.process.pid)
+        known = set(server.children())
         engine.kill()
-        while not (begun := set(psutil.Process(own_server.process.pid).children()) - {engine}):
+        while not (begun := set(server.children()) - known):
             pass
         (engine,) = begun  # which has just begun to load
         signal_all(engine)
