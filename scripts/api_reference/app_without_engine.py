@@ -38,8 +38,8 @@ class _TextInThisProcess:
             no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving
         )
 
-    async def generation(self, kind: Kind, body: bytes) -> None:
-        list(self._reader.read(kind, body))
+    async def generation(self, kind: Kind, body: bytearray) -> None:
+        list(self._reader.read(kind, bytes(body)))
 
     answer = generation
 

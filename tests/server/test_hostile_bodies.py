@@ -110,12 +110,12 @@ def test_a_text_that_is_long_but_right_holds_up_nobody(
     assert delays_nobody(prober, attack)
 
 
-def test_a_thousand_prompts_hold_up_nobody(attacked: ServerProcess, prober: Prober) -> None:
-    prompts = [[i, *[5] * 900] for i in range(1000)]
+def test_hundreds_of_prompts_hold_up_nobody(attacked: ServerProcess, prober: Prober) -> None:
+    prompts = [[i, *[5] * 900] for i in range(400)]
 
     def attack() -> None:
         with pytest.raises(httpx.ReadTimeout):  # and so the client goes away
-            attacked.http.post("/v1/completions", json={"prompt": prompts}, timeout=2.0)
+            attacked.http.post("/v1/completions", json={"prompt": prompts}, timeout=1.0)
 
     assert delays_nobody(prober, attack, is_computed=True)
     attacked.wait_for_metric("num_requests_running", 1)

@@ -135,16 +135,26 @@ def test_what_dies_over_and_over_is_an_error_of_the_server(trusting: ServerProce
     assert chat(trusting).status_code == 200
 
 
-def test_a_model_whose_template_loops_serves_completions(
+def test_a_model_whose_template_loops_serves_completions_and_signals(
     looping_model: Path, tmp_path: Path
 ) -> None:
-    with running_server(
-        tmp_path, "--model", str(looping_model), "--timeout-prompt", "1s"
-    ) as server:
+    flags = ("--timeout-prompt", "3s", "--trust-request-chat-template")
+    with running_server(tmp_path, "--model", str(looping_model), *flags) as server:
         assert "chat template does not work" in server.log.read_text()
         assert "chat template does not work" in refusal(chat(server))
         answer = server.http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
         assert answer.status_code == 200
+
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        asking = threading.Thread(target=_ask_and_lose, args=(server,))
+        asking.start()
+        wait_until(lambda: _is_busy(server), "nobody reads")
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: _is_draining(server), "it does not drain")
+        server.process.wait(60)
+        asking.join()
+    wait_until(lambda: not any(child.is_running() for child in children), "some process goes on")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -164,21 +174,6 @@ def test_a_signal_is_served_while_a_template_loops_at_the_start(
         process.send_signal(number)
         assert process.wait(60) == 0
     wait_until(lambda: not trial.is_running(), "the trial goes on")
-
-
-def test_a_second_signal_ends_a_server_while_a_template_loops(tmp_path: Path) -> None:
-    flags = ("--trust-request-chat-template", "--timeout-prompt", "600s")
-    with running_server(tmp_path, *flags) as server:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        asking = threading.Thread(target=_ask_and_lose, args=(server,))
-        asking.start()
-        wait_until(lambda: _is_busy(server), "nobody reads")
-        for _ in range(2):
-            server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: _is_draining(server), "it does not drain")
-        server.process.wait(60)
-        asking.join()
-    wait_until(lambda: not any(child.is_running() for child in children), "some process goes on")
 
 
 def test_all_processes_end_with_a_server_that_is_killed(tmp_path: Path) -> None:

@@ -47,23 +47,61 @@ class _StrictJsonRequest(Request):
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-async def _json_bytes(request: Request) -> bytes:
+async def _json_bytes(request: Request) -> bytearray:
     """A body that is said to be JSON, which no web page can send to another origin unasked."""
     content_type = Message()
     content_type["content-type"] = request.headers.get("content-type", "")
     kind, _, subtype = content_type.get_content_type().partition("/")
-    body = await request.body()
+    # `ReadBody` hands it on whole; `request.body()` would make a copy.
+    body: bytearray = (await request.receive())["body"]
     if not body or kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         raise no_json_object()
     return body
 
 
-JsonBytes = Annotated[bytes, Depends(_json_bytes)]
+JsonBytes = Annotated[bytearray, Depends(_json_bytes)]
 """The body, for a handler that has it read elsewhere; `takes` describes it."""
 
 
 def json_response(body: msgspec.Struct) -> Response:
     return Response(encode_json(body), media_type="application/json")
+
+
+def event(data: bytes) -> bytes:
+    """`data` as an event; it must not contain line breaks, which JSON escapes."""
+    return b"data: " + data + b"\n\n"
+
+
+class _PieceByPiece(StreamingResponse):
+    """Sends each piece the moment it comes, and closes the generator however the stream ends.
+
+    It does not look for disconnects, as its base class would: `CancelOnDisconnect` does.
+    """
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], headers: dict[str, str], media_type: str
+    ) -> None:
+        super().__init__(pieces, headers=headers, media_type=media_type)
+        self._pieces = pieces
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        start = {
+            "type": "http.response.start",
+            "status": HTTPStatus.OK,
+            "headers": self.raw_headers,
+        }
+        async with aclosing(self._pieces):
+            await send(start)
+            async for body in self._pieces:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(_PieceByPiece):
+    """Server-sent events."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, _STREAM_HEADERS, "text/event-stream")
 
 
 def pieces_response(pieces: Sequence[bytes]) -> Response:
@@ -74,32 +112,4 @@ def pieces_response(pieces: Sequence[bytes]) -> Response:
             yield piece
 
     headers = {"Content-Length": str(sum(map(len, pieces)))}
-    return StreamingResponse(in_turn(), headers=headers, media_type="application/json")
-
-
-def event(data: bytes) -> bytes:
-    """`data` as an event; it must not contain line breaks, which JSON escapes."""
-    return b"data: " + data + b"\n\n"
-
-
-class EventStream(StreamingResponse):
-    """Sends each event the moment it comes, and closes the generator however the stream ends.
-
-    It does not look for disconnects, as its base class would: `CancelOnDisconnect` does.
-    """
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers=_STREAM_HEADERS, media_type="text/event-stream")
-        self._events = events
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        start = {
-            "type": "http.response.start",
-            "status": HTTPStatus.OK,
-            "headers": self.raw_headers,
-        }
-        async with aclosing(self._events):
-            await send(start)
-            async for body in self._events:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return _PieceByPiece(in_turn(), headers, "application/json")

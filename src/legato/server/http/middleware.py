@@ -161,7 +161,7 @@ class ReadBody:
 
         await self._app(scope, receive_body_first, send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive) -> bytearray | None:
         """The body, None where the client goes away before its end.
 
         Raises:
@@ -187,7 +187,7 @@ class ReadBody:
             self._num_held_bytes -= len(body)
         if num_bytes > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
-        return bytes(body)
+        return body  # as it is: each copy of megabytes holds up all for milliseconds
 
 
 class CancelOnDisconnect:

@@ -45,7 +45,8 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
 
 
 def bound_memory() -> None:
-    """From here on this process may take `READER_MEMORY_BYTES` more than it has."""
+    """This process may take `READER_MEMORY_BYTES` more than it has; if it fails, without a dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not _STATM.exists():  # not Linux, which alone keeps such a limit
         return
     num_pages = int(_STATM.read_text().split()[0])

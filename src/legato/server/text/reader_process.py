@@ -48,7 +48,7 @@ class ReaderProcess:
     def is_gone(self) -> bool:
         return self._reader.at_eof()
 
-    async def read(self, kind: Kind, body: bytes) -> Outcome:
+    async def read(self, kind: Kind, body: bytearray) -> Outcome:
         """Have a body read.
 
         Raises:

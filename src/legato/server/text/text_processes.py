@@ -67,7 +67,7 @@ class TextProcesses:
         self._running = asyncio.create_task(self._keep_running(serving))
         await self._small.warm_up()
 
-    async def generation(self, kind: Kind, body: bytes) -> tuple[Generation, list[TokenIds]]:
+    async def generation(self, kind: Kind, body: bytearray) -> tuple[Generation, list[TokenIds]]:
         """What a body asks to be generated, and the prompts.
 
         Raises:
@@ -81,7 +81,7 @@ class TextProcesses:
         prompts = [part.token_ids for part in outcome.parts if isinstance(part, PromptTokens)]
         return outcome.end, prompts
 
-    async def answer(self, kind: Kind, body: bytes) -> list[bytes]:
+    async def answer(self, kind: Kind, body: bytearray) -> list[bytes]:
         """The pieces of the whole answer to a body, in JSON.
 
         Raises:
@@ -90,7 +90,7 @@ class TextProcesses:
         outcome = await self._outcome(kind, body)
         return [part.data for part in outcome.parts if isinstance(part, Piece)]
 
-    async def _outcome(self, kind: Kind, body: bytes) -> Outcome:
+    async def _outcome(self, kind: Kind, body: bytearray) -> Outcome:
         for _ in range(_NUM_ATTEMPTS):
             try:
                 outcome = await self._read(kind, body)
@@ -109,7 +109,7 @@ class TextProcesses:
                 await self._running
         await self._zygote.close()
 
-    async def _read(self, kind: Kind, body: bytes) -> Outcome:
+    async def _read(self, kind: Kind, body: bytearray) -> Outcome:
         is_large = len(body) > LARGE_BODY_BYTES
         lane = self._large if is_large else self._small
         async with lane.reader(len(body)) as reader:

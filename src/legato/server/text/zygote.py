@@ -95,13 +95,12 @@ class Zygote:
     def _try_template(self, tokenizer: Tokenizer, timeout_s: float) -> None:
         """In a process that can be killed, for it may loop; then here, for what that compiles."""
 
-        def work() -> None:
+        def warm_up() -> None:
             with reader.time_bound(timeout_s):
                 tokenizer.warm_up()
 
-        status = self._status_of(_TRIAL, work)
-        if status == 0:
-            tokenizer.warm_up()
+        if self._status_of(_TRIAL, warm_up) == 0:
+            warm_up()
             return
         tokenizer.template_problem = (
             f"this model's chat template does not work: it took more than {timeout_s:g} s of "
@@ -132,16 +131,15 @@ class Zygote:
                 os.nice(_LOW_BY)
             reader.serve(sock, requests, timeout_s)
 
-        self._fork(number, work)
-        sock.close()
+        with sock:
+            try:
+                self._fork(number, work)
+            except OSError as error:
+                logger.error("no process can be forked: %s", error)
+                self._send(ReaderEnded(number, 1))
 
     def _fork(self, number: int, work: Callable[[], None]) -> None:
-        try:
-            pid = os.fork()
-        except OSError as error:
-            logger.error("no process can be forked: %s", error)
-            self._send(ReaderEnded(number, 1))
-            return
+        pid = os.fork()
         if pid:
             self._pids[number] = pid
             return
@@ -151,6 +149,8 @@ class Zygote:
             reader.bound_memory()
             work()
             status = 0
+        except MemoryError:
+            os.abort()
         except BaseException:
             logger.exception("a process that reads bodies fails")
         finally:
