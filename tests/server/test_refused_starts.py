@@ -22,6 +22,11 @@ def serve(
     )  # fmt: skip
 
 
+def told(stderr: str) -> list[str]:
+    """But for the log's lines."""
+    return [line for line in stderr.splitlines() if not line.startswith(("INFO", "WARNING"))]
+
+
 def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = Seeds(tmp_path).folder
     tensors = load_file(folder / "model.safetensors")
@@ -29,7 +34,9 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     done = serve(str(folder))
     assert done.returncode == 2
-    [refusal] = [line for line in done.stderr.splitlines() if not line.startswith(("INFO", "WARNING"))]
+    [refusal] = [
+        line for line in done.stderr.splitlines() if not line.startswith(("INFO", "WARNING"))
+    ]
     assert refusal.startswith("legato: ")
     assert "mlp.up_proj.weight has nan at [12, 4]: the checkpoint is damaged" in refusal
 
@@ -42,7 +49,9 @@ def test_too_little_address_space(mebibytes: int) -> None:
         preexec=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )  # fmt: skip
     assert done.returncode in (1, 2)
-    [refusal] = [line for line in done.stderr.splitlines() if not line.startswith(("INFO", "WARNING"))]
+    [refusal] = [
+        line for line in done.stderr.splitlines() if not line.startswith(("INFO", "WARNING"))
+    ]
     assert "memory" in refusal
     assert f"{mebibytes:,} MiB" in refusal
     assert "ulimit -v" in refusal
