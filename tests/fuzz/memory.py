@@ -1,4 +1,4 @@
-"""What all processes of a server hold in memory, by what they are."""
+"""What all processes of a server hold in memory: its engine, and the others together."""
 
 import threading
 from collections import Counter
@@ -13,7 +13,7 @@ _SAMPLE_S = 0.25
 
 
 def held_bytes(server: ServerProcess) -> Counter[str]:
-    """Key the module that a process runs; value what those that run it have resident.
+    """Key the part of the server; value what its processes have resident.
 
     Pages that processes share are divided among them where the system tells (PSS), so that the sum
     counts each once. Telling that takes the processes' time.
@@ -22,7 +22,7 @@ def held_bytes(server: ServerProcess) -> Counter[str]:
     for process in _processes(server):
         try:
             memory = process.memory_full_info()
-            held[_module(process)] += getattr(memory, "pss", memory.rss)
+            held[_part(process)] += getattr(memory, "pss", memory.rss)
         except psutil.NoSuchProcess:
             continue
     return held
@@ -69,8 +69,6 @@ def _processes(server: ServerProcess) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def _module(process: psutil.Process) -> str:
-    command: list[str] = process.cmdline()
-    if "-m" not in command[:-1]:
-        return str(process.name())
-    return command[command.index("-m") + 1]
+def _part(process: psutil.Process) -> str:
+    """Of the server: what reads grows and shrinks with what the HTTP process holds for it."""
+    return "engine" if "legato.engine.process.main" in process.cmdline() else "front end"

@@ -98,8 +98,8 @@ def attack_watched(
         case.health_s, case.stream_s = health_s, stream_s
     failures = [wait.detail for wait in waits if wait.what == BROKEN]
     failures += [
-        f"{module} grew from {before[module] >> 20} to {after[module] >> 20} MiB"
-        for module in _grown(before, after)
+        f"the {part} grew from {before[part] >> 20} to {after[part] >> 20} MiB"
+        for part in _grown(before, after)
     ]
     failures += [log[log.index("Traceback") :]] if "Traceback" in log else []
     return Watched(cases, delays.machine_worst_s(), before, peak.num_bytes, after, failures)
@@ -153,4 +153,4 @@ def _settled(server: ServerProcess, before: Counter[str]) -> Counter[str]:
 
 
 def _grown(before: Counter[str], after: Counter[str]) -> list[str]:
-    return [module for module in after if after[module] > (1 + MAX_GROWTH) * before[module]]
+    return [part for part in after if after[part] > (1 + MAX_GROWTH) * before[part]]
