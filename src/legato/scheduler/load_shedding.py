@@ -1,14 +1,11 @@
 """Whether a new request may wait, is refused at once, or loses its promise."""
 
-from collections import deque
-
-from sortedcontainers import SortedList
-
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
 from legato.core.request import Request
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.queues import Queues
+from legato.scheduler.recent_quantile import RecentQuantile
 
 _HORIZON_S = 60.0
 """How far beyond a deadline a forecast looks for the time at which to come again."""
@@ -28,15 +25,14 @@ class ForecastErrors:
     """How much later than forecast first tokens came, relatively: a quantile of the last ones."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._ordered = SortedList()
+        self._recent = RecentQuantile(_WINDOW, _QUANTILE)
 
     @property
     def margin(self) -> float:
         """What forecasts are to be taken longer by."""
         if len(self._recent) < _ENOUGH:
             return _UNKNOWN_MARGIN
-        return max(0.0, float(self._ordered[int(_QUANTILE * len(self._ordered))]))
+        return max(0.0, self._recent.value)
 
     def observe(self, request: Request, now_s: float) -> None:
         """The first token of a request has come."""
@@ -44,11 +40,7 @@ class ForecastErrors:
             return
         since_s, ttft_s = request.foreseen_s
         # A machine that has become slower meanwhile says little of how forecasts err.
-        error = min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0)
-        self._recent.append(error)
-        self._ordered.add(error)
-        if len(self._recent) > _WINDOW:
-            self._ordered.remove(self._recent.popleft())
+        self._recent.add(min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0))
 
 
 class LoadShedding:

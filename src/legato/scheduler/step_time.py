@@ -1,12 +1,10 @@
 """The scheduler's belief about how long a step will take, corrected by every step that runs."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
-from sortedcontainers import SortedList
-
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
+from legato.scheduler.recent_quantile import RecentQuantile
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
@@ -162,23 +160,15 @@ class _Residuals:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[float | None] = deque()
-        self._ordered = SortedList()
+        self._recent = RecentQuantile(_WINDOW_STEPS, _QUANTILE)
 
     @property
     def margin(self) -> float:
-        if len(self._ordered) < _ENOUGH_RESIDUALS:
+        if len(self._recent) < _ENOUGH_RESIDUALS:
             return _UNKNOWN_MARGIN
-        rank = int(_QUANTILE * len(self._ordered))
-        return max(_MIN_MARGIN, float(self._ordered[rank]))
+        return max(_MIN_MARGIN, self._recent.value)
 
     def add(self, residual: float | None) -> None:
         """Take in one step; None for a step that says nothing of the margin."""
         counts = residual is not None and residual <= _MAX_MARGIN
-        self._recent.append(residual if counts else None)
-        if counts:
-            self._ordered.add(residual)
-        if len(self._recent) > _WINDOW_STEPS:
-            oldest = self._recent.popleft()
-            if oldest is not None:
-                self._ordered.remove(oldest)
+        self._recent.add(residual if counts else None)

@@ -1,0 +1,39 @@
+"""A quantile of what came lately."""
+
+from collections import deque
+
+from sortedcontainers import SortedList
+
+
+class RecentQuantile:
+    """Keeps the last values in order; adding one takes O(log n).
+
+    Args:
+        window: how many are kept, those that say nothing among them.
+        quantile: in [0, 1).
+    """
+
+    def __init__(self, window: int, quantile: float) -> None:
+        self._window = window
+        self._quantile = quantile
+        self._recent: deque[float | None] = deque()
+        self._ordered = SortedList()
+
+    def __len__(self) -> int:
+        """How many of those kept say something."""
+        return len(self._ordered)
+
+    @property
+    def value(self) -> float:
+        """Asked only where something is known."""
+        return float(self._ordered[int(self._quantile * len(self._ordered))])
+
+    def add(self, value: float | None) -> None:
+        """Take in the next one; None for what says nothing, but lets others expire."""
+        self._recent.append(value)
+        if value is not None:
+            self._ordered.add(value)
+        if len(self._recent) > self._window:
+            oldest = self._recent.popleft()
+            if oldest is not None:
+                self._ordered.remove(oldest)
