@@ -14,9 +14,7 @@ overload.png, and exits with status 1 where a request was lost.
 import argparse
 import asyncio
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,16 +22,15 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from benchmarks.overload.busy import Span, run_beside_loops
 from benchmarks.overload.client import Load
-from benchmarks.overload.report import Span, figures, plot, stretches, tables
+from benchmarks.overload.report import figures, plot, stretches, tables
 from benchmarks.overload.traffic import Arrival, arrivals
 from benchmarks.servers import SERVE, server_process
 from legato.bench.report.console import print_table
 from legato.bench.report.tables import duration
 from legato.cli.values import duration_s
 from legato.core.slo import SloClass
-
-_SPIN = (sys.executable, "-c", "while True: pass")
 
 
 def main() -> int:
@@ -50,7 +47,9 @@ def main() -> int:
         server_process(command, log) as (_, url),
     ):
         load = Load(urlsplit(url).port or 0)
-        asyncio.run(_run(load, traffic, arguments.busy_loop, busy, console))
+        asyncio.run(
+            run_beside_loops(load, traffic, arguments.busy_loop, busy or (0.0, 0.0), console.print)
+        )
     answers = sorted(load.answers, key=lambda answer: answer.request.arrival_s)
     found = {
         name: figures(own, promise, seconds)
@@ -103,30 +102,6 @@ def _traffic(arguments: argparse.Namespace) -> list[Arrival]:
         leaving=arguments.leaving,
         seed=arguments.seed,
     )
-
-
-async def _run(
-    load: Load, traffic: Sequence[Arrival], num_loops: int, busy: Span | None, console: Console
-) -> None:
-    spinning = asyncio.create_task(_spin(num_loops, busy or (0.0, 0.0)))
-    try:
-        await load.run(traffic, console.print)
-    finally:
-        spinning.cancel()
-        await asyncio.wait([spinning])
-
-
-async def _spin(num_loops: int, span: Span) -> None:
-    """Keep processors busy from and to a time."""
-    start_s, end_s = span
-    await asyncio.sleep(start_s)
-    loops = [subprocess.Popen(_SPIN) for _ in range(num_loops)]
-    try:
-        await asyncio.sleep(end_s - start_s)
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 if __name__ == "__main__":

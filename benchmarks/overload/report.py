@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks.overload.busy import Span
 from benchmarks.overload.client import Answer
 from benchmarks.overload.traffic import KINDS, kind_of
 from legato.bench.load.record import gaps_s
@@ -33,9 +34,6 @@ _ROWS = {
     "refusal_max_s": "longest wait for a refusal",
 }
 """Key the figure, value its name for people."""
-
-Span = tuple[float, float]
-"""From when to when, in seconds from the start of the run."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

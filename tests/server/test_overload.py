@@ -1,19 +1,17 @@
 """More comes than can be served, beside other programs that want the processor."""
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.overload.busy import run_beside_loops
 from benchmarks.overload.client import Load
-from benchmarks.overload.traffic import Arrival, arrivals
+from benchmarks.overload.traffic import arrivals
 
 from tests.server.launch import running_server
 
 SLOS = ("--itl-slo", "150ms", "--ttft-slo", "3s", "--shed-load")
-SPIN = (sys.executable, "-c", "while True: pass")
 _BOUNDED_S = 30.0
 """Which on a slow machine a request may wait that was admitted before the machine became slow."""
 
@@ -26,7 +24,7 @@ def test_nothing_is_lost_and_nobody_waits_without_bound(
     )
     with running_server(tmp_path, *SLOS, "--calibration-dir", str(calibration_dir)) as server:
         load = Load(urlsplit(server.url).port or 0)
-        asyncio.run(_beside_loops(load, traffic))
+        asyncio.run(run_beside_loops(load, traffic, 2, (3.0, 7.0), lambda _: None))
         server.wait_for_metric("num_requests_running", 0)
         assert server.metric("num_requests_waiting") == 0
         assert "Traceback" not in server.log.read_text()
@@ -38,19 +36,3 @@ def test_nothing_is_lost_and_nobody_waits_without_bound(
     assert told["ok"]
     waits_s = [a.token_times_s[0] - a.sent_s for a in load.answers if a.token_times_s]
     assert max(waits_s) < _BOUNDED_S
-
-
-async def _beside_loops(load: Load, traffic: list[Arrival]) -> None:
-    async def spin() -> None:
-        await asyncio.sleep(3.0)
-        loops = [subprocess.Popen(SPIN) for _ in range(2)]
-        try:
-            await asyncio.sleep(4.0)
-        finally:
-            for loop in loops:
-                loop.kill()
-                loop.wait()
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(spin())
-        tasks.create_task(load.run(traffic, on_progress=lambda _: None))
