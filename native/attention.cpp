@@ -13,6 +13,8 @@ constexpr int kGroup = 32;    // keys that one product of weights and values tak
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int kShortestPart = 512;  // keys
 constexpr int kTasksAThread = 6;    // so that none is idle for long at the end
+constexpr int kSharesAThread = 4;   // likewise, of many tasks
+constexpr size_t kMostTasks = 8;    // in a share, each of which brings the next one's keys near
 
 int round_down(int value, int multiple) { return value / multiple * multiple; }
 int round_up(int value, int multiple) { return round_down(value + multiple - 1, multiple); }
@@ -34,9 +36,12 @@ struct Scratch {
 
 class Task {
 public:
-    Task(const AttentionCall &call, const AttentionTask &task, Scratch &scratch)
+    // `next` is the task behind it, or null.
+    Task(const AttentionCall &call, const AttentionTask &task, const AttentionTask *next,
+         Scratch &scratch)
         : call_(call),
           task_(task),
+          next_(next),
           chunk_(call.chunks[task.chunk]),
           s_(scratch),
           head_dim_(call.shape.head_dim),
@@ -68,28 +73,41 @@ private:
         add_values(s_.sums + first * head_dim_, count, key, num_keys);
     }
 
-    const bf16 *key_tiles(int key) const { return at(call_.keys, key); }
-    const bf16 *value_tiles(int key) const { return at(call_.values, key); }
+    const bf16 *key_tiles(int key) const { return at(call_.keys, task_, key); }
+    const bf16 *value_tiles(int key) const { return at(call_.values, task_, key); }
 
     // Where the 32 keys from `key` on begin: both layouts take head_dim values a key.
-    const bf16 *at(const bf16 *cache, int key) const {
+    const bf16 *at(const bf16 *cache, const AttentionTask &task, int key) const {
         const auto &shape = call_.shape;
-        const size_t block = chunk_.blocks[key / shape.block_size];
-        return cache + block * shape.block_values() + task_.kv_head * shape.head_values() +
+        const size_t block = call_.chunks[task.chunk].blocks[key / shape.block_size];
+        return cache + block * shape.block_values() + task.kv_head * shape.head_values() +
                static_cast<size_t>(key % shape.block_size) * head_dim_;
     }
 
+    // Blocks lie anywhere, so nothing but the task knows what comes next: behind the scores of some
+    // keys their values, and behind those the keys that follow, or the next task's first.
+    long ahead_of_keys(const bf16 *keys, int key) const { return value_tiles(key) - keys; }
+    long ahead_of_values(const bf16 *values, int key) const {
+        key += kKeys;
+        if (key < task_.end_key) return key_tiles(key) - values;
+        if (next_ == nullptr) return 0;
+        key += next_->first_key - round_up(task_.end_key, kGroup);
+        return key < next_->end_key ? at(call_.keys, *next_, key) - values : 0;
+    }
+
     void score(const bf16 *queries, int count, int first_key, int num_keys) {
-        const long query_bytes = head_dim_ * sizeof(bf16);
-        const StripShape strip{count, head_dim_ / kTileDepth, query_bytes, kTileRowBytes,
+        const int head_dim = head_dim_;
+        const long query_bytes = head_dim * sizeof(bf16);
+        const StripShape strip{count, head_dim / kTileDepth, query_bytes, kTileRowBytes,
                                kKeys * sizeof(float)};
         for (int key = 0; key < num_keys; key += kGroup) {
             const bf16 *const keys = key_tiles(first_key + key);
-            const auto operands = [=, this](int step) {
+            const long ahead = ahead_of_keys(keys, first_key + key);
+            const auto operands = [=](int step) {
                 const bf16 *const rows = queries + step * kTileDepth;
                 const bf16 *const columns = keys + step * kTileValues;
-                return Operands{rows, rows + kTileRows * head_dim_, columns,
-                                columns + 16 * head_dim_};
+                return Operands{rows, rows + kTileRows * head_dim, columns,
+                                columns + 16 * head_dim, ahead};
             };
             multiply_strip<false>(strip, operands, s_.scores + key);
         }
@@ -183,10 +201,11 @@ private:
         for (int dim = 0; dim < head_dim_; dim += 32) {
             const auto operands = [=, this](int step) {
                 const int key = step * kGroup;
-                const bf16 *const values =
-                    (key < num_whole ? value_tiles(first_key + key) : s_.last_values) + dim * 2;
+                const bf16 *const whole = value_tiles(first_key + key);
+                const bf16 *const values = (key < num_whole ? whole : s_.last_values) + dim * 2;
                 const bf16 *const weights = s_.weights + key;
-                return Operands{weights, weights + kTileRows * kKeys, values, values + 32};
+                const long ahead = ahead_of_values(values - dim * 2, first_key + key);
+                return Operands{weights, weights + kTileRows * kKeys, values, values + 32, ahead};
             };
             multiply_strip<true>(strip, operands, sums + dim);
         }
@@ -204,7 +223,7 @@ private:
     }
 
     const AttentionCall &call_;
-    const AttentionTask &task_;
+    const AttentionTask &task_, *const next_;
     const Chunk &chunk_;
     Scratch &s_;
     const int head_dim_, num_rows_;
@@ -232,6 +251,16 @@ void keep_part(const AttentionCall &call, const AttentionTask &task, const Scrat
     std::copy_n(scratch.sums, num_rows * head_dim, sums);
     std::copy_n(scratch.maximum, num_rows, maxima);
     std::copy_n(scratch.denominator, num_rows, maxima + kTaskRows);
+}
+
+void finish(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {
+    if (task.part >= 0) {
+        keep_part(call, task, scratch);
+        return;
+    }
+    for (int row = 0; row < task.end - task.first; ++row)
+        write_output(call, task, row, scratch.sums + row * call.shape.head_dim,
+                     scratch.denominator[row]);
 }
 
 }  // namespace
@@ -275,6 +304,7 @@ AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape 
     std::stable_sort(tasks.begin(), tasks.end(), [](const auto &a, const auto &b) {
         return cost(a) > cost(b);
     });
+    tasks_a_share = std::clamp<size_t>(tasks.size() / (kSharesAThread * num_threads), 1, kMostTasks);
 }
 
 void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key) {
@@ -308,16 +338,14 @@ void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape,
 void attend(const AttentionCall &call, WorkQueue &tasks) {
     static thread_local const auto scratch = aligned_array<Scratch>(1);
     const TileScope tiles;
-    for (size_t index; (index = tasks.take()) < call.plan.tasks.size();) {
-        const AttentionTask &task = call.plan.tasks[index];
-        Task(call, task, *scratch.get()).run();
-        if (task.part >= 0) {
-            keep_part(call, task, *scratch.get());
-            continue;
+    const size_t share = call.plan.tasks_a_share, count = call.plan.tasks.size();
+    for (size_t first; (first = tasks.take() * share) < count;) {
+        const size_t end = std::min(first + share, count);
+        for (size_t index = first; index < end; ++index) {
+            const AttentionTask *const task = &call.plan.tasks[index];
+            Task(call, *task, index + 1 < end ? task + 1 : nullptr, *scratch.get()).run();
+            finish(call, *task, *scratch.get());
         }
-        for (int row = 0; row < task.end - task.first; ++row)
-            write_output(call, task, row, scratch[0].sums + row * call.shape.head_dim,
-                         scratch[0].denominator[row]);
     }
 }
 

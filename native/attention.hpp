@@ -66,6 +66,7 @@ struct AttentionPlan {
 
     std::vector<AttentionTask> tasks;
     std::vector<AttentionMerge> merges;
+    size_t tasks_a_share = 1;  // that a thread takes at a time
     int num_parts = 0;
     Visibility visibility;
 };

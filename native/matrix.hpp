@@ -9,6 +9,9 @@
 namespace legato {
 
 constexpr size_t kGroupBytes = 512 << 10;  // of panels that stay in the second-level cache
+// Likewise, where all rows pass by at once: so little that no thread waits long for another that lost
+// its core, and so much that what is read ahead of it does not matter.
+constexpr size_t kSmallGroupBytes = 128 << 10;
 
 // sums [32, 32] of up to 32 rows from `row` on, times a panel of tiles.
 inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
@@ -18,7 +21,7 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
     const auto operands = [=](int step) {
         const bf16 *const columns = panel + 2 * step * kTileValues;
         return Operands{upper + step * kTileValues, lower + step * kTileValues, columns,
-                        columns + kTileValues};
+                        columns + kTileValues, kAheadBytes / static_cast<long>(sizeof(bf16))};
     };
     const StripShape strip{count, num_steps, kTileRowBytes, kTileRowBytes, kSumBytes};
     multiply_strip<false>(strip, operands, sums);
@@ -26,8 +29,9 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
 
 // Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many
 // such groups as keep all threads busy.
-inline int panels_a_group(const PackedMatrix &matrix, int num_threads) {
-    const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * kGroupBytes) + 1;
+inline int panels_a_group(const PackedMatrix &matrix, int num_rows, int num_threads) {
+    const size_t group_bytes = num_rows <= kRowPair ? kSmallGroupBytes : kGroupBytes;
+    const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * group_bytes) + 1;
     const int num_groups = static_cast<int>(rounds * num_threads);
     return (matrix.num_panels + num_groups - 1) / num_groups;
 }
@@ -44,7 +48,7 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     if (are_few) few.assign(rows, num_rows, matrix.depth);
     else unpacked.reserve(kPanel * matrix.depth);
     const TileScope scope;
-    const int group = panels_a_group(matrix, num_threads);
+    const int group = panels_a_group(matrix, num_rows, num_threads);
     for (int first; (first = groups.take() * group) < matrix.num_panels;) {
         const int end = std::min(first + group, matrix.num_panels);
         for (int panel = first; panel < end; ++panel) {
@@ -76,7 +80,7 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
     }
     alignas(64) float sums[kRowPair * kPanel];
     const TileScope scope;
-    const int group = panels_a_group(matrix, num_threads);
+    const int group = panels_a_group(matrix, num_rows, num_threads);
     for (int first; (first = groups.take() * group) < matrix.num_panels;) {
         const int end = std::min(first + group, matrix.num_panels);
         for (int row = 0; row < num_rows; row += kRowPair) {

@@ -50,6 +50,7 @@ void multiply_few(const FewRows &rows, const PackedMatrix &matrix, int panel, fl
         Floats totals[num_rows];
         for (auto &total : totals) total = fill(0.0f);
         for (int step = 0; step < matrix.num_steps; ++step, block += 64 * bits + 64) {
+            for (long line = 0; line < 64 * bits + 64; line += 64) prefetch(block + kAheadBytes + line);
             Ints groups[kGroups];
             load_codes<bits>(block, groups);
             const Floats scale = load_halves(block + 64 * bits);

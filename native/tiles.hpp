@@ -12,9 +12,11 @@ constexpr int kTileValues = kTileRows * kTileDepth;
 constexpr long kTileRowBytes = kTileDepth * sizeof(bf16);  // 32 values, or a pair of 16 columns
 
 // Where a step's operands begin: rows [0, 16) and [16, 32), of 32 values; and of columns [0, 16) and
-// [16, 32) the 16 pairs of values, of all columns side by side.
+// [16, 32) the 16 pairs of values, of all columns side by side. So many values `ahead` of the columns
+// lie those that will be read next.
 struct Operands {
     const bf16 *upper, *lower, *left, *right;
+    long ahead;
 };
 
 // How many rows and steps there are, and how far one row, pair and row of sums is from the next.

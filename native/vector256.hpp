@@ -208,12 +208,7 @@ inline Pairs load_pairs(const bf16 *from) {
     const Ints pairs = load_ints(from);
     return {even_of(pairs.low, pairs.high), odd_of(pairs.low, pairs.high)};
 }
-inline Pairs fill_pairs(const bf16 *pair) {
-    int32_t both;
-    __builtin_memcpy(&both, pair, 4);
-    const __m256i pairs = _mm256_set1_epi32(both);
-    return {even_of(pairs, pairs), odd_of(pairs, pairs)};
-}
+inline Pairs fill_pairs(const float *pair) { return {fill(pair[0]), fill(pair[1])}; }
 // total + both products of each lane's pairs.
 inline Floats add_products(Floats total, Pairs a, Pairs b) {
     return fma(a.odd, b.odd, fma(a.even, b.even, total));

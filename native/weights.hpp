@@ -1,45 +1,13 @@
 // Weight matrices, laid out once after loading for the kernels that multiply with them.
 #pragma once
 
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
-
+#include "memory.hpp"
 #include "tiles.hpp"
 
 namespace legato {
 
-struct Free {
-    void operator()(void *memory) const { std::free(memory); }
-};
-
-// Memory at a cache line's start, which is not initialized.
-template <typename T>
-std::unique_ptr<T[], Free> aligned_array(size_t count) {
-    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-    void *memory = std::aligned_alloc(64, std::max<size_t>(bytes, 64));
-    if (memory == nullptr) throw std::bad_alloc();
-    return std::unique_ptr<T[], Free>(static_cast<T *>(memory));
-}
-
-// Uninitialized memory that grows.
-template <typename T>
-class Buffer {
-public:
-    void reserve(size_t count) {
-        if (count <= count_) return;
-        values_ = aligned_array<T>(count);
-        count_ = count;
-    }
-    T *get() const { return values_.get(); }
-    T &operator[](size_t i) const { return values_[i]; }
-
-private:
-    size_t count_ = 0;
-    std::unique_ptr<T[], Free> values_;
-};
-
+// How far ahead of what is multiplied memory is asked for more of a matrix.
+constexpr long kAheadBytes = 8 << 10;
 constexpr int kPanel = 32;  // outputs that are computed at a time: two tiles
 
 // A matrix [outputs, depth] as it comes: bfloat16 values, or codes of 4 or 8 bits in a byte each, of
