@@ -175,6 +175,7 @@ class FailingModel:
         self.fails = False
         self.cache, self.dtype, self.device = model.cache, model.dtype, model.device
         self.num_weight_bytes, self.load_weights = model.num_weight_bytes, model.load_weights
+        self.num_torch_threads = model.num_torch_threads
         self._model = model
 
     def forward(

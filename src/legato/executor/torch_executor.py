@@ -1,7 +1,8 @@
 """Runs step plans on a torch model."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -54,7 +55,11 @@ class TorchExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         started_s = time.perf_counter()
-        with raising_memory_error(), torch.inference_mode():
+        with (
+            raising_memory_error(),
+            torch.inference_mode(),
+            _torch_threads(self._model.num_torch_threads),
+        ):
             chunks = self._run(plan)
             if self._model.device.type == "cuda":
                 # A step that samples nothing would seem to take no time.
@@ -149,6 +154,16 @@ class TorchExecutor:
         logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(rows)]  # [S, V]
         tokens = sample(logits, rows)
         return _grouped(ids, tokens.tolist()), _sample_logprobs(ids, rows, logits, tokens)
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def _sample_logprobs(

@@ -82,7 +82,11 @@ class Model(Protocol):
         dtype: of its weights and of what `forward` returns.
         device: of all tensors that go in and come out.
         num_weight_bytes: that a step reads; known once the weights are.
+        num_torch_threads: for PyTorch's operations during a step; None for as many as it has.
     """
+
+    @property
+    def num_torch_threads(self) -> int | None: ...
 
     @property
     def cache(self) -> CacheSpec: ...

@@ -29,6 +29,8 @@ class Embedding(nn.Module):
 class Decoder(nn.Module):
     """A `Model` of PyTorch's operators: what the architectures are, and the fallback everywhere."""
 
+    num_torch_threads = None
+
     def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         empty = partial(torch.empty, dtype=dtype, device=device)

@@ -162,6 +162,9 @@ class NativeModel:
 
     dtype = _DTYPE
     device = torch.device("cpu")
+    num_torch_threads = 1
+    """PyTorch's own threads spin for milliseconds after each operation, on the very cores that the
+    kernels' threads are about to need."""
 
     def __init__(self, spec: DecoderSpec, kernels: NativeKernels) -> None:
         reason = _unsupported(spec)
