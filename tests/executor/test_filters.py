@@ -36,8 +36,9 @@ def test_keeps_the_same_tokens(
     expected = kept(logits.double().numpy(), params)
     assume(not is_close_call(logits.double().numpy(), params))
     scores = to_scores(logits[None].clone(), logits.max()[None], [params])
-    possible = to_weights(scores) > 0
-    actual = possible & (scores >= lowest_kept(scores, [params]))
+    weights = to_weights(scores)
+    possible = weights > 0
+    actual = possible & (scores >= lowest_kept(scores, weights, [params]))
     assert actual[0].tolist() == (possible[0].numpy() & expected).tolist()
 
 
@@ -45,7 +46,8 @@ def test_tokens_that_tie_for_the_last_place_count_towards_top_p() -> None:
     """Of 2 : 1 : 1 : 1, top_k = 2 leaves all, of which the first is but 40 percent."""
     scores = torch.tensor([[1.0, 0.0, 0.0, 0.0]]) - 1.0
     params = [SamplingParams(top_k=2, top_p=top_p) for top_p in (0.39, 0.41)]
-    assert lowest_kept(scores.repeat(2, 1), params).tolist() == [[0.0], [-1.0]]
+    scores = scores.repeat(2, 1)
+    assert lowest_kept(scores, to_weights(scores), params).tolist() == [[0.0], [-1.0]]
 
 
 def is_close_call(logits: np.ndarray, params: SamplingParams) -> bool:

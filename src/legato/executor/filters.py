@@ -4,46 +4,102 @@ A score and not a set of tokens: tokens of equal score stay or go together, so t
 does not depend on the order in which a device happens to sort them.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from legato.core.sampling_params import SamplingParams
 from legato.executor.draw import to_weights
+
+_LIKELY = (-12.0, -24.0, -math.inf)
+"""Scores of tokens to be looked at, in turn. Hardly a row needs more than the first, and that has a
+few hundred of a vocabulary's tokens."""
 
 
 def is_filtered(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def lowest_kept(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def lowest_kept(
+    scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
     """The lowest score that each row keeps.
 
     min_p and top_k look at all tokens, top_p at the distribution over those that they leave.
 
     Args:
         scores: float32 [S, V], from `to_scores`.
+        weights: int64 [S, V], theirs, from `to_weights`.
         params: S of them.
 
     Returns:
         float32 [S, 1].
     """
-    ascending = _sort(scores)
+    if scores.device.type != "cpu":
+        return _lowest_of_all_rows(scores, weights, params)
+    rows = zip(scores.numpy(), weights.numpy(), params, strict=True)
+    return torch.tensor([_lowest_of_row(*row) for row in rows], dtype=torch.float32)[:, None]
+
+
+def _lowest_of_row(
+    scores: npt.NDArray[np.float32], weights: npt.NDArray[np.int64], params: SamplingParams
+) -> float:
+    total = int(weights.sum())
+    for limit in _LIKELY:
+        likely = np.flatnonzero(scores >= limit)
+        likely = likely[scores[likely].argsort()]
+        lowest = _lowest_of_likely(scores[likely], weights[likely], total, params)
+        if lowest is not None:
+            return lowest
+    raise AssertionError("nothing is missing from all tokens")
+
+
+def _lowest_of_likely(
+    ascending: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.int64],
+    total: int,
+    params: SamplingParams,
+) -> float | None:
+    """None where it may be the score of a token that is not among these.
+
+    Args:
+        total: weight of all tokens.
+    """
+    unlikely = total - int(weights.sum())
+    cumulative = unlikely + weights.cumsum()
+    worse = 0
+    if params.top_k > 0 or params.min_p > 0.0:
+        kth_best = ascending[-params.top_k] if 0 < params.top_k <= len(ascending) else -np.inf
+        first = int(np.searchsorted(ascending, max(kth_best, _log2(params.min_p))))
+        if first == 0 and unlikely:
+            return None
+        worse = int(cumulative[first - 1]) if first else 0
+    excess = total - math.ceil(params.top_p * (total - worse))
+    if unlikely > excess:
+        return None
+    return float(ascending[np.searchsorted(cumulative, excess, side="right")])
+
+
+def _log2(value: float) -> np.float32:
+    with np.errstate(divide="ignore"):
+        return np.log2(np.float32(value))
+
+
+def _lowest_of_all_rows(
+    scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """Sorts all tokens, as a GPU does for many rows at once."""
+    totals = weights.sum(dim=-1, keepdim=True)
+    ascending = scores.sort(dim=-1).values
     cumulative = to_weights(ascending).cumsum(dim=-1)  # [S, V]
     first = _first_allowed(ascending, params)  # [S, 1]
-    total = cumulative[:, -1:]
     worse = cumulative.gather(1, (first - 1).clamp_(min=0)).masked_fill_(first == 0, 0)
     top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64).to(scores.device)
-    wanted = (top_p * (total - worse)).ceil_().to(torch.int64)  # at least 1
-    return ascending.gather(1, torch.searchsorted(cumulative, total - wanted, right=True))
-
-
-def _sort(scores: torch.Tensor) -> torch.Tensor:
-    """Each row ascending; on a CPU by NumPy, whose vectorized sort takes a tenth of the time."""
-    if scores.device.type == "cpu":
-        return torch.from_numpy(np.sort(scores.numpy(), axis=-1))
-    return scores.sort(dim=-1).values
+    wanted = (top_p * (totals - worse)).ceil_().to(torch.int64)  # at least 1
+    return ascending.gather(1, torch.searchsorted(cumulative, totals - wanted, right=True))
 
 
 def _first_allowed(ascending: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -67,5 +67,5 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow])
     scores = to_scores(logits, best, params)
     weights = to_weights(scores)
     if any(map(is_filtered, params)):
-        weights.masked_fill_(scores < lowest_kept(scores, params), 0)
+        weights.masked_fill_(scores < lowest_kept(scores, weights, params), 0)
     return pick(weights, uniforms(rows).to(logits.device))
