@@ -263,6 +263,26 @@ void finish(const AttentionCall &call, const AttentionTask &task, const Scratch 
                      scratch.denominator[row]);
 }
 
+void merge_parts(const AttentionCall &call, const AttentionMerge &merge) {
+    const int head_dim = call.shape.head_dim;
+    const size_t stride = part_floats(head_dim), maxima = kTaskRows * head_dim;
+    alignas(64) float sums[kLargestHead];
+    for (int row = 0; row < merge.task.end - merge.task.first; ++row) {
+        float maximum = kNone, denominator = 0.0f;
+        for (int part = merge.first; part < merge.end; ++part)
+            maximum = std::max(maximum, call.parts[part * stride + maxima + row]);
+        std::fill_n(sums, head_dim, 0.0f);
+        for (int part = merge.first; part < merge.end; ++part) {
+            const float *const from = call.parts + part * stride;
+            const float factor = std::exp2(from[maxima + row] - maximum);
+            denominator += factor * from[maxima + kTaskRows + row];
+            for (int dim = 0; dim < head_dim; ++dim)
+                sums[dim] += factor * from[row * head_dim + dim];
+        }
+        write_output(call, merge.task, row, sums, denominator);
+    }
+}
+
 }  // namespace
 
 AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape &shape, int group,
@@ -335,41 +355,26 @@ void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape,
     }
 }
 
-void attend(const AttentionCall &call, WorkQueue &tasks) {
+void attend(const AttentionCall &call, Phase &phase) {
     static thread_local const auto scratch = aligned_array<Scratch>(1);
     const TileScope tiles;
-    const size_t share = call.plan.tasks_a_share, count = call.plan.tasks.size();
-    for (size_t first; (first = tasks.take() * share) < count;) {
-        const size_t end = std::min(first + share, count);
+    const auto &tasks = call.plan.tasks;
+    const size_t share_size = call.plan.tasks_a_share;
+    const size_t num_shares = (tasks.size() + share_size - 1) / share_size;
+    phase.run(static_cast<int>(num_shares), [&](int share) {
+        const size_t first = share * share_size, end = std::min(first + share_size, tasks.size());
         for (size_t index = first; index < end; ++index) {
-            const AttentionTask *const task = &call.plan.tasks[index];
-            Task(call, *task, index + 1 < end ? task + 1 : nullptr, *scratch.get()).run();
-            finish(call, *task, *scratch.get());
+            const AttentionTask *const next = index + 1 < end ? &tasks[index + 1] : nullptr;
+            Task(call, tasks[index], next, *scratch.get()).run();
+            finish(call, tasks[index], *scratch.get());
         }
-    }
+    });
 }
 
-void merge(const AttentionCall &call, WorkQueue &merges) {
-    const int head_dim = call.shape.head_dim;
-    const size_t stride = part_floats(head_dim), maxima = kTaskRows * head_dim;
-    alignas(64) float sums[kLargestHead];
-    for (size_t index; (index = merges.take()) < call.plan.merges.size();) {
-        const AttentionMerge &merge = call.plan.merges[index];
-        for (int row = 0; row < merge.task.end - merge.task.first; ++row) {
-            float maximum = kNone, denominator = 0.0f;
-            for (int part = merge.first; part < merge.end; ++part)
-                maximum = std::max(maximum, call.parts[part * stride + maxima + row]);
-            std::fill_n(sums, head_dim, 0.0f);
-            for (int part = merge.first; part < merge.end; ++part) {
-                const float *const from = call.parts + part * stride;
-                const float factor = std::exp2(from[maxima + row] - maximum);
-                denominator += factor * from[maxima + kTaskRows + row];
-                for (int dim = 0; dim < head_dim; ++dim)
-                    sums[dim] += factor * from[row * head_dim + dim];
-            }
-            write_output(call, merge.task, row, sums, denominator);
-        }
-    }
+void merge(const AttentionCall &call, Phase &phase) {
+    const auto &merges = call.plan.merges;
+    phase.run(static_cast<int>(merges.size()),
+              [&](int share) { merge_parts(call, merges[share]); });
 }
 
 }  // namespace legato

@@ -97,8 +97,8 @@ void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slo
 // Brings what the two will write near: a key is spread over many lines.
 void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape, int64_t slot);
 
-// One thread's share of all tasks; then, behind a barrier, of the merges.
-void attend(const AttentionCall &call, WorkQueue &tasks);
-void merge(const AttentionCall &call, WorkQueue &merges);
+// By all threads: all tasks, and then the merges.
+void attend(const AttentionCall &call, Phase &phase);
+void merge(const AttentionCall &call, Phase &phase);
 
 }  // namespace legato

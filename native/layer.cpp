@@ -7,6 +7,7 @@ namespace legato {
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kRowSharesAThread = 4;
 
 std::vector<float> copy(const float *values, int count) {
     return values ? std::vector<float>(values, values + count) : std::vector<float>();
@@ -35,12 +36,23 @@ std::unique_ptr<bf16[], Free> zeros(size_t count) {
     return values;
 }
 
-// The share [first, end) of `count` that falls to a thread.
-struct Share {
-    Share(int count, int thread, int num_threads)
-        : first(static_cast<long>(count) * thread / num_threads),
-          end(static_cast<long>(count) * (thread + 1) / num_threads) {}
-    int first, end;
+// Shares of some rows: several for each thread.
+struct RowShares {
+    RowShares(int num_rows, int num_threads)
+        : num_rows(num_rows),
+          size((num_rows - 1) / (kRowSharesAThread * num_threads) + 1),
+          count((num_rows + size - 1) / size) {}
+
+    // Calls work(row) for all rows, by all threads.
+    template <typename Work>
+    void run(Phase &phase, Work work) const {
+        phase.run(count, [&](int share) {
+            const int end = std::min((share + 1) * size, num_rows);
+            for (int row = share * size; row < end; ++row) work(row);
+        });
+    }
+
+    const int num_rows, size, count;
 };
 
 float mean_square(const float *values, int count) {
@@ -57,18 +69,6 @@ Floats biased(const float *sums, const std::vector<float> &bias, int output) {
 // Room for a tile that begins at the last row.
 size_t query_rows(const LayerShape &shape, const Rows &rows) {
     return static_cast<size_t>(rows.count) * shape.group() + kPanel;
-}
-
-// RMS norm of a share of the rows [P, E].
-void normalize(const float *hidden, const Share &share, const LayerShape &shape,
-               const std::vector<float> &weight, const TiledRows &normed) {
-    const int size = shape.hidden_size;
-    for (int row = share.first; row < share.end; ++row) {
-        const float *from = hidden + static_cast<size_t>(row) * size;
-        const Floats by = fill(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
-        for (int i = 0; i < size; i += 16)
-            store_bf16(normed.at(row, i), load(from + i) * by * load(&weight[i]));
-    }
 }
 
 // x * sigmoid(x)
@@ -96,13 +96,13 @@ Step::Step(std::vector<Chunk> chunks, std::vector<int64_t> slots, CacheShape sha
     : chunks(std::move(chunks)),
       slots(std::move(slots)),
       shape(shape),
-      group_(group),
-      num_threads_(num_threads) {}
+      num_threads(num_threads),
+      group_(group) {}
 
 const AttentionPlan &Step::plan(int window) {
     auto found = plans_.find(window);
     if (found == plans_.end())
-        found = plans_.try_emplace(window, chunks, shape, group_, Visibility{window}, num_threads_)
+        found = plans_.try_emplace(window, chunks, shape, group_, Visibility{window}, num_threads)
                     .first;
     return found->second;
 }
@@ -139,11 +139,11 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
       down_(pack(w.down, shape.hidden_size, shape.intermediate_size)) {}
 
 void Layer::reset() {
-    for (auto &queue : queues_) queue.reset();
+    for (auto &phase : phases_) phase.reset();
 }
 
-void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &step,
-                    const AttentionPlan &plan, const LayerCache &cache, const Rows &rows) {
+void Layer::forward(Workspace &space, const Step &step, const AttentionPlan &plan,
+                    const LayerCache &cache, const Rows &rows) {
     const AttentionCall call{step.chunks,
                              plan,
                              step.shape,
@@ -154,27 +154,28 @@ void Layer::forward(ThreadPool &pool, int thread, Workspace &space, const Step &
                              cache.values,
                              space.context,
                              space.parts.get()};
-    const Share share(rows.count, thread, pool.size());
-    normalize(rows.hidden, share, shape, input_norm_, space.normed);
-    pool.barrier();
-    project(space, rows.count, pool.size());
-    pool.barrier();
-    spread_heads(space, step, cache, rows, thread, pool.size());
-    pool.barrier();
-    attend(call, queues_[kAttend]);
-    pool.barrier();
-    if (plan.num_parts) {
-        merge(call, queues_[kMerge]);
-        pool.barrier();
-    }
-    add_to(rows, space.context, output_, output_bias_, pool.size(), queues_[kOutput]);
-    pool.barrier();
-    normalize(rows.hidden, share, shape, post_norm_, space.normed);
-    pool.barrier();
-    gate(space, rows.count, pool.size());
-    pool.barrier();
-    add_to(rows, space.gated, down_, down_bias_, pool.size(), queues_[kDown]);
-    pool.barrier();
+    const int threads = step.num_threads;
+    normalize(rows, input_norm_, space.normed, threads, phases_[kInputNorm]);
+    project(space, rows.count, threads);
+    spread(space, step, cache, rows);
+    attend(call, phases_[kAttend]);
+    merge(call, phases_[kMerge]);
+    add_to(rows, space.context, output_, output_bias_, threads, phases_[kOutput]);
+    normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
+    gate(space, rows.count, threads);
+    add_to(rows, space.gated, down_, down_bias_, threads, phases_[kDown]);
+}
+
+// RMS norm of rows [P, E].
+void Layer::normalize(const Rows &rows, const std::vector<float> &weight, const TiledRows &normed,
+                      int num_threads, Phase &phase) const {
+    const int size = shape.hidden_size;
+    RowShares(rows.count, num_threads).run(phase, [&](int row) {
+        const float *from = rows.hidden + static_cast<size_t>(row) * size;
+        const Floats by = fill(1.0f / std::sqrt(mean_square(from, size) + shape.eps));
+        for (int i = 0; i < size; i += 16)
+            store_bf16(normed.at(row, i), load(from + i) * by * load(&weight[i]));
+    });
 }
 
 void Layer::project(Workspace &space, int num_rows, int num_threads) {
@@ -186,7 +187,7 @@ void Layer::project(Workspace &space, int num_rows, int num_threads) {
                 store(to + j, biased(sums + i * kPanel + j, qkv_bias_, column + j));
         }
     };
-    multiply(space.normed, num_rows, qkv_, num_threads, queues_[kQkv], keep_sums);
+    multiply(space.normed, num_rows, qkv_, num_threads, phases_[kQkv], keep_sums);
 }
 
 void Layer::gate(Workspace &space, int num_rows, int num_threads) {
@@ -198,11 +199,11 @@ void Layer::gate(Workspace &space, int num_rows, int num_threads) {
             store_bf16(space.gated.at(row + i, column), silu(gate) * up);
         }
     };
-    multiply(space.normed, num_rows, gate_up_, num_threads, queues_[kGateUp], keep_sums);
+    multiply(space.normed, num_rows, gate_up_, num_threads, phases_[kGateUp], keep_sums);
 }
 
 void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
-                   const std::vector<float> &bias, int num_threads, WorkQueue &queue) const {
+                   const std::vector<float> &bias, int num_threads, Phase &phase) const {
     const auto add = [&](int row, int count, int panel, const float *sums) {
         const int column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
@@ -211,37 +212,41 @@ void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &
                 store(to + j, load(to + j) + biased(sums + i * kPanel + j, bias, column + j));
         }
     };
-    multiply(from, rows.count, matrix, num_threads, queue, add);
+    multiply(from, rows.count, matrix, num_threads, phase, add);
+}
+
+void Layer::spread(Workspace &space, const Step &step, const LayerCache &cache,
+                   const Rows &rows) {
+    const int num_rows = static_cast<int>(step.slots.size());
+    RowShares(num_rows, step.num_threads).run(phases_[kSpread], [&](int row) {
+        if (row + 1 < num_rows)
+            expect_token(cache.keys, cache.values, step.shape, step.slots[row + 1]);
+        spread_row(row, space, step, cache, rows);
+    });
 }
 
 // Turns queries and keys, and hands them and the values to where attention reads them.
-void Layer::spread_heads(Workspace &space, const Step &step, const LayerCache &cache,
-                         const Rows &rows, int thread, int num_threads) const {
+void Layer::spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
+                       const Rows &rows) const {
     const int head_dim = shape.head_dim, group = shape.group();
     const Floats unit = fill(kLog2E / std::sqrt(static_cast<float>(head_dim)));
     alignas(64) float turned[kLargestHead];
-    const Share share(static_cast<int>(step.slots.size()), thread, num_threads);
-    for (int row = share.first; row < share.end; ++row) {
-        if (row + 1 < share.end)
-            expect_token(cache.keys, cache.values, step.shape, step.slots[row + 1]);
-        float *head = space.qkv.get() + static_cast<size_t>(row) * shape.qkv_size();
-        const float *cos = rows.cos + static_cast<size_t>(row) * head_dim;
-        const float *sin = rows.sin + static_cast<size_t>(row) * head_dim;
-        for (int i = 0; i < shape.num_heads; ++i, head += head_dim) {
-            turn(head, query_norm_, cos, sin, turned);
-            const size_t query = static_cast<size_t>(row) * group + i % group;
-            bf16 *to =
-                space.queries.get() + (i / group * query_rows(shape, rows) + query) * head_dim;
-            for (int dim = 0; dim < head_dim; dim += 16)
-                store_bf16(to + dim, load(turned + dim) * unit);
-        }
-        for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
-            turn(head, key_norm_, cos, sin, turned);
-            write_key(cache.keys, step.shape, i, step.slots[row], turned);
-        }
-        for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim)
-            write_value(cache.values, step.shape, i, step.slots[row], head);
+    float *head = space.qkv.get() + static_cast<size_t>(row) * shape.qkv_size();
+    const float *cos = rows.cos + static_cast<size_t>(row) * head_dim;
+    const float *sin = rows.sin + static_cast<size_t>(row) * head_dim;
+    for (int i = 0; i < shape.num_heads; ++i, head += head_dim) {
+        turn(head, query_norm_, cos, sin, turned);
+        const size_t query = static_cast<size_t>(row) * group + i % group;
+        bf16 *to = space.queries.get() + (i / group * query_rows(shape, rows) + query) * head_dim;
+        for (int dim = 0; dim < head_dim; dim += 16)
+            store_bf16(to + dim, load(turned + dim) * unit);
     }
+    for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim) {
+        turn(head, key_norm_, cos, sin, turned);
+        write_key(cache.keys, step.shape, i, step.slots[row], turned);
+    }
+    for (int i = 0; i < shape.num_kv_heads; ++i, head += head_dim)
+        write_value(cache.values, step.shape, i, step.slots[row], head);
 }
 
 // Normalizes a head where the model does that, and turns it by its row's angles.
@@ -264,9 +269,9 @@ void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache>
     for (const auto &cache : caches) plans.push_back(&step.plan(cache.window));
     for (const auto *plan : plans) space_.reserve(layers_[0]->shape, rows.count, plan->num_parts);
     for (auto *layer : layers_) layer->reset();
-    pool.run([&](int thread) {
+    pool.run([&] {
         for (size_t i = 0; i < layers_.size(); ++i)
-            layers_[i]->forward(pool, thread, space_, step, *plans[i], caches[i], rows);
+            layers_[i]->forward(space_, step, *plans[i], caches[i], rows);
     });
 }
 
@@ -283,8 +288,8 @@ void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *ro
         for (int i = 0; i < count; ++i, sums += kPanel, to += matrix.num_outputs)
             store_once(sums, std::min(kPanel, matrix.num_outputs - column), to);
     };
-    WorkQueue queue;
-    pool.run([&](int) { multiply(tiled, num_rows, matrix, pool.size(), queue, keep_sums); });
+    Phase phase;
+    pool.run([&] { multiply(tiled, num_rows, matrix, pool.size(), phase, keep_sums); });
 }
 
 }  // namespace legato

@@ -43,9 +43,10 @@ public:
     const std::vector<Chunk> chunks;
     const std::vector<int64_t> slots;  // of each row that is not padding
     const CacheShape shape;
+    const int num_threads;
 
 private:
-    const int group_, num_threads_;
+    const int group_;
     std::map<int, AttentionPlan> plans_;  // key: window
 };
 
@@ -81,24 +82,27 @@ public:
     // Before each forward(), by one thread.
     void reset();
 
-    // Adds the layer's work to the rows' hidden states; called by all threads of the pool.
-    void forward(ThreadPool &pool, int thread, Workspace &space, const Step &step,
-                 const AttentionPlan &plan, const LayerCache &cache, const Rows &rows);
+    // By all threads: adds the layer's work to the rows' hidden states.
+    void forward(Workspace &space, const Step &step, const AttentionPlan &plan,
+                 const LayerCache &cache, const Rows &rows);
 
     const LayerShape shape;
 
 private:
-    void spread_heads(Workspace &space, const Step &step, const LayerCache &cache,
-                      const Rows &rows, int thread, int num_threads) const;
+    void normalize(const Rows &rows, const std::vector<float> &weight, const TiledRows &normed,
+                   int num_threads, Phase &phase) const;
+    void project(Workspace &space, int num_rows, int num_threads);
+    void spread(Workspace &space, const Step &step, const LayerCache &cache, const Rows &rows);
+    void spread_row(int row, Workspace &space, const Step &step, const LayerCache &cache,
+                    const Rows &rows) const;
     void turn(float *head, const std::vector<float> &norm, const float *cos, const float *sin,
               float *turned) const;
-    void project(Workspace &space, int num_rows, int num_threads);
     void gate(Workspace &space, int num_rows, int num_threads);
     void add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &matrix,
-                const std::vector<float> &bias, int num_threads, WorkQueue &queue) const;
+                const std::vector<float> &bias, int num_threads, Phase &phase) const;
 
-    enum Phase { kQkv, kAttend, kMerge, kOutput, kGateUp, kDown, kNumPhases };
-    WorkQueue queues_[kNumPhases];
+    enum { kInputNorm, kQkv, kSpread, kAttend, kMerge, kOutput, kPostNorm, kGateUp, kDown, kPhases };
+    Phase phases_[kPhases];
     std::vector<float> input_norm_, post_norm_, query_norm_, key_norm_;
     std::vector<float> qkv_bias_, output_bias_, gate_up_bias_, down_bias_;
     PackedMatrix qkv_, output_, gate_up_, down_;

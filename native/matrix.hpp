@@ -8,10 +8,10 @@
 
 namespace legato {
 
-constexpr size_t kGroupBytes = 512 << 10;  // of panels that stay in the second-level cache
+constexpr size_t kShareBytes = 512 << 10;  // of panels that stay in the second-level cache
 // Likewise, where all rows pass by at once: so little that no thread waits long for another that lost
 // its core, and so much that what is read ahead of it does not matter.
-constexpr size_t kSmallGroupBytes = 128 << 10;
+constexpr size_t kSmallShareBytes = 128 << 10;
 
 // sums [32, 32] of up to 32 rows from `row` on, times a panel of tiles.
 inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 *panel,
@@ -28,29 +28,31 @@ inline void multiply_rows(const TiledRows &rows, int row, int count, const bf16 
 }
 
 // Panels that a thread takes at a time: what its cache holds while all rows pass by, and as many
-// such groups as keep all threads busy.
-inline int panels_a_group(const PackedMatrix &matrix, int num_rows, int num_threads) {
-    const size_t group_bytes = num_rows <= kRowPair ? kSmallGroupBytes : kGroupBytes;
-    const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * group_bytes) + 1;
-    const int num_groups = static_cast<int>(rounds * num_threads);
-    return (matrix.num_panels + num_groups - 1) / num_groups;
+// such shares as keep all threads busy.
+inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_threads) {
+    const size_t share_bytes = num_rows <= kRowPair ? kSmallShareBytes : kShareBytes;
+    const size_t rounds = (matrix.num_bytes() - 1) / (num_threads * share_bytes) + 1;
+    const int num_shares = static_cast<int>(rounds * num_threads);
+    return (matrix.num_panels + num_shares - 1) / num_shares;
 }
 
 // As multiply(), for quantized weights: each panel is unpacked once for all rows, or multiplied as
 // it is with few.
 template <typename Finish>
 void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix &matrix,
-                        int num_threads, WorkQueue &groups, Finish finish) {
+                        int panels_a_share, int num_shares, Phase &phase, Finish finish) {
     static thread_local FewRows few;
     static thread_local Buffer<bf16> unpacked;
     alignas(64) float sums[kRowPair * kPanel];
     const bool are_few = num_rows <= kFewRows;
-    if (are_few) few.assign(rows, num_rows, matrix.depth);
-    else unpacked.reserve(kPanel * matrix.depth);
+    bool is_ready = false;
     const TileScope scope;
-    const int group = panels_a_group(matrix, num_rows, num_threads);
-    for (int first; (first = groups.take() * group) < matrix.num_panels;) {
-        const int end = std::min(first + group, matrix.num_panels);
+    phase.run(num_shares, [&](int share) {
+        if (!is_ready && are_few) few.assign(rows, num_rows, matrix.depth);
+        else if (!is_ready) unpacked.reserve(kPanel * matrix.depth);
+        is_ready = true;
+        const int first = share * panels_a_share;
+        const int end = std::min(first + panels_a_share, matrix.num_panels);
         for (int panel = first; panel < end; ++panel) {
             if (are_few) {
                 few.multiply(matrix, panel, sums);
@@ -64,25 +66,25 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
                 finish(row, count, panel, sums);
             }
         }
-    }
+    });
 }
 
-// One thread's share of the rows times the matrix, where `groups` hands out groups of panels to all
-// threads.
+// By all threads: the rows times the matrix.
 //
 // finish(first_row, num_rows, panel, sums): takes sums [num_rows, 32] of outputs [32 * panel, ...).
 template <typename Finish>
 void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, int num_threads,
-              WorkQueue &groups, Finish finish) {
+              Phase &phase, Finish finish) {
+    const int panels = panels_a_share(matrix, num_rows, num_threads);
+    const int num_shares = (matrix.num_panels + panels - 1) / panels;
     if (matrix.is_quantized()) {
-        multiply_quantized(rows, num_rows, matrix, num_threads, groups, finish);
+        multiply_quantized(rows, num_rows, matrix, panels, num_shares, phase, finish);
         return;
     }
     alignas(64) float sums[kRowPair * kPanel];
     const TileScope scope;
-    const int group = panels_a_group(matrix, num_rows, num_threads);
-    for (int first; (first = groups.take() * group) < matrix.num_panels;) {
-        const int end = std::min(first + group, matrix.num_panels);
+    phase.run(num_shares, [&](int share) {
+        const int first = share * panels, end = std::min(first + panels, matrix.num_panels);
         for (int row = 0; row < num_rows; row += kRowPair) {
             const int count = std::min(kRowPair, num_rows - row);
             for (int panel = first; panel < end; ++panel) {
@@ -90,7 +92,7 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, i
                 finish(row, count, panel, sums);
             }
         }
-    }
+    });
 }
 
 }  // namespace legato

@@ -9,12 +9,23 @@ namespace {
 constexpr int kSpinsBeforeSleep = 10'000;  // some hundred microseconds
 constexpr int kSpinsBeforeYield = 2'000;
 
+// For what takes microseconds as a rule. Later it gives way to other programs that want the core.
+template <typename IsOver>
+void spin_until(IsOver is_over) {
+    for (int spins = 0; !is_over(); ++spins) {
+        if (spins < kSpinsBeforeYield) _mm_pause();
+        else std::this_thread::yield();
+    }
+}
+
 }  // namespace
 
+void Phase::await(int count) const {
+    spin_until([=, this] { return num_done_.load(std::memory_order_acquire) == count; });
+}
+
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
-    for (int thread = 1; thread < num_threads; ++thread) {
-        threads_.emplace_back([this, thread] { serve(thread); });
-    }
+    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this] { serve(); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -24,40 +35,31 @@ ThreadPool::~ThreadPool() {
     for (auto &thread : threads_) thread.join();
 }
 
-void ThreadPool::run(const std::function<void(int)> &work) {
+void ThreadPool::run(const std::function<void()> &work) {
     work_ = &work;
+    is_open_ = true;
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
-    work(0);
-    barrier();
+    work();
+    // Who comes now is told to leave: either it sees that, or it is seen here. What it would need
+    // ends with this call.
+    is_open_ = false;
+    spin_until([this] { return num_helping_ == 0; });
 }
 
-void ThreadPool::barrier() {
-    if (num_threads_ == 1) return;
-    const unsigned seen = barrier_generation_.load(std::memory_order_relaxed);
-    if (num_at_barrier_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-        num_at_barrier_.store(0, std::memory_order_relaxed);
-        barrier_generation_.store(seen + 1, std::memory_order_release);
-        return;
-    }
-    for (int spins = 0; barrier_generation_.load(std::memory_order_acquire) == seen; ++spins) {
-        if (spins < kSpinsBeforeYield) {
-            _mm_pause();
-        } else {
-            std::this_thread::yield();
-        }
-    }
-}
-
-void ThreadPool::serve(int thread) {
+void ThreadPool::serve() {
     unsigned seen = 0;
-    for (;;) {
+    while (!is_ending_) {
         await_generation(seen);
-        ++seen;
-        if (is_ending_) return;
-        (*work_)(thread);
-        barrier();
+        seen = generation_.load(std::memory_order_acquire);
+        help();
     }
+}
+
+void ThreadPool::help() {
+    num_helping_.fetch_add(1);
+    if (is_open_) (*work_)();
+    num_helping_.fetch_sub(1);
 }
 
 void ThreadPool::await_generation(unsigned seen) {

@@ -1,4 +1,4 @@
-// Threads that run one function together, with barriers between its phases.
+// Threads that run one function together, phase by phase.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,35 @@
 
 namespace legato {
 
-// A phase is microseconds long, so waiting threads spin; they sleep when there is nothing to do for
-// longer, and give way to other programs that want the core.
+// A phase consists of shares, which are handed out one by one to whichever thread is free. It is over
+// when all of them are done, whoever did them: a thread that has lost its core to another program holds
+// up the others by the share that it is at, and not at all between two shares.
+class Phase {
+public:
+    // Before the threads come to it.
+    void reset() {
+        next_.store(0, std::memory_order_relaxed);
+        num_done_.store(0, std::memory_order_relaxed);
+    }
+
+    // Calls work(share) for some of the shares [0, count), and waits until all are done.
+    template <typename Work>
+    void run(int count, Work work) {
+        int num_own = 0;
+        for (int share; (share = take()) < count; ++num_own) work(share);
+        if (num_own) num_done_.fetch_add(num_own, std::memory_order_acq_rel);
+        await(count);
+    }
+
+private:
+    int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    void await(int count) const;
+
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> num_done_{0};
+};
+
+// Waiting threads spin for a while, and sleep when there is nothing to do for longer.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);
@@ -18,33 +45,21 @@ public:
 
     int size() const { return num_threads_; }
 
-    // Runs work(thread) on all threads, the calling one among them, until all have returned.
-    void run(const std::function<void(int)> &work);
-
-    // Within run(): waits until all threads have come here.
-    void barrier();
+    // Runs work() on the calling thread, and on those of the others that come before it is done
+    // there. It returns when none of them is in it any more.
+    void run(const std::function<void()> &work);
 
 private:
-    void serve(int thread);
+    void serve();
+    void help();
     void await_generation(unsigned seen);
 
-    int num_threads_;
+    const int num_threads_;
     std::vector<std::thread> threads_;
-    const std::function<void(int)> *work_ = nullptr;
-    bool is_ending_ = false;
+    const std::function<void()> *work_ = nullptr;
     alignas(64) std::atomic<unsigned> generation_{0};
-    alignas(64) std::atomic<int> num_at_barrier_{0};
-    alignas(64) std::atomic<unsigned> barrier_generation_{0};
-};
-
-// Hands out [0, count) one by one to whichever thread is free.
-class WorkQueue {
-public:
-    void reset() { next_.store(0, std::memory_order_relaxed); }
-    int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-
-private:
-    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<bool> is_open_{false}, is_ending_{false};
+    alignas(64) std::atomic<int> num_helping_{0};
 };
 
 }  // namespace legato

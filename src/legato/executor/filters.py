@@ -83,9 +83,9 @@ def _lowest_of_likely(
     return float(ascending[np.searchsorted(cumulative, excess, side="right")])
 
 
-def _log2(value: float) -> np.float32:
+def _log2(value: float) -> float:
     with np.errstate(divide="ignore"):
-        return np.log2(np.float32(value))
+        return float(np.log2(np.float32(value)))
 
 
 def _lowest_of_all_rows(
