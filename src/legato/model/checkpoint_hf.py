@@ -12,8 +12,8 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.architectures import check_supported, described
 from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
-from legato.model.defaults import read_json
 from legato.model.description import Description
+from legato.model.json_file import read_json
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"

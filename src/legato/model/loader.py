@@ -4,8 +4,6 @@ import logging
 import sys
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -144,6 +142,9 @@ def _with_progress(checkpoint: Checkpoint) -> NamedWeights:
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
         return tensors
+    from rich.console import Console  # where nobody looks, nobody waits for it
+    from rich.progress import track
+
     return track(
         tensors,
         description,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
@@ -221,6 +219,10 @@ def known_steps(parts: EngineParts) -> list[MeasuredStep]:
 
 
 def _measure(parts: EngineParts) -> list[MeasuredStep]:
+    # Imported here because a start that has measurements need not wait for it.
+    from rich.console import Console
+    from rich.progress import Progress
+
     calibration = new_calibration(parts)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Measuring step times", total=1.0)
