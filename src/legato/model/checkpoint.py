@@ -18,8 +18,7 @@ class Checkpoint:
         dtype: that "auto" stands for.
         shapes: of what `tensors` yields, under the same names and as the files' headers say.
         tensors: begins to read them, on the CPU; a tensor may be of another dtype and may share
-            memory with the file. A GGUF file that was opened to keep its quantized weights yields
-            these as such.
+            memory with the file. A GGUF file yields weights as they are quantized.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Checkpoints in llama.cpp's format: one GGUF file, dequantized as it is read if so wanted."""
+"""Checkpoints in llama.cpp's format: one GGUF file."""
 
 import re
 from collections.abc import Callable
@@ -48,11 +48,8 @@ _LAYER_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkpoint:
-    """Open a GGUF file.
-
-    Args:
-        keeps_quantized: whether weights of type Q8_0, Q4_0 and Q4_1 stay in their blocks.
+def open_gguf_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 are read as they are quantized.
 
     Raises:
         UnsupportedModelError: the file is broken, or the model is one that Legato cannot run.
@@ -76,7 +73,7 @@ def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkp
         spec=spec,
         dtype=torch.bfloat16,
         shapes=shapes,
-        tensors=partial(_read_tensors, file, spec, keeps_quantized),
+        tensors=partial(_read_tensors, file, spec),
     )
 
 
@@ -180,14 +177,14 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, spec: DecoderSpec, keeps_quantized: bool) -> NamedWeights:
+def _read_tensors(file: GGUFFile, spec: DecoderSpec) -> NamedWeights:
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     for name in file.tensors:
         if name == _ROPE_FACTORS:
             continue
-        tensor = (_read_quantized(file, name) if keeps_quantized else None) or torch.from_numpy(
-            file.read(name)
-        )
+        tensor = _read_quantized(file, name)
+        if tensor is None:
+            tensor = torch.from_numpy(file.read(name))
         match = _LAYER_TENSOR.fullmatch(name)
         if match and match[2] in heads and file.architecture == "llama":
             undo = partial(_undo_interleaving, num_heads=heads[match[2]])
