@@ -12,6 +12,7 @@ import uvloop
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
+from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
@@ -98,7 +99,8 @@ async def _serve(
 
 def _imported() -> Callable[..., Awaitable[int]]:
     """What serves, whose imports take a third of a second: meanwhile the other processes load."""
-    from legato.server.http_server import serve_until_stopped
+    with uncollected():
+        from legato.server.http_server import serve_until_stopped
 
     return serve_until_stopped
 

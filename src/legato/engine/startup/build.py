@@ -19,6 +19,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
 from legato.engine.startup.calibration import Calibration
 from legato.engine.startup.calibration_file import CalibrationFile
+from legato.engine.startup.parts import StartParts
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -76,14 +77,16 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    parts = load_parts(config)
+    start = StartParts()
+    parts = load_parts(config, start)
     scheduler = Scheduler(
         parts.config.scheduler,
         max_model_len=parts.max_model_len,
         kv=parts.kv,
         step_time=StepTimeModel(known_steps(parts)),
     )
-    info = _describe(parts)
+    start.end("calibration")
+    info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
     return EngineLoop(scheduler, parts.kv, parts.executor), info
@@ -105,8 +108,13 @@ def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
     return steps, file.path
 
 
-def load_parts(config: EngineConfig) -> EngineParts:
-    """Load the model and make its cache; raises as `build_engine`."""
+def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineParts:
+    """Load the model and make its cache; raises as `build_engine`.
+
+    Args:
+        start: is told of each part of it.
+    """
+    start = start or StartParts()
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
     scheduler_config = config.scheduler.resolve(max_model_len)
@@ -115,6 +123,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
     kernels = _native_kernels(config, checkpoint.spec, dtype, device)
+    start.end("description")
     model = load_model(
         checkpoint,
         dtype=dtype,
@@ -123,6 +132,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         quantization=config.model.quantization,
     )
     _compile_kernels(model, scheduler_config)
+    start.end("weights")
     bytes_per_block = config.cache.block_size * model.cache.token_bytes
     num_blocks = num_cache_blocks(
         config.cache,
@@ -143,6 +153,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
+    start.end("cache")
     check_forward(
         model,
         attention,
@@ -150,6 +161,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         vocab_size=checkpoint.spec.vocab_size,
         max_len=max_model_len,
     )
+    start.end("first pass")
     return EngineParts(
         resolved,
         checkpoint.spec,
