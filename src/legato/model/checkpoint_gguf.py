@@ -182,9 +182,7 @@ def _read_tensors(file: GGUFFile, spec: DecoderSpec) -> NamedWeights:
     for name in file.tensors:
         if name == _ROPE_FACTORS:
             continue
-        tensor = _read_quantized(file, name)
-        if tensor is None:
-            tensor = torch.from_numpy(file.read(name))
+        tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
         match = _LAYER_TENSOR.fullmatch(name)
         if match and match[2] in heads and file.architecture == "llama":
             undo = partial(_undo_interleaving, num_heads=heads[match[2]])

@@ -6,6 +6,7 @@ weights are rounded to the nearest code.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 
@@ -72,7 +73,7 @@ def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> Non
         return
     for first in range(0, len(out), _ROWS_A_TIME):
         rows = slice(first, first + _ROWS_A_TIME)
-        out[rows].copy_(weight.map(lambda part, rows=rows: part[rows]).dequantize())
+        out[rows].copy_(weight.map(itemgetter(rows)).dequantize())
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -71,7 +71,12 @@ def _serve(channel: Channel) -> int:
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:
-        events = _events(channel.receive(block=not engine.has_work), engine)
+        messages = channel.receive(block=engine.may_wait)
+        if not messages and not engine.has_work:
+            assert engine.untaken is not None
+            engine.untaken.take_slice()
+            continue
+        events = _events(messages, engine)
         try:
             outputs = engine.step(events)
         except EngineFaultError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import CacheConfig, EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import row_counts
@@ -31,6 +31,7 @@ from legato.executor.memory import (
     take_memory,
 )
 from legato.executor.torch_executor import TorchExecutor
+from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import Model
 from legato.model.loader import load_model, open_checkpoint, resolve_dtype
@@ -56,6 +57,7 @@ class EngineParts:
     Attributes:
         config: resolved.
         kernels: the native ones' set of instructions, or "torch".
+        untaken: what of the cache's memory may be taken while there is nothing to do.
     """
 
     config: EngineConfig
@@ -65,6 +67,7 @@ class EngineParts:
     executor: TorchExecutor
     max_model_len: int
     kernels: str
+    untaken: UntakenPages | None
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -89,7 +92,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
-    return EngineLoop(scheduler, parts.kv, parts.executor), info
+    engine = EngineLoop(scheduler, parts.kv, parts.executor)
+    engine.untaken = parts.untaken
+    return engine, info
 
 
 def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
@@ -170,7 +175,15 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
         TorchExecutor(model, attention, kv.block_size, num_host_slots=num_host_slots),
         max_model_len,
         "torch" if kernels is None else kernels.instructions,
+        _untaken(config.cache, attention),
     )
+
+
+def _untaken(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
+    is_sized, is_on_cpu = config.kv_cache_memory_bytes is not None, attention.blocks.is_cpu
+    if is_sized or not is_on_cpu or not config.take_memory_when_idle:
+        return None
+    return UntakenPages(attention.blocks)
 
 
 def _native_kernels(
