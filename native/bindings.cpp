@@ -90,7 +90,9 @@ NB_MODULE(LEGATO_MODULE, m) {
                const nb::dict &weights) {
                 const auto [hidden, intermediate, heads, kv_heads, head_dim] = sizes;
                 const LayerShape shape{hidden, intermediate, heads, kv_heads, head_dim, eps};
-                new (self) Layer(shape, weights_of(weights));
+                const LayerWeights found = weights_of(weights);
+                const nb::gil_scoped_release release;  // layers are packed beside each other
+                new (self) Layer(shape, found);
             },
             "sizes"_a, "eps"_a, "weights"_a);
 
@@ -110,8 +112,9 @@ NB_MODULE(LEGATO_MODULE, m) {
         .def(
             "__init__",
             [](PackedMatrix *self, const nb::dict &weight, int num_outputs, int depth) {
-                new (self) PackedMatrix(weight_of(weight, "weight"), num_outputs, depth,
-                                        [](int i) { return i; });
+                const Weight found = weight_of(weight, "weight");
+                const nb::gil_scoped_release release;
+                new (self) PackedMatrix(found, num_outputs, depth, [](int i) { return i; });
             },
             "weight"_a, "num_outputs"_a, "depth"_a)
         .def(

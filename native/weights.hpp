@@ -12,13 +12,19 @@ constexpr int kPanel = 32;  // outputs that are computed at a time: two tiles
 
 // A matrix [outputs, depth] as it comes: bfloat16 values, or codes of 4 or 8 bits in a byte each, of
 // which 32 share a scale and a minimum, half floats [outputs, depth / 32]. A weight is
-// scale * code + minimum.
+// scale * code + minimum. Codes of 16 bits are only how the file has it: what they stand for is packed.
 struct Weight {
     const bf16 *values = nullptr;
     const uint8_t *codes = nullptr;
     const uint16_t *scales = nullptr, *minima = nullptr;
     int bits = 16;
 };
+
+inline bf16 to_bf16(float value) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, 4);
+    return static_cast<bf16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
 
 // Panels of 32 outputs, padded to whole ones.
 //
@@ -37,13 +43,13 @@ public:
           num_panels((num_outputs + kPanel - 1) / kPanel),
           num_steps(depth / kTileDepth),
           memory_(aligned_array<uint8_t>(num_panels * panel_bytes())) {
-        std::fill_n(memory_.get(), num_panels * panel_bytes(), uint8_t{0});
-        for (int output = 0; output < num_outputs; ++output) {
-            const size_t row = row_of(output);
+        if (num_outputs % kPanel)
+            std::fill_n(memory_.get() + (num_panels - 1) * panel_bytes(), panel_bytes(), uint8_t{0});
+        // Tile by tile, so that one is written while it is in the cache.
+        for (int first = 0; first < num_outputs; first += 16)
             for (int step = 0; step < num_steps; ++step)
-                is_quantized() ? put_codes(weight, row, output, step)
-                               : put_values(weight, row, output, step);
-        }
+                for (int output = first; output < std::min(first + 16, num_outputs); ++output)
+                    put(weight, row_of(output), output, step);
     }
 
     bool is_quantized() const { return bits < 16; }
@@ -59,22 +65,36 @@ public:
     const int num_outputs, depth, bits, num_panels, num_steps;
 
 private:
-    void put_values(const Weight &weight, size_t row, int output, int step) {
-        const bf16 *from = weight.values + row * depth + step * kTileDepth;
+    // The 32 values of a row that belong to a step.
+    void put(const Weight &weight, size_t row, int output, int step) {
+        if (is_quantized()) return put_codes(weight, row, output, step);
+        if (!weight.codes)
+            return put_values(weight.values + row * depth + step * kTileDepth, output, step);
+        bf16 values[kTileDepth];
+        const uint8_t *codes = weight.codes + row * depth + step * kTileDepth;
+        const float scale = _cvtsh_ss(weight.scales[row * num_steps + step]);
+        const float minimum = _cvtsh_ss(weight.minima[row * num_steps + step]);
+        // The product is exact, so that it is the same whether or not the sum is fused to it.
+        for (int i = 0; i < kTileDepth; ++i) values[i] = to_bf16(scale * codes[i] + minimum);
+        put_values(values, output, step);
+    }
+
+    void put_values(const bf16 *from, int output, int step) {
         bf16 *to = reinterpret_cast<bf16 *>(memory_.get() + output / kPanel * panel_bytes()) +
                    (2 * step + output % kPanel / 16) * kTileValues + output % 16 * 2;
-        for (int i = 0; i < kTileDepth; ++i) to[i / 2 * 32 + i % 2] = from[i];
+        for (int i = 0; i < kTileDepth; i += 2)
+            __builtin_memcpy(to + 16 * i, from + i, 2 * sizeof(bf16));
     }
 
     void put_codes(const Weight &weight, size_t row, int output, int step) {
         const uint8_t *from = weight.codes + row * depth + step * kTileDepth;
         uint8_t *block = memory_.get() + output / kPanel * panel_bytes() +
                          (output % kPanel / 16 * num_steps + step) * block_bytes();
-        for (int i = 0; i < kTileDepth; ++i) {
-            const int at = i / 4 * 64 + output % 16 * 4 + i % 4;
-            if (bits == 8) block[at] = from[i];
-            else block[at % 256] |= from[i] << (at < 256 ? 0 : 4);
-        }
+        const auto at = [=](int i) { return i / 4 * 64 + output % 16 * 4 + i % 4; };
+        if (bits == 8)
+            for (int i = 0; i < kTileDepth; ++i) block[at(i)] = from[i];
+        else
+            for (int i = 0; i < 16; ++i) block[at(i)] = from[i] | from[i + 16] << 4;
         uint16_t *numbers = reinterpret_cast<uint16_t *>(block + 64 * bits) + output % 16;
         numbers[0] = weight.scales[row * num_steps + step];
         numbers[16] = weight.minima[row * num_steps + step];

@@ -40,6 +40,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "block_size",
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
+        "take_memory_when_idle",
         "enable_prefix_caching",
         "swap_space_bytes",
         "itl_slo_s",

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,35 @@ def test_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     with pytest.raises(ConfigError, match=r"limited to 2,048 MiB .* take 2,304 MiB"):
         memory.check_address_space()
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "room"),
+    [
+        ({"a/memory.max": "900", "a/memory.current": "200"}, "0::/a/b", 700),
+        ({"a/memory.max": "max", "a/memory.current": "200"}, "0::/a", None),
+        (
+            {
+                "a/memory.max": "900",
+                "a/memory.current": "200",
+                "a/b/memory.max": "400",
+                "a/b/memory.current": "500",
+            },
+            "0::/a/b",
+            0,
+        ),
+        (
+            {"memory/c/memory.limit_in_bytes": "900", "memory/c/memory.usage_in_bytes": "100"},
+            "5:cpu,memory:/c\n4:pids:/",
+            800,
+        ),
+        ({}, "0::/", None),
+    ],
+)
+def test_the_tightest_control_group_counts(
+    tmp_path: Path, files: dict[str, str], own: str, room: int | None
+) -> None:
+    for name, contents in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(contents)
+    assert memory.cgroup_room_bytes(tmp_path, own) == room

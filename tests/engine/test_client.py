@@ -24,7 +24,8 @@ from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
 from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.checkpoint_defaults import load_defaults
+from legato.model.defaults import ModelDefaults
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 from legato.model.vocabulary import Vocabulary

@@ -3,6 +3,7 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from legato.core.config import EngineConfig
@@ -26,7 +27,10 @@ def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.Mo
         ending = threads.submit(_serve, Channel(theirs, FromFrontEnd))
         channel = Channel(ours, FromEngine)
         ours.sendall(pack_frame(EngineConfig()))
-        assert channel.receive(block=True) == [EngineReady(INFO)]
+        [ready] = channel.receive(block=True)
+        assert isinstance(ready, EngineReady)
+        assert msgspec.structs.replace(ready.info, start_s={}) == INFO
+        assert "imports" in ready.info.start_s
         ours.sendall(pack_frame(request("a", 8)))
         [failed] = channel.receive(block=True)
         assert isinstance(failed, EngineFailed)

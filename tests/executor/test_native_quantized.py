@@ -1,5 +1,7 @@
 """Products with quantized weights: many rows as in bfloat16, few rows rounded to 8 bits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,20 @@ def test_many_rows(
     weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
     plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
     assert torch.equal(NativeLinear(weight, kernels)(rows), plain(rows))
+
+
+@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
+@pytest.mark.parametrize("num_rows", [1, 33])
+def test_what_is_only_stored_as_codes(
+    instructions: str, bits: int, shape: tuple[int, int], num_rows: int
+) -> None:
+    kernels = NativeKernels(2, instructions)
+    weight, rows = matrix(*shape, bits), rows_of(num_rows, shape[1])
+    plain = NativeLinear(weight.dequantize().bfloat16(), kernels)
+    stored = replace(weight, is_stored_only=True)
+    assert torch.equal(NativeLinear(stored, kernels)(rows), plain(rows))
 
 
 @pytest.mark.parametrize("instructions", native_instructions())

@@ -23,7 +23,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.first_pass import check_forward
-from legato.model.defaults import load_defaults
+from legato.model.checkpoint_defaults import load_defaults
 from legato.model.loader import load_model, open_checkpoint
 from legato.model.source import ModelSource
 from legato.model.tokenizer import load_tokenizer

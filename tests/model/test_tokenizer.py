@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
-from legato.model.defaults import load_defaults
+from legato.model.checkpoint_defaults import load_defaults
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
 from legato.model.source import ModelSource, resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
@@ -200,7 +200,7 @@ def test_byte_level_gguf(pre: str, pieces: list[str]) -> None:
 def test_no_torch_in_the_server_process() -> None:
     program = (
         "import sys\n"
-        "from legato.model.defaults import load_defaults\n"
+        "from legato.model.checkpoint_defaults import load_defaults\n"
         "from legato.model.source import resolve_source\n"
         "from legato.model.tokenizer import load_tokenizer\n"
         f"source = resolve_source({DEFAULT_MODEL!r})\n"

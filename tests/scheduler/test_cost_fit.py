@@ -3,12 +3,15 @@
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
-from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.nonnegative import solve_nonnegative
+from legato.scheduler.step_costs import NUM_TERMS, StepCosts
 from tests.profiles import examples
 from tests.scheduler.step_times import calibrate, true_costs
 
@@ -70,3 +73,20 @@ def test_what_is_not_seen_costs_nothing_rather_than_less() -> None:
     found = fit([step for step in calibrate(costs, MAX_LEN) if step[0].num_tokens < 10])
     assert min(found.vector) >= 0.0
     assert found.row_s[1:] == pytest.approx((0.0,) * 4, abs=1e-9)
+
+
+@given(seed=st.integers(0, 2**32), num_rows=st.integers(1, 40), size=st.integers(1, NUM_TERMS))
+@examples(100)
+def test_sums_are_solved_as_scipy_solves_rows(seed: int, num_rows: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.random((num_rows, size)) * 10 ** rng.uniform(-2, 2, size)
+    rows[:, 0] = rows[:, -1]  # what cannot be told apart
+    target = rows @ np.maximum(rng.normal(size=size), 0.0) + 0.1 * rng.normal(size=num_rows)
+    scale = np.sqrt(np.diag(rows.T @ rows))
+    rows = np.vstack([rows / scale, 1e-3 * np.eye(size)])
+    target = np.concatenate([target, np.zeros(size)])
+    found = solve_nonnegative(rows.T @ rows, rows.T @ target)
+    expected, residual = nnls(rows, target)
+    assert found.min() >= 0.0
+    assert np.linalg.norm(rows @ found - target) <= residual * (1 + 1e-9) + 1e-12
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * expected.max(initial=1e-6))

@@ -85,13 +85,20 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Share | None,
         Flag(
-            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken as "
-            "it is used",
+            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken "
+            "when there is nothing to do, or as it is used",
             metavar="FRACTION",
             default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
             one_of="cache size",
         ),
     ] = None
+    take_memory_when_idle: Annotated[
+        bool,
+        Flag(
+            "on a CPU, take the memory of a cache without a size while there is nothing to do, up "
+            "to half of what is free; otherwise it is taken as it is used, and prompts wait for it"
+        ),
+    ] = True
     enable_prefix_caching: Annotated[
         bool,
         Flag(

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from pathlib import Path
 
 from legato.core.errors import ConfigError
 
@@ -21,11 +22,44 @@ _SIGNS = (
     "Resource temporarily unavailable",  # nor can C++
 )
 
+_CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_CGROUP_2 = ("memory.max", "memory.current")
+
 
 def address_space_bytes() -> int | None:
     """The most that this process may map, None where there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def cgroup_room_bytes(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> int | None:
+    """What the control groups of this process still let it take, None where they set no limit.
+
+    Args:
+        own: as /proc/self/cgroup has it, of either version.
+    """
+    try:
+        lines = (Path("/proc/self/cgroup").read_text() if own is None else own).splitlines()
+    except OSError:
+        return None
+    rooms: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, names = (root / "memory", _CGROUP_1) if controllers else (root, _CGROUP_2)
+        folder = top / path.lstrip("/")
+        groups = [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
+        rooms += [room for group in groups if (room := _room(group, *names)) is not None]
+    return min(rooms, default=None)
+
+
+def _room(group: Path, limit_name: str, usage_name: str) -> int | None:
+    try:
+        limit, usage = (group / limit_name).read_text(), (group / usage_name).read_text()
+        return max(0, int(limit) - int(usage))
+    except (OSError, ValueError):  # there is no such group to see, or "max"
+        return None
 
 
 def check_address_space() -> None:

@@ -3,8 +3,9 @@
 Ending is the server's decision: its children ignore these, and end when it does.
 """
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,3 +25,12 @@ def leave_to_parent() -> None:
     """Ignore them from now on."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
+
+
+def call_when_ending(handle: Callable[[int], object]) -> None:
+    """Have the running event loop call `handle` with the number of each that comes."""
+    loop = asyncio.get_running_loop()
+    for number in ENDING:
+        # `nohup` has it ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, handle, number)

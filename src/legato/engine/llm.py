@@ -20,7 +20,8 @@ from legato.engine.frontend.completion import Completion, CompletionDelta, Compl
 from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.startup.build import build_engine
-from legato.model.defaults import load_defaults, within_vocabulary
+from legato.model.checkpoint_defaults import load_defaults
+from legato.model.defaults import within_vocabulary
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 

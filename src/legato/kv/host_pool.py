@@ -10,10 +10,11 @@ class HostPool:
     """Slots of one block each, and the copies that the next step has to begin with.
 
     Args:
-        num_slots: 0 for none, so that what is evicted is lost.
+        num_slots: 0 for none, so that what is evicted is lost; an attribute too.
     """
 
     def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
         self._free = list(range(num_slots))
         # Least recently spilled first. Blocks are evicted, and let go of, from the deepest up, so
         # that the first one has none below it.

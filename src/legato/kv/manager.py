@@ -202,7 +202,7 @@ class KVCacheManager:
         first, end = len(path), self._num_shareable(request)
         self._tree.extend(
             path,
-            self._keys(request, first, end),
+            self._key_run(request, first, end),
             table.block_ids[first:end],
             num_missing=self.block_size,
         )
@@ -265,6 +265,13 @@ class KVCacheManager:
                 keys += self._new_keys(request, index, min(end, 2 * index + 8))
             yield keys[index]
 
+    def _key_run(self, request: Request, first: int, end: int) -> list[Key]:
+        """Of the request's blocks [first, end), at once."""
+        keys = request.block_keys
+        if len(keys) < end:
+            keys += self._new_keys(request, len(keys), end)
+        return keys[first:end]
+
     def _new_keys(self, request: Request, first: int, end: int) -> list[Key]:
         size = self.block_size
         tokens = request.token_ids[first * size : end * size].tobytes()
@@ -289,6 +296,6 @@ class KVCacheManager:
 
 def _num_full(path: list[Node], known: int) -> int:
     """Nodes at the start of a way that are computed, of which `known` are known to be."""
-    while known < len(path) and path[known].is_computed:
+    while known < len(path) and not path[known].num_missing:
         known += 1
     return known

@@ -1,13 +1,15 @@
 """A node of the tree of blocks."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+import msgspec
 
 Key = bytes
 """Tokens of one block; in front of a request's first ones the salt that keeps it apart, if any."""
 
 
-class Node:
-    """One full block.
+class Node(msgspec.Struct, eq=False):
+    """One full block. A struct, because hundreds of them are made in a step that admits a prompt.
 
     Attributes:
         block_id: where it lies; -1 while it is in host memory only.
@@ -17,19 +19,14 @@ class Node:
         num_users: requests whose block table it is in. A user of a node uses all above it too.
     """
 
-    __slots__ = ("_children", "block_id", "key", "num_missing", "num_users", "parent", "slot")
-
-    def __init__(
-        self, parent: "Node | None", key: Key, block_id: int, num_missing: int, num_users: int
-    ) -> None:
-        self.parent = parent
-        self.key = key
-        self.block_id = block_id
-        self.slot = -1
-        self.num_missing = num_missing
-        self.num_users = num_users
-        # Nearly all have one child at most, for which a dictionary would be most of the node.
-        self._children: Node | dict[Key, Node] | None = None
+    parent: "Node | None"
+    key: Key
+    block_id: int
+    num_missing: int
+    num_users: int
+    slot: int = -1
+    # Nearly all have one child at most, for which a dictionary would be most of the node.
+    _children: "Node | dict[Key, Node] | None" = None
 
     @property
     def is_computed(self) -> bool:
@@ -62,10 +59,29 @@ class Node:
             self._children = {self._children.key: self._children}
         self._children[node.key] = node
 
-    def remove(self, node: "Node") -> None:
-        """Take back one of its children."""
-        if isinstance(self._children, dict):
-            del self._children[node.key]
+    def leave(self) -> None:
+        """Be no child of its parent any more; it has no children itself."""
+        assert not self._children, "a block is forgotten before those that continue it"
+        parent = self.parent
+        assert parent is not None
+        if parent._children is self:
+            parent._children = None
         else:
-            assert self._children is node
-            self._children = None
+            assert isinstance(parent._children, dict)
+            del parent._children[self.key]
+
+    def add_chain(
+        self, keys: Iterable[Key], block_ids: Iterable[int], *, num_missing: int
+    ) -> list["Node"]:
+        """Put new nodes, each under the one before and used once, under this one."""
+        chain: list[Node] = []
+        parent = self
+        for key, block_id in zip(keys, block_ids, strict=True):
+            node = Node(parent, key, block_id, num_missing, 1)
+            if chain:
+                parent._children = node
+            chain.append(node)
+            parent = node
+        if chain:
+            self.add(chain[0])
+        return chain

@@ -55,17 +55,13 @@ class PrefixTree:
     ) -> None:
         """Put blocks, one under the other, at the end of a way, used by whoever goes this way."""
         parent = path[-1] if path else self._root
-        for key, block_id in zip(keys, block_ids, strict=True):
-            node = Node(parent, key, block_id, num_missing, 1)
-            parent.add(node)
-            path.append(node)
-            parent = node
+        path += parent.add_chain(keys, block_ids, num_missing=num_missing)
 
     def use(self, nodes: Iterable[Node]) -> None:
         """Keep nodes, and all above them, where they are until they are released."""
         for node in nodes:
             if not node.num_users:
-                if node.is_spilled:
+                if node.slot >= 0:
                     self._host.hold(node)
                 else:
                     del self._unused[node]
@@ -88,13 +84,13 @@ class PrefixTree:
             node.num_users -= 1
             if node.num_users:
                 continue
-            if node.is_spilled:
+            if node.slot >= 0:
                 self._host.let_go(node)
-            elif node.is_computed:
+            elif not node.num_missing:
                 self._unused[node] = None
             else:
                 dropped.append(node.block_id)
-                self._remove(node)
+                node.leave()
         return dropped
 
     def evict(self, count: int) -> list[int]:
@@ -102,16 +98,12 @@ class PrefixTree:
 
         What is in them is spilled, or forgotten.
         """
-        return [self._evict(self._unused.popitem(last=False)[0]) for _ in range(count)]
-
-    def _evict(self, node: Node) -> int:
-        block_id = node.block_id
-        lost = self._host.spill(node)
-        if lost is not None:
-            self._remove(lost)
-        return block_id
-
-    def _remove(self, node: Node) -> None:
-        assert not node.children, "a block is forgotten before those that continue it"
-        assert node.parent is not None
-        node.parent.remove(node)
+        block_ids: list[int] = []
+        pop, host = self._unused.popitem, self._host
+        for _ in range(count):
+            node, _ = pop(last=False)
+            block_ids.append(node.block_id)
+            lost = host.spill(node) if host.num_slots else node
+            if lost is not None:
+                lost.leave()
+        return block_ids

@@ -1,65 +1,90 @@
 """Which architectures Legato runs, and what makes each of them another than Llama."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+import msgspec
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.description import Description
 from legato.model.rope import rope_frequencies
 from legato.model.spec import DecoderSpec
 from legato.model.validation import check_fields
 
 
-def llama(config: LlamaConfig) -> DecoderSpec:
+def llama(described: Description) -> DecoderSpec:
     """Llama is the plain decoder, with biases where its configuration asks for them.
 
     Touvron et al., 2023, arXiv:2302.13971; Llama 3, 2024, arXiv:2407.21783.
     """
     return _spec(
-        config,
-        qkv_bias=config.attention_bias,
-        output_bias=config.attention_bias,
-        mlp_bias=config.mlp_bias,
+        described,
+        qkv_bias=described.attention_bias,
+        output_bias=described.attention_bias,
+        mlp_bias=described.mlp_bias,
     )
 
 
-def mistral(config: MistralConfig) -> DecoderSpec:
-    """Mistral is Llama without biases and, in its first version, with a window in every layer.
+def mistral(described: Description) -> DecoderSpec:
+    """Mistral is Llama without biases and, in some versions, with a window in every layer or some.
 
     Jiang et al., 2023, arXiv:2310.06825.
     """
-    return _spec(config, windows=(config.sliding_window,) * config.num_hidden_layers)
+    return _spec(described, windows=described.windows(described.sliding_window, num_full=0))
 
 
-def qwen2(config: Qwen2Config) -> DecoderSpec:
+def qwen2(described: Description) -> DecoderSpec:
     """Qwen2 is Llama with biases on queries, keys and values, and windows in some layers.
 
     Qwen2 and Qwen2.5: Yang et al., 2024, arXiv:2407.10671.
     """
-    return _spec(config, windows=_windows(config), qkv_bias=True)
+    return _spec(described, windows=_windows(described), qkv_bias=True)
 
 
-def qwen3(config: Qwen3Config) -> DecoderSpec:
+def qwen3(described: Description) -> DecoderSpec:
     """Qwen3 is Llama with queries and keys normalized a head, and windows in some layers.
 
     Yang et al., 2025, arXiv:2505.09388; the dense ones.
     """
     return _spec(
-        config,
-        windows=_windows(config),
-        qkv_bias=config.attention_bias,
-        output_bias=config.attention_bias,
+        described,
+        windows=_windows(described),
+        qkv_bias=described.attention_bias,
+        output_bias=described.attention_bias,
         qk_norm=True,
     )
 
 
-# Key the name in `config.architectures`, value what reads that architecture's configuration.
-ARCHITECTURES: dict[str, Callable[[PreTrainedConfig], DecoderSpec]] = {
-    "LlamaForCausalLM": llama,
-    "MistralForCausalLM": mistral,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
+def _windows(described: Description) -> tuple[int | None, ...]:
+    window = described.sliding_window if described.use_sliding_window else None
+    return described.windows(window, num_full=described.max_window_layers)
+
+
+class _Architecture(NamedTuple):
+    """Attributes:
+    model_type: that its config.json has beside the architecture.
+    defaults: what stands for fields that are missing there, where it differs.
+    """
+
+    model_type: str
+    spec: Callable[[Description], DecoderSpec]
+    defaults: dict[str, Any]
+
+
+# Key the name in a configuration's `architectures`.
+ARCHITECTURES = {
+    "LlamaForCausalLM": _Architecture("llama", llama, {"max_position_embeddings": 2048}),
+    "MistralForCausalLM": _Architecture(
+        "mistral", mistral, {"max_position_embeddings": 2**17, "num_key_value_heads": 8}
+    ),
+    "Qwen2ForCausalLM": _Architecture(
+        "qwen2", qwen2, {"max_position_embeddings": 2**15, "num_key_value_heads": 32}
+    ),
+    "Qwen3ForCausalLM": _Architecture(
+        "qwen3",
+        qwen3,
+        {"max_position_embeddings": 2**15, "num_key_value_heads": 32, "head_dim": 128},
+    ),
 }
 
 
@@ -67,8 +92,7 @@ def check_supported(config: dict[str, Any]) -> None:
     """Refuse what Legato cannot run.
 
     Args:
-        config: the contents of config.json. It is checked before transformers reads it, so that the
-            refusal names the architecture even where transformers does not know it.
+        config: the contents of config.json.
 
     Raises:
         UnsupportedModelError: an unknown architecture or a quantized checkpoint.
@@ -77,6 +101,11 @@ def check_supported(config: dict[str, Any]) -> None:
     if names[0] not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"unsupported architecture {names[0]}; Legato supports {', '.join(ARCHITECTURES)}"
+        )
+    expected = ARCHITECTURES[names[0]].model_type
+    if config.get("model_type") != expected:
+        raise UnsupportedModelError(
+            f"model_type is {config.get('model_type')!r}, but {names[0]} is {expected!r}"
         )
     quantization = config.get("quantization_config")
     if quantization:
@@ -87,20 +116,25 @@ def check_supported(config: dict[str, Any]) -> None:
         )
 
 
-def spec_of(config: PreTrainedConfig) -> DecoderSpec:
-    """The shape of a supported model.
+def described(contents: dict[str, Any]) -> tuple[Description, DecoderSpec]:
+    """What a supported model's configuration says, and the shape of the model.
+
+    Args:
+        contents: of config.json, or the same made of other metadata.
 
     Raises:
-        UnsupportedModelError: a setting of its configuration that Legato does not know, or that no
-            model has.
+        UnsupportedModelError: a setting that Legato does not know, or that no model has.
+        msgspec.ValidationError: a field is missing, or of another type.
     """
-    spec = ARCHITECTURES[config.architectures[0]](config)
+    architecture = ARCHITECTURES[contents["architectures"][0]]
+    description = msgspec.convert(architecture.defaults | contents, Description)
+    spec = architecture.spec(description)
     check_fields(spec)
-    return spec
+    return description, spec
 
 
 def _spec(
-    config: PreTrainedConfig,
+    description: Description,
     *,
     windows: tuple[int | None, ...] | None = None,
     **switches: bool,
@@ -114,38 +148,23 @@ def _spec(
     Raises:
         UnsupportedModelError: an activation or rope type that Legato does not know.
     """
-    if config.hidden_act not in ("silu", "swish"):
+    if description.hidden_act not in ("silu", "swish"):
         raise UnsupportedModelError(
-            f"unsupported activation {config.hidden_act!r}; Legato supports 'silu'"
+            f"unsupported activation {description.hidden_act!r}; Legato supports 'silu'"
         )
-    num_layers = config.num_hidden_layers
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = description.head_size
     return DecoderSpec(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=num_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
+        vocab_size=description.vocab_size,
+        hidden_size=description.hidden_size,
+        intermediate_size=description.intermediate_size,
+        num_layers=description.num_hidden_layers,
+        num_heads=description.num_attention_heads,
+        num_kv_heads=description.num_key_value_heads or description.num_attention_heads,
         head_dim=head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        max_model_len=config.max_position_embeddings,
-        rope=rope_frequencies(config, head_dim),
-        sliding_windows=windows or (None,) * num_layers,
-        tie_word_embeddings=config.tie_word_embeddings,
+        rms_norm_eps=description.rms_norm_eps,
+        max_model_len=description.max_position_embeddings,
+        rope=rope_frequencies(description.rope, head_dim, description.max_position_embeddings),
+        sliding_windows=windows or (None,) * description.num_hidden_layers,
+        tie_word_embeddings=description.tie_word_embeddings,
         **switches,
     )
-
-
-def _windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
-    """The sliding window of each layer, where `config.layer_types` names the layers that have one.
-
-    Raises:
-        UnsupportedModelError: a layer of a type other than full or sliding attention.
-    """
-    windows: list[int | None] = []
-    for layer_type in config.layer_types:
-        if layer_type not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"unsupported layer type {layer_type!r}")
-        windows.append(config.sliding_window if layer_type == "sliding_attention" else None)
-    return tuple(windows)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedConfig
 
 from legato.model.base import NamedWeights
 from legato.model.spec import DecoderSpec
@@ -16,17 +15,13 @@ class Checkpoint:
 
     Attributes:
         name: for messages.
-        config: transformers' configuration, made from metadata for a GGUF file.
-        spec: the same, as far as Legato's decoder needs it.
         dtype: that "auto" stands for.
         shapes: of what `tensors` yields, under the same names and as the files' headers say.
         tensors: begins to read them, on the CPU; a tensor may be of another dtype and may share
-            memory with the file. A GGUF file that was opened to keep its quantized weights yields
-            these as such.
+            memory with the file. A GGUF file yields weights as they are quantized.
     """
 
     name: str
-    config: PreTrainedConfig
     spec: DecoderSpec
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""Checkpoints in llama.cpp's format: one GGUF file, dequantized as it is read if so wanted."""
+"""Checkpoints in llama.cpp's format: one GGUF file."""
 
 import re
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.architectures import spec_of
+from legato.model.architectures import described
 from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
 from legato.model.gguf_file import GGUFFile
 from legato.model.quantization import QuantizedWeight
+from legato.model.spec import DecoderSpec
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SIZES = (
@@ -48,11 +48,8 @@ _LAYER_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkpoint:
-    """Open a GGUF file.
-
-    Args:
-        keeps_quantized: whether weights of type Q8_0, Q4_0 and Q4_1 stay in their blocks.
+def open_gguf_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 are read as they are quantized.
 
     Raises:
         UnsupportedModelError: the file is broken, or the model is one that Legato cannot run.
@@ -70,49 +67,49 @@ def open_gguf_checkpoint(path: Path, *, keeps_quantized: bool = False) -> Checkp
     }
     check_sizes(path, file.get("block_count"), **{name: file.get(name) for name in _SIZES})
     with refusing_what_fails(path):
-        config = _CONFIGS[file.architecture](file)
-        spec = spec_of(config)
+        _, spec = described(_CONFIGS[file.architecture](file))
     return Checkpoint(
         name=path.name,
-        config=config,
         spec=spec,
         dtype=torch.bfloat16,
         shapes=shapes,
-        tensors=partial(_read_tensors, file, config, keeps_quantized),
+        tensors=partial(_read_tensors, file, spec),
     )
 
 
-def _llama_config(file: GGUFFile) -> PreTrainedConfig:
+def _llama_config(file: GGUFFile) -> dict[str, Any]:
     """Mistral calls itself "llama" too; only a window tells them apart."""
     window = file.get("attention.sliding_window")
     if window:
-        return MistralConfig(
-            **_common_config(file), architectures=["MistralForCausalLM"], sliding_window=window
-        )
-    return LlamaConfig(
+        return {
+            **_common_config(file),
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": window,
+        }
+    return {
         **_common_config(file),
-        architectures=["LlamaForCausalLM"],
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-    )
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+    }
 
 
-def _qwen2_config(file: GGUFFile) -> PreTrainedConfig:
+def _qwen2_config(file: GGUFFile) -> dict[str, Any]:
     _refuse_window(file)
-    return Qwen2Config(**_common_config(file), architectures=["Qwen2ForCausalLM"])
+    return {**_common_config(file), "architectures": ["Qwen2ForCausalLM"]}
 
 
-def _qwen3_config(file: GGUFFile) -> PreTrainedConfig:
+def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
     _refuse_window(file)
-    return Qwen3Config(
+    return {
         **_common_config(file),
-        architectures=["Qwen3ForCausalLM"],
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-    )
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
 
 
-# Key `general.architecture`, value what makes transformers' configuration of the metadata.
-_CONFIGS: dict[str, Callable[[GGUFFile], PreTrainedConfig]] = {
+# Key `general.architecture`, value what says the metadata in the words of config.json.
+_CONFIGS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
     "llama": _llama_config,
     "qwen2": _qwen2_config,
     "qwen3": _qwen3_config,
@@ -140,8 +137,6 @@ def _common_config(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": metadata[f"{prefix}.context_length"],
         "rope_parameters": _rope_parameters(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
     }
 
 
@@ -182,14 +177,12 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, config: PreTrainedConfig, keeps_quantized: bool) -> NamedWeights:
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+def _read_tensors(file: GGUFFile, spec: DecoderSpec) -> NamedWeights:
+    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     for name in file.tensors:
         if name == _ROPE_FACTORS:
             continue
-        tensor = (_read_quantized(file, name) if keeps_quantized else None) or torch.from_numpy(
-            file.read(name)
-        )
+        tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
         match = _LAYER_TENSOR.fullmatch(name)
         if match and match[2] in heads and file.architecture == "llama":
             undo = partial(_undo_interleaving, num_heads=heads[match[2]])

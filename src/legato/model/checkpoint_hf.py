@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.architectures import check_supported, spec_of
+from legato.model.architectures import check_supported, described
 from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
-from legato.model.defaults import read_json
+from legato.model.description import Description
+from legato.model.json_file import read_json
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"
@@ -51,15 +51,13 @@ def open_hf_checkpoint(folder: Path) -> Checkpoint:
         check_supported(contents)
         sizes = {name: contents.get(name) for name in _SIZES}
         check_sizes(path, contents.get("num_hidden_layers"), **sizes)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        spec = spec_of(config)
+        description, spec = described(contents)
     files = _weight_files(folder)
     headers = _headers(files)
     return Checkpoint(
         name=str(folder),
-        config=config,
         spec=spec,
-        dtype=_auto_dtype(config, headers),
+        dtype=_auto_dtype(description, headers),
         shapes={name: header.shape for name, header in headers.items()},
         tensors=partial(_read_tensors, files),
     )
@@ -114,10 +112,12 @@ def _headers(files: Sequence[Path]) -> dict[str, _Header]:
     return headers
 
 
-def _auto_dtype(config: PreTrainedConfig, headers: Mapping[str, _Header]) -> torch.dtype:
+def _auto_dtype(description: Description, headers: Mapping[str, _Header]) -> torch.dtype:
     """What the configuration says, if Legato computes in that, or else the weights themselves."""
-    if isinstance(config.dtype, torch.dtype) and config.dtype in _FLOAT_TYPES.values():
-        return config.dtype
+    name = description.torch_dtype if description.dtype is None else description.dtype
+    for dtype in _FLOAT_TYPES.values():
+        if str(dtype) == f"torch.{name}":
+            return dtype
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, RMSNorm
-from legato.model.quantization import plain
+from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
 
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
     def load_weights(self, weights: NamedWeights) -> None:
         slots = self.checkpoint_slots()
         for name, weight in weights:
-            slots[name].copy_(plain(weight))
+            copy_plain(weight, slots[name])
         self.num_weight_bytes = sum(
             slot.nbytes for name, slot in slots.items() if self.spec.reads_every_step(name)
         )

@@ -5,18 +5,24 @@ import torch
 from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import BLOCK, QuantizedWeight
 
+_LARGEST_DEQUANTIZED = 256 * torch.finfo(torch.float16).max
+
 
 def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch.dtype) -> None:
     """One pass over a weight, at the speed of memory; over the scales of a quantized one.
 
     Args:
         name: for messages.
-        dtype: that the weight is to be converted to.
+        dtype: that the weight, or what it stands for where it is only stored quantized, is to be
+            converted to.
 
     Raises:
         UnsupportedModelError: a value is NaN, infinite, or too large for `dtype`.
     """
     if isinstance(weight, QuantizedWeight):
+        if weight.is_stored_only and torch.finfo(dtype).max < _LARGEST_DEQUANTIZED:
+            check_finite(name, weight.dequantize(), dtype)
+            return
         for part in (weight.scales, weight.minima):
             if (place := _first_bad(part, part.dtype)) is not None:
                 row, block = place

@@ -185,7 +185,25 @@ class _Header:
             raise ValueError(f"its arrays have over {_MAX_ITEMS} items")
         if item_type == GGUFValueType.ARRAY:
             raise ValueError("it has an array of arrays")
-        return [self._value(item_type) for _ in range(length)]
+        if item_type == GGUFValueType.STRING:
+            return self._strings(length)
+        numbers = struct.Struct(f"<{length}{_SCALAR_FORMATS[item_type]}")
+        start, self._position = self._position, self._position + numbers.size
+        return list(numbers.unpack_from(self._data, start))
+
+    def _strings(self, length: int) -> list[str]:
+        """As many times `_string`, of which a vocabulary has a hundred thousand."""
+        data, position, size = self._data, self._position, len(self._data)
+        length_at = struct.Struct("<Q").unpack_from
+        strings: list[str] = []
+        for _ in range(length):
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            if position > size:
+                raise ValueError("it is cut short")
+            strings.append(data[start:position].decode("utf-8", errors="replace"))
+        self._position = position
+        return strings
 
     def _tensor(self) -> tuple[str, GGUFTensor]:
         name, num_dimensions = self._string(), self._scalar("I")

@@ -2,10 +2,11 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -35,10 +36,9 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         UnsupportedModelError: Legato cannot run it.
     """
     source = resolve_source(config.model, config.revision)
-    keeps_quantized = config.quantization == "gguf"
     if source.is_gguf:
-        return open_gguf_checkpoint(source.path, keeps_quantized=keeps_quantized)
-    if keeps_quantized:
+        return open_gguf_checkpoint(source.path)
+    if config.quantization == "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
     return open_hf_checkpoint(source.path)
 
@@ -71,8 +71,24 @@ def load_model(
     """
     _check_shapes(checkpoint)
     model = _empty_model(checkpoint.spec, dtype, device, kernels)
-    model.load_weights(_read_weights(checkpoint, dtype, quantization))
+    with _one_thread() if kernels is not None else nullcontext():
+        model.load_weights(_read_weights(checkpoint, dtype, quantization))
     return model
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute alone; native layers are packed beside each other.
+
+    Its threads wait for each other at every small tensor, and for the processor meanwhile where
+    the server's other processes start beside this one.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _empty_model(
@@ -108,16 +124,20 @@ def _read_weights(
 ) -> NamedWeights:
     for name, tensor in _with_progress(checkpoint):
         if not _is_redundant(name, checkpoint):
-            weight = _quantize(name, tensor, quantization)
+            weight = _as_wanted(name, tensor, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
 
-def _quantize(
+def _as_wanted(
     name: str, tensor: torch.Tensor | QuantizedWeight, quantization: Quantization | None
 ) -> torch.Tensor | QuantizedWeight:
-    """What is to be quantized and is not yet; embeddings, which suffer most, to 8 bits at least."""
-    if isinstance(tensor, QuantizedWeight) or not can_quantize(tensor):
+    """Quantized if it is to be; embeddings, which suffer most, to 8 bits at least."""
+    if isinstance(tensor, QuantizedWeight):
+        if quantization in (None, "gguf"):
+            return replace(tensor, is_stored_only=quantization is None)
+        tensor = tensor.dequantize()
+    if not can_quantize(tensor):
         return tensor
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)
@@ -144,6 +164,9 @@ def _with_progress(checkpoint: Checkpoint) -> NamedWeights:
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
         return tensors
+    from rich.console import Console  # where nobody looks, nobody waits for it
+    from rich.progress import track
+
     return track(
         tensors,
         description,

@@ -9,6 +9,7 @@ none runs on this processor.
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.base import NamedWeights, StepAttention
 from legato.model.decoder import Embedding
 from legato.model.layers import RMSNorm
-from legato.model.quantization import QuantizedWeight, concatenate, plain
+from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
 from legato.model.rope import RotaryEmbedding
 from legato.model.spec import DecoderSpec
 
@@ -33,6 +34,8 @@ _DTYPE = torch.bfloat16
 _TILE_DEPTH = 32
 """Values in a row of a tile: what every size must be a multiple of."""
 _LARGEST_HEAD = 256
+_PLAIN_BITS = 16
+"""Of a code that the extension is to make a plain value of."""
 
 _Weight = torch.Tensor | QuantizedWeight
 
@@ -184,18 +187,21 @@ class NativeModel:
         """What is quantized stays so, but for the embedding and for matrices quantized in part."""
         found = {name: _as_computed(name, weight) for name, weight in weights}
         self.num_weight_bytes = sum(
-            weight.num_bytes if isinstance(weight, QuantizedWeight) else weight.nbytes
+            weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
             for name, weight in found.items()
             if self.spec.reads_every_step(name)
         )
         embedding = found.pop("model.embed_tokens.weight")
-        self._embed_tokens.weight.copy_(plain(embedding))
+        copy_plain(embedding, self._embed_tokens.weight)
         self._norm.weight.copy_(plain(found.pop("model.norm.weight")))
         head = embedding if self.spec.tie_word_embeddings else found.pop("lm_head.weight")
         self._lm_head = NativeLinear(head, self.kernels)
-        self._layers = [  # kept for `_native`, which only points to them
-            self._make_layer(_take_layer(found, index)) for index in range(self.spec.num_layers)
-        ]
+        with ThreadPoolExecutor(self.kernels.num_threads) as threads:
+            layers = threads.map(
+                lambda own: self._make_layer(_take_parts(own)),
+                [_take_layer(found, index) for index in range(self.spec.num_layers)],
+            )
+            self._layers = list(layers)  # kept for `_native`, which only points to them
         self._native = self._join(self._layers)
 
     def forward(
@@ -296,13 +302,17 @@ def _as_computed(name: str, weight: _Weight) -> _Weight:
 
 
 def _take_layer(found: dict[str, _Weight], index: int) -> dict[str, _Weight]:
-    """One layer's weights by the names that the extension gives them.
-
-    They are taken out, so that no more than one layer is ever in memory twice.
-    """
+    """One layer's weights by their names within it."""
     prefix = f"model.layers.{index}."
     names = [name for name in found if name.startswith(prefix)]
-    own = {name.removeprefix(prefix): found.pop(name) for name in names}
+    return {name.removeprefix(prefix): found.pop(name) for name in names}
+
+
+def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:
+    """A layer's weights by the names that the extension gives them.
+
+    They are taken out, so that no more than a layer a thread is ever in memory twice.
+    """
     layer: dict[str, _Weight] = {}
     for name, parts in _MATRICES.items():
         layer[name] = _join([own.pop(f"{part}.weight") for part in parts])
@@ -331,5 +341,5 @@ def _addresses(name: str, weight: _Weight) -> dict[str, int]:
         f"{name}.codes": weight.codes.data_ptr(),
         f"{name}.scales": weight.scales.data_ptr(),
         f"{name}.minima": weight.minima.data_ptr(),
-        f"{name}.bits": weight.bits,
+        f"{name}.bits": _PLAIN_BITS if weight.is_stored_only else weight.bits,
     }

@@ -5,12 +5,14 @@ weights are rounded to the nearest code.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 
 BLOCK = 32
 """Weights that share a scale and a minimum."""
+_ROWS_A_TIME = 256
 _LARGEST_CODE = {4: 15, 8: 255}
 _SMALLEST_HALF = 2.0**-24
 
@@ -24,20 +26,23 @@ class QuantizedWeight:
         scales: float16 [N, K / BLOCK].
         minima: float16 [N, K / BLOCK].
         bits: that a code needs.
+        is_stored_only: whether the file has it so, but the model computes with what it stands for.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     minima: torch.Tensor
     bits: int
+    is_stored_only: bool = False
 
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
 
-    @property
-    def num_bytes(self) -> int:
-        """That a step reads."""
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """That a step reads of it, or, where it is only stored so, of the same in `dtype`."""
+        if self.is_stored_only:
+            return self.codes.numel() * dtype.itemsize
         return self.codes.numel() * self.bits // 8 + 4 * self.scales.numel()
 
     def dequantize(self) -> torch.Tensor:
@@ -48,14 +53,27 @@ class QuantizedWeight:
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
         """The same with `change`, which may move rows, applied to each part."""
-        return QuantizedWeight(
-            change(self.codes), change(self.scales), change(self.minima), self.bits
+        return replace(
+            self,
+            codes=change(self.codes),
+            scales=change(self.scales),
+            minima=change(self.minima),
         )
 
 
 def plain(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
     """The weight itself, or what its codes stand for."""
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> None:
+    """Write `plain(weight)`, of which only a few rows at a time are in memory."""
+    if not isinstance(weight, QuantizedWeight):
+        out.copy_(weight)
+        return
+    for first in range(0, len(out), _ROWS_A_TIME):
+        rows = slice(first, first + _ROWS_A_TIME)
+        out[rows].copy_(weight.map(itemgetter(rows)).dequantize())
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -65,6 +83,7 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         torch.cat([weight.scales for weight in weights]),
         torch.cat([weight.minima for weight in weights]),
         max(weight.bits for weight in weights),
+        weights[0].is_stored_only,
     )
 
 

@@ -4,21 +4,18 @@ Half-rotation convention, as in transformers: dimension i is rotated together wi
 """
 
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.validation import check_fields
 
-_SCALED_TYPES = ("linear", "llama3", "yarn", "longrope")
-
-
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_BETA_FAST, _BETA_SLOW = 32, 1
+"""YaRN's, for models of Llama's kind."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -40,6 +37,7 @@ class _Parameters(msgspec.Struct, frozen=True):
     high_freq_factor: _Positive | None = None
     short_factor: list[_Positive] | None = None
     long_factor: list[_Positive] | None = None
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -47,6 +45,19 @@ class _Parameters(msgspec.Struct, frozen=True):
             smaller, larger = getattr(self, low), getattr(self, high)
             if smaller is not None and larger is not None and smaller >= larger:
                 raise UnsupportedModelError(f"{low} is {smaller}, but {high} is {larger}")
+
+    def needed(self, name: str) -> float:
+        """A number that its type cannot do without."""
+        value: float | None = getattr(self, name)
+        if value is None:
+            raise UnsupportedModelError(f"the rope parameters lack {name}")
+        return value
+
+    def stretching(self, max_model_len: int) -> float:
+        """How many times as long a context the model has as it was trained with."""
+        if self.factor is not None:
+            return self.factor
+        return max_model_len / self.needed("original_max_position_embeddings")
 
 
 class RopeFrequencies(NamedTuple):
@@ -61,36 +72,123 @@ class RopeFrequencies(NamedTuple):
     scaling: float
 
 
-def rope_frequencies(config: PreTrainedConfig, head_dim: int) -> RopeFrequencies:
+def rope_frequencies(
+    parameters: dict[str, Any], head_dim: int, max_model_len: int
+) -> RopeFrequencies:
     """Work out the frequencies of a model, whatever its context was stretched with.
+
+    Args:
+        parameters: as `Description.rope` has them.
 
     Raises:
         UnsupportedModelError: rope of a type that Legato does not know, or whose frequencies
             depend on the length of the sequence; or parameters that no model has.
     """
-    parameters = config.rope_parameters
-    _Parameters(**{n: parameters[n] for n in _Parameters.__struct_fields__ if n in parameters})
-    rope_type = parameters.get("rope_type", "default")
+    known = _Parameters(
+        **{n: parameters[n] for n in _Parameters.__struct_fields__ if n in parameters}
+    )
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError("rope on only a part of each head is not supported")
-    if rope_type == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-        inverse, scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
-    elif rope_type not in _SCALED_TYPES:
+    if head_dim % 2:
+        raise UnsupportedModelError(f"rope needs an even rotary dimension, not {head_dim}")
+    make = _TYPES.get(parameters["rope_type"])
+    if make is None:
         raise UnsupportedModelError(
-            f"unsupported rope type {rope_type!r}; Legato supports default, "
-            + ", ".join(_SCALED_TYPES)
+            f"unsupported rope type {parameters['rope_type']!r}; Legato supports "
+            + ", ".join(_TYPES)
         )
-    elif rope_type == "longrope" and parameters["short_factor"] != parameters["long_factor"]:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    inverse, scaling = make(known, known.rope_theta**exponents, max_model_len)
+    if not all(0 < angle < math.inf for angle in inverse.tolist()):
+        raise UnsupportedModelError(f"rope parameters {parameters} make no frequencies")
+    return RopeFrequencies(tuple(inverse.tolist()), float(scaling))
+
+
+def _default(_: _Parameters, periods: torch.Tensor, __: int) -> tuple[torch.Tensor, float]:
+    return 1.0 / periods, 1.0
+
+
+def _linear(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Tensor, float]:
+    """Chen et al., 2023, arXiv:2306.15595."""
+    return 1.0 / periods / known.needed("factor"), 1.0
+
+
+def _llama3(known: _Parameters, periods: torch.Tensor, _: int) -> tuple[torch.Tensor, float]:
+    """Slow pairs are divided by the factor, fast ones stay, those between are blended.
+
+    Llama 3, 2024, arXiv:2407.21783.
+    """
+    low, high = known.needed("low_freq_factor"), known.needed("high_freq_factor")
+    inverse, factor = 1.0 / periods, known.needed("factor")
+    turns = known.needed("original_max_position_embeddings") / (2 * math.pi / inverse)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * inverse / factor + kept * inverse, 1.0
+
+
+def _yarn(
+    known: _Parameters, periods: torch.Tensor, max_model_len: int
+) -> tuple[torch.Tensor, float]:
+    """Peng et al., 2023, arXiv:2309.00071."""
+    factor = known.stretching(max_model_len)
+    trained = known.needed("original_max_position_embeddings")
+    head_dim = 2 * len(periods)
+
+    def pair(num_turns: float) -> float:
+        """The pair that turns so often within the length that the model was trained with."""
+        turns = math.log(trained / (num_turns * 2 * math.pi))
+        return head_dim * turns / (2 * math.log(known.rope_theta))
+
+    low, high = pair(known.beta_fast or _BETA_FAST), pair(known.beta_slow or _BETA_SLOW)
+    if known.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(len(periods), dtype=torch.float32) - low) / (high - low)
+    kept = 1 - ramp.clamp(0, 1)
+    inverse = 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
+    return inverse, known.attention_factor or _temperature(known, factor)
+
+
+def _temperature(known: _Parameters, factor: float) -> float:
+    def of(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if known.mscale and known.mscale_all_dim:
+        return of(known.mscale) / of(known.mscale_all_dim)
+    return of(1.0)
+
+
+def _longrope(
+    known: _Parameters, periods: torch.Tensor, max_model_len: int
+) -> tuple[torch.Tensor, float]:
+    """Ding et al., 2024, arXiv:2402.13753."""
+    if known.short_factor is None or known.short_factor != known.long_factor:
         raise UnsupportedModelError(
             "rope type 'longrope' is supported only where its short and long factors are the same: "
             "otherwise cached keys would change as a sequence grows"
         )
-    else:
-        inverse, scaling = ROPE_INIT_FUNCTIONS[rope_type](config)
-    if not all(0 < angle < math.inf for angle in inverse.tolist()):
-        raise UnsupportedModelError(f"rope parameters {parameters} make no frequencies")
-    return RopeFrequencies(tuple(inverse.tolist()), float(scaling))
+    if len(known.short_factor) != len(periods):
+        raise UnsupportedModelError(
+            f"longrope has {len(known.short_factor)} factors for {len(periods)} frequencies"
+        )
+    factor = known.stretching(max_model_len)
+    scaling = known.attention_factor
+    if scaling is None:
+        trained = known.needed("original_max_position_embeddings")
+        scaling = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return 1.0 / (torch.tensor(known.short_factor) * periods), scaling
+
+
+_TYPES = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+"""Key the type, value what makes of its parameters, of theta to the powers of the pairs and of the
+length of the context: the angles, and the factor on cosines and sines."""
 
 
 class RotaryEmbedding(nn.Module):

@@ -8,8 +8,8 @@ not fade, so that costs which the traffic of the last minutes says nothing about
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
+from legato.scheduler.nonnegative import solve_nonnegative
 from legato.scheduler.step_costs import NUM_TERMS, StepCosts, features
 from legato.scheduler.step_shape import StepShape
 
@@ -88,10 +88,8 @@ def _robust_sums(steps: Sequence[MeasuredStep]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _solve(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Non-negative least squares from its sums (Lawson and Hanson, 1974): [NUM_TERMS]."""
+    """Non-negative least squares from its sums: [NUM_TERMS]."""
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
     normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
-    lower = np.linalg.cholesky(normal)
-    solution, _ = nnls(lower.T, np.linalg.solve(lower, target / scale))
-    return np.asarray(solution / scale)
+    return solve_nonnegative(normal, target / scale) / scale

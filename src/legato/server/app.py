@@ -19,7 +19,8 @@ from legato.engine.frontend.client import EngineClient
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.config import ServerConfig
 from legato.server.context import Context
-from legato.server.http.errors import ApiError, error_response
+from legato.server.http.error_responses import error_response
+from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
     OPEN_PATHS,
     CancelOnDisconnect,

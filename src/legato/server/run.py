@@ -1,36 +1,24 @@
-"""Runs the server from the first socket to the last stream."""
+"""Starts the processes of the server, and serves once they have loaded."""
 
 import asyncio
 import contextlib
-import gc
 import logging
-import math
 import resource
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
-from typing import cast
+from collections.abc import Awaitable, Callable
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
+from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
 from legato.model.source import ModelSource, resolve_source
-from legato.observe.metrics.server_metrics import ServerMetrics
-from legato.observe.traces.spans import SpanExport, check_spans_can_be_made
-from legato.observe.traces.tracer import Tracer
-from legato.server.app import create_app
+from legato.observe.traces.spans import check_spans_can_be_made
 from legato.server.config import ServerConfig
-from legato.server.http.connection import LimitedHttpProtocol
-from legato.server.http.middleware import Lifecycle
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
 
@@ -41,9 +29,6 @@ logger = logging.getLogger(__name__)
 _SEND_BUFFER_BYTES = 128 * 2**10
 # Files and sockets beside the connections.
 _OTHER_FILES = 256
-# For the last bytes to leave, once there is nothing left to compute.
-_CLOSE_TIMEOUT_S = 2
-
 Announce = Callable[[EngineInfo, str], None]
 
 
@@ -80,48 +65,6 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
             return 1
 
 
-class _Server(uvicorn.Server):
-    """Goes on listening while it drains, to tell new clients so, where uvicorn would hang up."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        client: EngineClient,
-        lifecycle: Lifecycle,
-        on_started: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._client = client
-        self._lifecycle = lifecycle
-        self._on_started = on_started
-        self._closing: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; called ten times a second."""
-        await super().on_tick(counter)
-        return self._lifecycle.is_drained or not self._client.is_alive
-
-    def handle_signal(self, number: int) -> None:
-        """Drain at the first signal; at the second, end the engine, and every stream with it.
-
-        But SIGHUP only drains: of one closed terminal, both the kernel and the shell may tell.
-        """
-        if not self._lifecycle.is_draining:
-            self._lifecycle.drain()
-            logger.info("draining: %d requests still run", self._lifecycle.num_in_flight)
-        elif number != signal.SIGHUP and self._closing is None:
-            logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
-            self._closing = asyncio.create_task(self._client.close())
-
-
 async def _serve(
     source: ModelSource,
     engine_config: EngineConfig,
@@ -131,10 +74,11 @@ async def _serve(
 ) -> int:
     loading = asyncio.current_task()
     assert loading is not None
-    _on_signals(lambda _number: loading.cancel())
+    signals.call_when_ending(lambda _number: loading.cancel())
     async with contextlib.AsyncExitStack() as closing:
         text = TextProcesses(source, config.timeout_prompt_s)
         closing.push_async_callback(text.close)
+        serving = asyncio.create_task(asyncio.to_thread(_imported))
         client = await EngineClient.start(
             engine_config,
             text.loaded(),
@@ -150,67 +94,15 @@ async def _serve(
                 trust_request_chat_template=config.trust_request_chat_template,
             )
         )
-        for part in _begin_tracing(client, config):
-            closing.push_async_callback(part.stop)
-        return await _serve_until_stopped(client, text, config, listener, on_ready)
+        return await (await serving)(client, text, config, listener, on_ready)
 
 
-async def _serve_until_stopped(
-    client: EngineClient,
-    text: TextProcesses,
-    config: ServerConfig,
-    listener: socket.socket,
-    on_ready: Announce,
-) -> int:
-    info = client.info
-    metrics = ServerMetrics(
-        info.served_model_name,
-        stats=lambda: client.stats,
-        num_restarts=lambda: client.num_restarts,
-        cache=info.cache,
-        classes=info.slo_classes,
-    )
-    client.on_step = metrics.steps.observe
-    # As in the engine process: what was loaded need not be looked at by the collector again.
-    gc.collect()
-    gc.freeze()
-    lifecycle = Lifecycle()
-    server = _Server(
-        _uvicorn_config(create_app(client, text, config, lifecycle, metrics), config, metrics),
-        client,
-        lifecycle,
-        on_started=lambda: on_ready(client.info, _url(listener)),
-    )
-    _on_signals(server.handle_signal)
-    await server.serve(sockets=[listener])
-    return _status(client, lifecycle)
+def _imported() -> Callable[..., Awaitable[int]]:
+    """What serves, whose imports take a third of a second: meanwhile the other processes load."""
+    with uncollected():
+        from legato.server.http_server import serve_until_stopped
 
-
-def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | SpanExport]:
-    """What records from the start on.
-
-    Raises:
-        ConfigError: the trace's file cannot be written.
-    """
-    tracing: list[Tracer | SpanExport] = []
-    if config.trace is not None:
-        try:
-            path, settings = Path(config.trace), client.info.settings
-            tracing.append(Tracer(client.records, path, settings, config.max_trace_bytes))
-        except OSError as error:
-            raise ConfigError(f"cannot write the trace: {error}") from error
-    if config.otlp_traces_endpoint is not None:
-        name = client.info.served_model_name
-        tracing.append(SpanExport(client.records, name, config.otlp_traces_endpoint))
-    return tracing
-
-
-def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
-    if client.is_alive:
-        return 0
-    if not lifecycle.is_draining:
-        logger.error("the server ends: %s", client.death)
-    return 1
+    return serve_until_stopped
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -237,31 +129,3 @@ def _allow_connections(max_connections: int) -> None:
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _on_signals(handle: Callable[[int], object]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        # `nohup` has it ignored.
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, handle, number)
-
-
-def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
-    # uvicorn asks for a class, which it only calls.
-    protocol = partial(LimitedHttpProtocol, config, metrics.count_error)
-    return uvicorn.Config(
-        app,
-        http=cast("type[asyncio.Protocol]", protocol),
-        log_config=None,
-        access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
-        lifespan="off",
-        ws="none",
-        timeout_keep_alive=math.ceil(config.timeout_keep_alive_s),
-        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-    )

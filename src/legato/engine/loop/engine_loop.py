@@ -19,6 +19,7 @@ from legato.engine.errors import EngineFaultError
 from legato.engine.loop.recorder import Recorder
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.executor.base import Executor
+from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 
@@ -49,6 +50,9 @@ class EngineLoop:
 
     Args:
         clock: seconds, as in `AddRequest.arrival_time_s`.
+
+    Attributes:
+        untaken: memory of the cache to be taken while there is no work; None where there is none.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class EngineLoop:
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.untaken: UntakenPages | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._scheduler = scheduler
@@ -71,6 +76,11 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether there is nothing at all to do until a message comes."""
+        return not (self.has_work or (self.untaken is not None and self.untaken.has_more))
 
     @property
     def stats(self) -> EngineStats:

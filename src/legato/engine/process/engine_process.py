@@ -24,6 +24,7 @@ from legato.engine.process.messages import (
     FromEngine,
     StepOutputs,
 )
+from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,9 @@ class EngineProcess:
         match messages[0]:
             case EngineReady(info):
                 self.loading_s = time.monotonic() - self._started_s
+                process_s = self.loading_s - sum(info.start_s.values())
+                parts = in_words({"process": process_s, **info.start_s})
+                logger.info("the engine is ready after %.2f s: %s", self.loading_s, parts)
                 return info
             case EngineFailed(error, is_user_error):
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)

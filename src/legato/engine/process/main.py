@@ -10,8 +10,11 @@ import socket
 import sys
 from collections.abc import Iterable
 
+import msgspec
+
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.core.garbage import uncollected
 from legato.core.memory import describe_shortage, is_shortage
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
@@ -25,6 +28,7 @@ from legato.engine.process.messages import (
     SetRecording,
     StepOutputs,
 )
+from legato.engine.startup.parts import StartParts
 
 _YOUNG_PER_FULL_COLLECTION = 10_000
 
@@ -46,9 +50,13 @@ def _serve(channel: Channel) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        from legato.engine.startup.build import build_engine
+        start = StartParts()
+        with uncollected():
+            from legato.engine.startup.build import build_engine
 
-        engine, info = build_engine(config)
+            start.end("imports")
+            engine, info = build_engine(config)
+        info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
         return 2
@@ -59,15 +67,16 @@ def _serve(channel: Channel) -> int:
         logging.exception("the engine cannot start")
         channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
         return 1
-    # What was loaded stays: without this, the collector looks at all of it again every few seconds,
-    # which holds up a step by as long as the step takes.
-    gc.collect()
-    gc.freeze()
-    # It need not look at each cached block either, for milliseconds: what steps leave dies young.
+    # Nor need it look at each cached block, for milliseconds: what steps leave dies young.
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:
-        events = _events(channel.receive(block=not engine.has_work), engine)
+        messages = channel.receive(block=engine.may_wait)
+        if not messages and not engine.has_work:
+            assert engine.untaken is not None
+            engine.untaken.take_slice()
+            continue
+        events = _events(messages, engine)
         try:
             outputs = engine.step(events)
         except EngineFaultError as error:

@@ -33,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
+        start_s: seconds that the parts of the start took, one after the other; key the part's name.
     """
 
     model: str
@@ -42,6 +43,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheInfo
     slo_classes: dict[str, SloClass]
     settings: dict[str, str]
+    start_s: dict[str, float] = {}
 
     def renamed(self, served_model_name: str | None) -> "EngineInfo":
         """The same, under the name that the API gives the model."""

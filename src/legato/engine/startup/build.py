@@ -8,10 +8,8 @@ from pathlib import Path
 
 import msgspec
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import CacheConfig, EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import row_counts
@@ -21,6 +19,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
 from legato.engine.startup.calibration import Calibration
 from legato.engine.startup.calibration_file import CalibrationFile
+from legato.engine.startup.parts import StartParts
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -32,6 +31,7 @@ from legato.executor.memory import (
     take_memory,
 )
 from legato.executor.torch_executor import TorchExecutor
+from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import Model
 from legato.model.loader import load_model, open_checkpoint, resolve_dtype
@@ -57,6 +57,7 @@ class EngineParts:
     Attributes:
         config: resolved.
         kernels: the native ones' set of instructions, or "torch".
+        untaken: what of the cache's memory may be taken while there is nothing to do.
     """
 
     config: EngineConfig
@@ -66,6 +67,7 @@ class EngineParts:
     executor: TorchExecutor
     max_model_len: int
     kernels: str
+    untaken: UntakenPages | None
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -78,17 +80,21 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    parts = load_parts(config)
+    start = StartParts()
+    parts = load_parts(config, start)
     scheduler = Scheduler(
         parts.config.scheduler,
         max_model_len=parts.max_model_len,
         kv=parts.kv,
         step_time=StepTimeModel(known_steps(parts)),
     )
-    info = _describe(parts)
+    start.end("calibration")
+    info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
-    return EngineLoop(scheduler, parts.kv, parts.executor), info
+    engine = EngineLoop(scheduler, parts.kv, parts.executor)
+    engine.untaken = parts.untaken
+    return engine, info
 
 
 def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
@@ -107,8 +113,13 @@ def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
     return steps, file.path
 
 
-def load_parts(config: EngineConfig) -> EngineParts:
-    """Load the model and make its cache; raises as `build_engine`."""
+def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineParts:
+    """Load the model and make its cache; raises as `build_engine`.
+
+    Args:
+        start: is told of each part of it.
+    """
+    start = start or StartParts()
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
     scheduler_config = config.scheduler.resolve(max_model_len)
@@ -117,6 +128,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
     kernels = _native_kernels(config, checkpoint.spec, dtype, device)
+    start.end("description")
     model = load_model(
         checkpoint,
         dtype=dtype,
@@ -125,6 +137,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         quantization=config.model.quantization,
     )
     _compile_kernels(model, scheduler_config)
+    start.end("weights")
     bytes_per_block = config.cache.block_size * model.cache.token_bytes
     num_blocks = num_cache_blocks(
         config.cache,
@@ -145,6 +158,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
+    start.end("cache")
     check_forward(
         model,
         attention,
@@ -152,6 +166,7 @@ def load_parts(config: EngineConfig) -> EngineParts:
         vocab_size=checkpoint.spec.vocab_size,
         max_len=max_model_len,
     )
+    start.end("first pass")
     return EngineParts(
         resolved,
         checkpoint.spec,
@@ -160,7 +175,15 @@ def load_parts(config: EngineConfig) -> EngineParts:
         TorchExecutor(model, attention, kv.block_size, num_host_slots=num_host_slots),
         max_model_len,
         "torch" if kernels is None else kernels.instructions,
+        _untaken(config.cache, attention),
     )
+
+
+def _untaken(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
+    is_sized, is_on_cpu = config.kv_cache_memory_bytes is not None, attention.blocks.is_cpu
+    if is_sized or not is_on_cpu or not config.take_memory_when_idle:
+        return None
+    return UntakenPages(attention.blocks)
 
 
 def _native_kernels(
@@ -221,6 +244,10 @@ def known_steps(parts: EngineParts) -> list[MeasuredStep]:
 
 
 def _measure(parts: EngineParts) -> list[MeasuredStep]:
+    # Imported here because a start that has measurements need not wait for it.
+    from rich.console import Console
+    from rich.progress import Progress
+
     calibration = new_calibration(parts)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Measuring step times", total=1.0)

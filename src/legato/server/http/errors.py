@@ -1,4 +1,4 @@
-"""OpenAI's error object, and which error becomes which status."""
+"""OpenAI's error object, and which error becomes which status. The text processes use it too."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,9 +7,6 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from legato.core.errors import InvalidRequestError
 from legato.engine.errors import (
@@ -61,6 +58,12 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(self.detail))
 
 
+def invalid_request(
+    message: str, status: int = HTTPStatus.BAD_REQUEST, headers: Mapping[str, str] | None = None
+) -> ApiError:
+    return ApiError(status, ErrorDetail(message, _INVALID), headers)
+
+
 def invalid_key() -> ApiError:
     detail = ErrorDetail(
         "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
@@ -101,7 +104,7 @@ def trace_conflict(message: str) -> ApiError:
 
 
 def malformed_http() -> ApiError:
-    return ApiError(HTTPStatus.BAD_REQUEST, ErrorDetail("this is not valid HTTP", _INVALID))
+    return invalid_request("this is not valid HTTP")
 
 
 def headers_too_large(max_header_bytes: int) -> ApiError:
@@ -158,8 +161,6 @@ def as_api_error(error: Exception) -> ApiError:
         case InvalidRequestError():
             detail = ErrorDetail(str(error), _INVALID, error.param, error.code)
             return ApiError(HTTPStatus.BAD_REQUEST, detail)
-        case RequestValidationError():
-            return as_api_error(first_problem(error.errors()))
         case OverloadedError():
             detail = ErrorDetail(str(error), "rate_limit_error", code="overloaded")
             headers = _retry_after(error.retry_after_s)
@@ -174,18 +175,9 @@ def as_api_error(error: Exception) -> ApiError:
             detail = ErrorDetail(str(error), _SERVER, code="engine_dead")
             headers = _retry_after(error.retry_after_s)
             return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers)
-        case HTTPException():
-            detail = ErrorDetail(str(error.detail), _INVALID)
-            return ApiError(error.status_code, detail, error.headers)
         case _:
             detail = ErrorDetail("internal error", _SERVER)
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
-
-
-def error_response(error: Exception) -> Response:
-    api_error = as_api_error(error)
-    headers = dict(api_error.headers or {})
-    return Response(api_error.body, api_error.status, headers, media_type="application/json")
 
 
 @contextmanager

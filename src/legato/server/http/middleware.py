@@ -15,10 +15,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
     body_too_large,
-    error_response,
     invalid_key,
     shutting_down,
     too_many_bodies,

@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato.server.config import ServerConfig
-from legato.server.http.errors import error_response, host_not_allowed, origin_not_allowed
+from legato.server.http.error_responses import error_response
+from legato.server.http.errors import host_not_allowed, origin_not_allowed
 
 _ANY = "*"
 _LOOPBACK = "localhost"

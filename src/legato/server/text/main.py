@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 
+from legato.core.garbage import uncollected
 from legato.core.signals import leave_to_parent
 
 # Libraries are to start no threads of their own: forks would be without them.
@@ -16,8 +17,9 @@ def main(fd: int) -> int:
     leave_to_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     os.environ.update(_SINGLE_THREADED)
-    from legato.engine.process.channel import ChannelClosedError
-    from legato.server.text.zygote import Zygote
+    with uncollected():
+        from legato.engine.process.channel import ChannelClosedError
+        from legato.server.text.zygote import Zygote
 
     with contextlib.suppress(ChannelClosedError):
         Zygote(socket.socket(fileno=fd)).run()

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from legato.core.errors import UnsupportedModelError
 from legato.engine.process.channel import ChannelClosedError, FrameDecoder, pack_frame
-from legato.model.defaults import ModelDefaults, load_defaults
+from legato.model.checkpoint_defaults import load_defaults
+from legato.model.defaults import ModelDefaults
 from legato.model.source import ModelSource
 from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.server.requests.read import RequestReader

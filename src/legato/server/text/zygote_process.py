@@ -5,6 +5,7 @@ import itertools
 import logging
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class ZygoteProcess:
         self._loaded: asyncio.Future[TextLoaded] = asyncio.get_running_loop().create_future()
         self._frames = FrameDecoder(FromZygote)
         self._statuses: dict[int, asyncio.Future[int]] = {}  # key the number of a reader that runs
+        self._started_s = time.monotonic()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -117,6 +119,8 @@ class ZygoteProcess:
         for message in self._frames.feed(data):
             match message:
                 case TextLoaded():
+                    seconds = time.monotonic() - self._started_s
+                    logger.info("the tokenizer is loaded after %.2f s", seconds)
                     self._loaded.set_result(message)
                 case LoadFailed(error, is_user_error):
                     failure = ConfigError if is_user_error else EngineDeadError

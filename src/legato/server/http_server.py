@@ -1,0 +1,162 @@
+"""The HTTP server around the application: from its first answer to its last stream.
+
+It is apart from `run.py` so that its imports are made while other processes load.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from legato.core import signals
+from legato.core.errors import ConfigError
+from legato.engine.frontend.client import EngineClient
+from legato.engine.process.messages import EngineInfo
+from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.observe.traces.spans import SpanExport
+from legato.observe.traces.tracer import Tracer
+from legato.server.app import create_app
+from legato.server.config import ServerConfig
+from legato.server.http.connection import LimitedHttpProtocol
+from legato.server.http.middleware import Lifecycle
+from legato.server.text.text_processes import TextProcesses
+
+logger = logging.getLogger(__name__)
+
+# For the last bytes to leave, once there is nothing left to compute.
+_CLOSE_TIMEOUT_S = 2
+
+Announce = Callable[[EngineInfo, str], None]
+
+
+async def serve_until_stopped(
+    client: EngineClient,
+    text: TextProcesses,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_ready: Announce,
+) -> int:
+    info = client.info
+    metrics = ServerMetrics(
+        info.served_model_name,
+        stats=lambda: client.stats,
+        num_restarts=lambda: client.num_restarts,
+        cache=info.cache,
+        classes=info.slo_classes,
+    )
+    client.on_step = metrics.steps.observe
+    # As in the engine process: what was loaded need not be looked at by the collector again.
+    gc.collect()
+    gc.freeze()
+    lifecycle = Lifecycle()
+    server = _Server(
+        _uvicorn_config(create_app(client, text, config, lifecycle, metrics), config, metrics),
+        client,
+        lifecycle,
+        on_started=lambda: on_ready(client.info, _url(listener)),
+    )
+    signals.call_when_ending(server.handle_signal)
+    async with contextlib.AsyncExitStack() as closing:
+        for part in _begin_tracing(client, config):
+            closing.push_async_callback(part.stop)
+        await server.serve(sockets=[listener])
+    return _status(client, lifecycle)
+
+
+def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | SpanExport]:
+    """What records from the start on.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    tracing: list[Tracer | SpanExport] = []
+    if config.trace is not None:
+        try:
+            path, settings = Path(config.trace), client.info.settings
+            tracing.append(Tracer(client.records, path, settings, config.max_trace_bytes))
+        except OSError as error:
+            raise ConfigError(f"cannot write the trace: {error}") from error
+    if config.otlp_traces_endpoint is not None:
+        name = client.info.served_model_name
+        tracing.append(SpanExport(client.records, name, config.otlp_traces_endpoint))
+    return tracing
+
+
+def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
+    if client.is_alive:
+        return 0
+    if not lifecycle.is_draining:
+        logger.error("the server ends: %s", client.death)
+    return 1
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Goes on listening while it drains, to tell new clients so, where uvicorn would hang up."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        on_started: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._client = client
+        self._lifecycle = lifecycle
+        self._on_started = on_started
+        self._closing: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; called ten times a second."""
+        await super().on_tick(counter)
+        return self._lifecycle.is_drained or not self._client.is_alive
+
+    def handle_signal(self, number: int) -> None:
+        """Drain at the first signal; at the second, end the engine, and every stream with it.
+
+        But SIGHUP only drains: of one closed terminal, both the kernel and the shell may tell.
+        """
+        if not self._lifecycle.is_draining:
+            self._lifecycle.drain()
+            logger.info("draining: %d requests still run", self._lifecycle.num_in_flight)
+        elif number != signal.SIGHUP and self._closing is None:
+            logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
+            self._closing = asyncio.create_task(self._client.close())
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
+    # uvicorn asks for a class, which it only calls.
+    protocol = partial(LimitedHttpProtocol, config, metrics.count_error)
+    return uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", protocol),
+        log_config=None,
+        access_log=logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO),
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=math.ceil(config.timeout_keep_alive_s),
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )

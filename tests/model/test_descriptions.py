@@ -1,0 +1,125 @@
+"""Configurations are read as transformers reads them, which the engine does without."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from legato.model.architectures import ARCHITECTURES, described
+from legato.model.rope import RopeFrequencies
+
+from ..profiles import examples
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 512,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 32,
+}
+OPTIONAL: dict[str, Any] = {
+    "num_key_value_heads": st.sampled_from([1, 2, 4]),
+    "head_dim": st.sampled_from([16, 32]),
+    "max_position_embeddings": st.integers(2, 10**6),
+    "rms_norm_eps": st.floats(1e-9, 1e-2),
+    "tie_word_embeddings": st.booleans(),
+    "attention_bias": st.booleans(),
+    "mlp_bias": st.booleans(),
+    "use_sliding_window": st.booleans(),
+    "sliding_window": st.none() | st.integers(1, 5000),
+    "max_window_layers": st.integers(0, 4),
+    "rope_theta": st.floats(2, 1e7) | st.integers(2, 10**7),
+}
+FACTOR = {"factor": st.floats(1, 64)}
+# Key the type, value parameters that it cannot do without, and those that it can.
+ROPE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default": ({}, {}),
+    "linear": (FACTOR, {}),
+    "llama3": (
+        {**FACTOR, "low_freq_factor": st.floats(0.5, 2), "high_freq_factor": st.floats(3, 9)},
+        {},
+    ),
+    "yarn": (
+        FACTOR,
+        {
+            "truncate": st.booleans(),
+            "beta_fast": st.none() | st.integers(20, 40),
+            "mscale": st.none() | st.floats(0, 2),
+            "mscale_all_dim": st.floats(0, 2),
+            "attention_factor": st.none() | st.floats(0.5, 2),
+        },
+    ),
+    "longrope": ({}, {**FACTOR, "attention_factor": st.none() | st.floats(0.5, 2)}),
+}
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    """config.json as one of its authors may have left it, old spellings included."""
+    name = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    contents = SIZES | {"architectures": [name], "model_type": ARCHITECTURES[name].model_type}
+    contents |= draw(st.fixed_dictionaries({}, optional=OPTIONAL))
+    if draw(st.booleans()):
+        kinds = st.sampled_from(["full_attention", "sliding_attention"])
+        num_layers = contents["num_hidden_layers"]
+        contents["layer_types"] = draw(st.lists(kinds, min_size=num_layers, max_size=num_layers))
+    if draw(st.booleans()):
+        # transformers fails on YaRN where heads have no size of their own.
+        head_dim = contents.setdefault("head_dim", 32)
+        rope_type = draw(st.sampled_from(sorted(ROPE)))
+        needed, optional = ROPE[rope_type]
+        rope = draw(st.fixed_dictionaries(needed, optional=optional))
+        if rope_type == "longrope":
+            size = head_dim // 2
+            factors = draw(st.lists(st.floats(1, 9), min_size=size, max_size=size))
+            rope |= {"short_factor": factors, "long_factor": factors}
+        if draw(st.booleans()):
+            rope["original_max_position_embeddings"] = draw(st.integers(8, 2000))
+        spelling = draw(st.sampled_from(["rope_parameters", "rope_scaling"]))
+        contents[spelling] = rope | {draw(st.sampled_from(["rope_type", "type"])): rope_type}
+    return contents
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("described")
+
+
+@examples(150)
+@given(contents=configurations())
+def test_as_transformers_reads_it(folder: Path, contents: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(contents))
+    theirs = AutoConfig.from_pretrained(folder)
+    found, ours = described(contents)
+    same = ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "num_key_value_heads")
+    for name in (*same, "attention_bias", "mlp_bias"):
+        value = getattr(found, name)
+        assert (ours.num_heads if value is None else value) == getattr(theirs, name, value), name
+    size = theirs.hidden_size // theirs.num_attention_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or size)
+    assert ours.sliding_windows == windows(theirs)
+    assert ours.rope == rope(theirs, ours.head_dim)
+
+
+def windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
+    default = "sliding" if config.model_type == "mistral" else "full"
+    types = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    if config.model_type == "llama":
+        types = [default] * config.num_hidden_layers
+    return tuple(config.sliding_window if kind.startswith("sliding") else None for kind in types)
+
+
+def rope(config: PreTrainedConfig, head_dim: int) -> RopeFrequencies:
+    parameters = config.rope_parameters
+    if parameters["rope_type"] != "default":
+        angles, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    else:
+        exponents = torch.arange(0, head_dim, 2).float() / head_dim
+        angles, scaling = 1.0 / parameters["rope_theta"] ** exponents, 1.0
+    return RopeFrequencies(tuple(angles.tolist()), scaling)
