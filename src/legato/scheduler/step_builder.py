@@ -1,6 +1,5 @@
 """A step under construction: the shared parts that every policy is made of."""
 
-import math
 from collections.abc import Mapping
 
 from legato.core.config import SchedulerConfig
@@ -277,7 +276,7 @@ class StepBuilder:
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        if num_running >= math.ceil((1.0 - kept) * self._config.max_num_seqs):
+        if num_running >= max(1, int((1.0 - kept) * self._config.max_num_seqs)):
             return False
         kept_blocks = int(kept * self._kv.num_blocks)
         # What they will want is only worked out between what they want at least and at most.
