@@ -12,6 +12,9 @@ from legato.scheduler.tenants import Tenant, Tenants
 Place = tuple[bool, float, bool, float]
 """Sorts prompts of all tenants, those that run and those that wait, by who goes first."""
 
+_MOST_GIVEN_UP = 64
+"""Requests that are found to be late at a time: planning must not stop for a queue full of them."""
+
 
 def never(request: Request) -> bool:  # noqa: ARG001
     return False
@@ -64,9 +67,13 @@ class Queues:
     def next_waiting(self, *, best_effort: bool) -> Request | None:
         """The request that goes first; those that come up and are lost are late from here on."""
         queue = self._fair[best_effort]
-        while (request := queue.first()) and not request.is_late and self.is_lost(request):
+        request = queue.first()
+        for _ in range(_MOST_GIVEN_UP):
+            if request is None or request.is_late or not self.is_lost(request):
+                break
             request.is_late = True
             self.rerank(request)
+            request = queue.first()
         return request
 
     def place(self, request: Request) -> Place:
