@@ -4,6 +4,7 @@ import math
 
 from legato.core.request import Request
 from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.order import LATE_TURN
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
@@ -62,4 +63,7 @@ class Lateness:
                 self._limit_s / self._model.caution - streams_s, _LEAST_ROOM * self._limit_s
             )
             num_steps = max(num_steps, math.ceil(prompt_s / room_s))
-        return (prompt_s + num_steps * streams_s) * self._model.slowness
+        step_s = prompt_s / num_steps + streams_s
+        # One more may be under way, and some begin with prompts that are late.
+        num_steps += 1 + num_steps // (LATE_TURN - 1)
+        return num_steps * step_s * self._model.slowness
