@@ -138,7 +138,7 @@ def written(kind: Kind, value: Any) -> str:
         case "texts":
             return ",".join(value)
         case "weights":
-            return ",".join(f"{name}={weight:g}" for name, weight in value.items())
+            return ",".join(f"{name}={weight}" for name, weight in value.items())
     return str(value)
 
 
