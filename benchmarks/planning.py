@@ -48,6 +48,7 @@ class Scene(msgspec.Struct, frozen=True):
     num_waiting: int
     wanted_us: float
     settings: dict[str, Any]
+    num_tenants: int = 1
 
 
 _PROMISES = {"itl_slo_s": 0.05, "ttft_slo_s": 3600.0}
@@ -62,6 +63,7 @@ SCENES = (
     Scene("the same, lpm", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "lpm"}),
     Scene("the same, all late", 256, 10_000, 1000.0, {**_PROMISES, "ttft_slo_s": 0.1}),
     Scene("the same, shedding load", 256, 10_000, 1000.0, _SHEDDING),
+    Scene("the same, 100 tenants", 256, 10_000, 1000.0, _PROMISES, num_tenants=100),
 )
 
 
@@ -132,7 +134,10 @@ class Stage:
             request_id=str(number),
             prompt_token_ids=token_array((*shared, *range(first, first + length - num_shared))),
             params=SamplingParams(max_tokens=self._random.randrange(50, 400), seed=0),
-            service=ServiceParams(slo_class=self._random.choice(["interactive"] * 4 + ["batch"])),
+            service=ServiceParams(
+                slo_class=self._random.choice(["interactive"] * 4 + ["batch"]),
+                tenant=f"tenant-{number % self._scene.num_tenants}",
+            ),
             arrival_time_s=self._clock(),
         )
 

@@ -206,6 +206,38 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Tenants": (
+        Panel(
+            "Service by tenant",
+            "Seconds of step time a second, by whose requests they are.",
+            "short",
+            {"{{tenant}}": rate("legato:tenant_service_seconds_total", by="tenant")},
+            stacked=True,
+        ),
+        Panel(
+            "TTFT by tenant",
+            "A flood of one tenant's must not make another's first tokens wait.",
+            "s",
+            {
+                "p50 {{tenant}}": quantile(
+                    0.5, "legato:tenant_time_to_first_token_seconds", by="tenant"
+                ),
+                "p99 {{tenant}}": quantile(
+                    0.99, "legato:tenant_time_to_first_token_seconds", by="tenant"
+                ),
+            },
+        ),
+        Panel(
+            "Requests by tenant",
+            "Running, waiting, and refused a second.",
+            "short",
+            {
+                "{{tenant}} running": select("legato:tenant_requests_running"),
+                "{{tenant}} waiting": select("legato:tenant_requests_waiting"),
+                "{{tenant}} refused": rate("legato:tenant_requests_refused_total", by="tenant"),
+            },
+        ),
+    ),
     "Cache and faults": (
         Panel(
             "KV cache",

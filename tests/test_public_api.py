@@ -51,6 +51,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "max_num_batched_tokens",
         "max_num_seqs",
         "max_waiting",
+        "tenant_weights",
         "admission_optimism",
         "policy",
         "prefill_order",

@@ -7,7 +7,8 @@ FIELDS = {
     "stream_options": "with `stream` only",
     "slo_class": "class of service: `interactive` has the server's SLOs, `batch` has none, "
     "`--slo-class` adds others",
-    "priority": "lower goes earlier",
+    "tenant": "whose the request is; a key that names a tenant allows no other",
+    "priority": "among a tenant's requests, lower goes earlier",
     "allow_best_effort": "be served without a promise, rather than be refused, where the TTFT SLO "
     "cannot be met",
     "cache_salt": "cached blocks are shared only among requests with the same salt",
@@ -72,7 +73,7 @@ FIELDS = {
 }
 """Key a field, or one of a schema; value what it is."""
 
-LEGATO = frozenset({"slo_class", "allow_best_effort"})
+LEGATO = frozenset({"slo_class", "tenant", "allow_best_effort"})
 """Fields that neither OpenAI nor vLLM has."""
 
 DEFINED_BY = {

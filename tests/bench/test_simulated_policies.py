@@ -1,5 +1,8 @@
 """What the policies are for, on seeded traffic: a change of the scheduler must not lose it."""
 
+import itertools
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -73,4 +76,57 @@ def test_shedding_load_keeps_the_promise_to_those_that_are_admitted() -> None:
     assert len(refused) + len(admitted) == len(workload)
     assert all(record.retry_after_s is not None and record.retry_after_s > 0 for record in refused)
     assert ttft_attainment(admitted, 3.0) >= 0.9
-    assert ttft_attainment(records[False], 3.0) <= 0.5
+    assert ttft_attainment(records[False], 3.0) <= 0.7
+
+
+def overload(seed: int, jitter_seed: int) -> Workload:
+    """Half as much again as the machine can serve, a few milliseconds earlier or later."""
+    jitter = np.random.default_rng(jitter_seed)
+    workload = [
+        msgspec.structs.replace(r, arrival_s=max(0.0, r.arrival_s + jitter.normal(scale=0.003)))
+        for r in traffic("mixed", 250, rate_per_s=0.7, seed=seed)
+    ]
+    return sorted(workload, key=lambda request: request.arrival_s)
+
+
+def test_beyond_saturation_most_are_in_time_and_two_runs_agree() -> None:
+    """All would be late if they were served by their deadlines alone. Milliseconds of arrivals
+    differ, and from the first of them on which step has which noise."""
+    common = SchedulerConfig(itl_slo_s=0.15, ttft_slo_s=3.0)
+    runs = [serve("slo", common, overload(0, jitter_seed)) for jitter_seed in (1, 2)]
+    attained = [ttft_attainment(records, 3.0) for records in runs]
+    assert min(attained) >= 0.5
+    assert max(attained) - min(attained) <= 0.05
+    ttfts_s = np.array([[r.ttft_s for r in records] for records in runs])
+    for percentile in (50, 99):
+        first, second = np.percentile(ttfts_s, percentile, axis=1)
+        assert first == pytest.approx(second, rel=0.2)
+
+
+def of_tenant(workload: Workload, tenant: str) -> Workload:
+    return [msgspec.structs.replace(request, tenant=tenant) for request in workload]
+
+
+def test_a_flood_of_one_tenant_leaves_the_other_its_first_tokens() -> None:
+    """They come later than alone by what the flood's streams take of each step, and by the rest of
+    the step in which they came: half of it, and not the flood's queue."""
+    light = [WorkloadRequest(3.0 * i, 200 + 50 * (i % 20), 30) for i in range(40)]
+    rng = np.random.default_rng(0)
+    flood = [
+        WorkloadRequest(0.5 * i, int(rng.integers(100, 2000)), int(rng.integers(50, 150)))
+        for i in range(240)
+    ]
+    common = SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=3.0)
+
+    def mean_ttft_s(*workloads: Workload) -> float:
+        merged = sorted(itertools.chain(*workloads), key=lambda request: request.arrival_s)
+        records = serve("slo", common, merged)
+        lens = {(request.arrival_s, request.num_output_tokens) for request in light}
+        mine = [r for r in records if (r.request.arrival_s, r.request.num_output_tokens) in lens]
+        return float(np.mean([record.ttft_s for record in mine]))
+
+    alone_s = mean_ttft_s(of_tenant(light, "light"))
+    shared_s = mean_ttft_s(of_tenant(light, "light"), of_tenant(flood, "flood"))
+    together_s = mean_ttft_s(light, flood)
+    assert shared_s <= 2.2 * alone_s
+    assert together_s >= 20 * alone_s

@@ -85,6 +85,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "timeout_write_s": "--timeout-write",
         # Exceptions, stated at the field.
         "slo_classes": "--slo-class",
+        "tenant_weights": "--tenant-weight",
         "api_keys": "--api-key",
         "allowed_hosts": "--allowed-host",
         "max_trace_bytes": "--max-trace-size",
@@ -99,6 +100,17 @@ def test_classes_add_up() -> None:
         "gold": SloClass(itl_s=0.05, ttft_s=2.0),
         "slow": SloClass(),
     }
+
+
+def test_weights_add_up() -> None:
+    config = config_of("--tenant-weight", "a=2,b=0.5", "--tenant-weight", "c.d=3")
+    assert config.scheduler.tenant_weights == {"a": 2.0, "b": 0.5, "c.d": 3.0}
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "a=0", "a=-1", "=1", "a b=1", "a=1e9", ","])
+def test_weights_that_are_none(text: str) -> None:
+    with pytest.raises((SystemExit, ConfigError)):
+        config_of("--tenant-weight", text)
 
 
 def test_memory_utilization() -> None:

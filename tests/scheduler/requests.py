@@ -3,6 +3,7 @@
 from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
+from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import token_array
 
 
@@ -12,6 +13,7 @@ def waiting_request(
     arrival_s: float = 0.0,
     prompt_len: int = 10,
     priority: int = 0,
+    tenant: str = DEFAULT_TENANT,
     slo: SloClass | None = None,
 ) -> Request:
     """A request of which nothing has been computed yet; best-effort unless `slo` says else."""
@@ -19,7 +21,7 @@ def waiting_request(
         request_id=request_id,
         prompt_token_ids=token_array([1]) * prompt_len,
         params=SamplingParams(max_tokens=8, seed=0),
-        service=ServiceParams(priority=priority),
+        service=ServiceParams(priority=priority, tenant=tenant),
         arrival_time_s=arrival_s,
     )
     return Request(message, slo or SloClass(), max_model_len=100_000)

@@ -11,7 +11,6 @@ from legato.scheduler.order import (
     Order,
     edf,
     fcfs,
-    is_past_deadline,
     lpm,
     rank,
     srf,
@@ -57,11 +56,11 @@ def test_the_earliest_deadline_goes_first() -> None:
     assert rank(soon, edf) < rank(later, edf) < rank(nothing, edf)
 
 
-def test_a_request_that_is_late_goes_behind_those_that_wait_and_before_those_that_come() -> None:
-    late = waiting_request(arrival_s=0.0, slo=SOON)
+def test_a_request_that_is_late_goes_behind_all_that_are_not() -> None:
+    late = waiting_request(arrival_s=0.0, slo=SOON, priority=-100)
     late.is_late = True
-    assert rank(waiting_request(arrival_s=0.9, slo=SOON), edf) < rank(late, edf)
-    assert rank(waiting_request(arrival_s=1.1, slo=SOON), edf) > rank(late, edf)
+    assert rank(waiting_request(arrival_s=1e6, slo=LATER, priority=100), edf) < rank(late, edf)
+    assert rank(late, fcfs) < rank(waiting_request(arrival_s=1.0, slo=SOON), fcfs)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -78,19 +77,9 @@ def test_a_preempted_stream_goes_before_all_others(order: Order) -> None:
     assert rank(preempted, order) < rank(other, order)
 
 
-def test_a_deadline_passes_once() -> None:
-    request = waiting_request(arrival_s=5.0, slo=SOON)
-    assert not is_past_deadline(request, 6.0)
-    assert is_past_deadline(request, 6.1)
-    request.is_late = True
-    assert not is_past_deadline(request, 6.1)
-    assert not is_past_deadline(waiting_request(slo=SloClass(itl_s=0.1)), 1e9)
-
-
 @given(
     prompt_lens=st.tuples(st.integers(1, 8000), st.integers(1, 8000)),
     slos=st.tuples(*[st.sampled_from([SOON, LATER, SloClass()])] * 2),
-    is_late=st.booleans(),
     priority=st.integers(-100, 100),
 )
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -98,12 +87,10 @@ def test_nobody_is_overtaken_after_the_delay_of_its_own_rank(
     order: Order,
     prompt_lens: tuple[int, int],
     slos: tuple[SloClass, SloClass],
-    is_late: bool,
     priority: int,
 ) -> None:
     """What arrives that long after it ranks behind it, whatever it is."""
     first = waiting_request(prompt_len=prompt_lens[0], slo=slos[0], priority=priority)
-    first.is_late = is_late
     delay_s = rank(first, order)[1] - PRIORITY_STEP_S * priority
     newcomer = waiting_request(
         arrival_s=delay_s, prompt_len=prompt_lens[1], slo=slos[1], priority=priority

@@ -9,7 +9,7 @@ import pytest
 from sortedcontainers import SortedKeyList
 
 from legato.core.request import Request
-from legato.scheduler import queues
+from legato.scheduler import fair_queue, queues
 from legato.scheduler.order import ORDERS
 from tests.scheduler.harness import Harness
 
@@ -79,7 +79,7 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
 def _count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what is looked at in the queues, and in the requests wherever they are kept."""
     monkeypatch.setattr(queues, "OrderedDict", CountedDict)
-    monkeypatch.setattr(queues, "SortedKeyList", CountedList)
+    monkeypatch.setattr(fair_queue, "SortedKeyList", CountedList)
 
     def read(request: Request, name: str) -> Any:
         LOOKS[name] += 1
@@ -125,6 +125,7 @@ def test_planning_does_not_look_at_the_whole_queue(order: str, promise: dict[str
 
 def test_the_queue_is_kept_in_nothing_that_does_not_count() -> None:
     held = harness_with(20).scheduler._queues
-    parts = [part for by_rank in held._by_rank.values() for part in by_rank._lists]
+    by_tenant = [queue for fair in held._fair.values() for queue in fair._by_tenant.values()]
+    parts = [part for queue in by_tenant for part in queue._lists]
     holders = gc.get_referrers(held.get("19"))
     assert {*map(id, holders)} <= {*map(id, [held._waiting, *parts])}

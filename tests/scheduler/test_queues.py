@@ -8,11 +8,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
-from legato.scheduler.order import ORDERS, rank
+from legato.core.tenant import DEFAULT_TENANT
+from legato.scheduler.order import ORDERS, PREEMPTED, rank
 from legato.scheduler.queues import Queues
+from legato.scheduler.tenants import Tenants
 from tests.profiles import examples
 from tests.scheduler.requests import waiting_request
 
+TENANTS = ["light", "heavy", "other"]
 SLOS = [SloClass(ttft_s=2.0), SloClass(ttft_s=5.0), SloClass(itl_s=0.1), SloClass()]
 
 
@@ -21,7 +24,9 @@ class QueuesMachine(RuleBasedStateMachine):
 
     @initialize(order=st.sampled_from(sorted(ORDERS)))
     def start(self, order: str) -> None:
-        self.queues = Queues(ORDERS[order])  # type: ignore[index]
+        self.tenants = Tenants({"heavy": 3.0})
+        self.queues = Queues(ORDERS[order], self.tenants)  # type: ignore[index]
+        self.queues.is_lost = self.is_lost
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.ids = map(str, itertools.count())
@@ -32,15 +37,20 @@ class QueuesMachine(RuleBasedStateMachine):
         prompt_len=st.integers(1, 1000),
         priority=st.integers(-1, 1),
         slo=st.sampled_from(SLOS),
+        tenant=st.sampled_from(TENANTS),
     )
-    def add(self, passed_s: float, prompt_len: int, priority: int, slo: SloClass) -> None:
+    def add(
+        self, passed_s: float, prompt_len: int, priority: int, slo: SloClass, tenant: str
+    ) -> None:
         self.now_s += passed_s
+        self.tenants.see(tenant, self.now_s)
         request = waiting_request(
             next(self.ids),
             arrival_s=self.now_s,
             prompt_len=prompt_len,
             priority=priority,
             slo=slo,
+            tenant=tenant,
         )
         self.queues.add(request)
         self.waiting.append(request)
@@ -72,19 +82,20 @@ class QueuesMachine(RuleBasedStateMachine):
         (self.waiting if request in self.waiting else self.running).remove(request)
 
     @rule(passed_s=st.floats(0.0, 8.0))
-    def demote_late(self, passed_s: float) -> None:
+    def wait(self, passed_s: float) -> None:
         self.now_s += passed_s
-        before = {request.request_id: request.is_late for request in self.waiting}
-        self.queues.demote_late(self.now_s)
-        for request in self.waiting:
-            deadline_s = request.ttft_deadline_s
-            has_passed = deadline_s is not None and deadline_s < self.now_s
-            assert before[request.request_id] <= request.is_late
-            assert request.is_late <= has_passed, "demoted, but in time"
-        first = self.queues.next_waiting(best_effort=False)
-        deadline_s = None if first is None else first.ttft_deadline_s
-        if first is not None and deadline_s is not None and deadline_s < self.now_s:
-            assert first.is_late, "the first is late and goes before others that are not"
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), service_s=st.floats(0.0, 10.0), is_late=st.booleans())
+    def serve(self, data: st.DataObject, service_s: float, is_late: bool) -> None:
+        """A step whose prompts are one tenant's."""
+        tenant = self.queues.tenant(data.draw(st.sampled_from(self.waiting)))
+        tenant.charge(service_s)
+        tenant.num_timely_steps = 0 if is_late else tenant.num_timely_steps + 1
+
+    def is_lost(self, request: Request) -> bool:
+        deadline_s = request.ttft_deadline_s
+        return deadline_s is not None and deadline_s < self.now_s
 
     @invariant()
     def agrees_with_the_model(self) -> None:
@@ -92,9 +103,19 @@ class QueuesMachine(RuleBasedStateMachine):
             return
         for best_effort in (False, True):
             queue = [r for r in self.waiting if r.is_best_effort is best_effort]
-            expected = min(queue, key=self.rank, default=None)
             found = self.queues.next_waiting(best_effort=best_effort)
-            assert (found and self.rank(found)) == (expected and self.rank(expected))
+            assert (found is None) is (not queue)
+            if found is None:
+                continue
+            assert found.is_late >= self.is_lost(found), "lost, and nobody noticed"
+            place = self.queues.place(found)
+            # Tenants of whom none has had less go first in any order.
+            assert place[:2] == min(self.queues.place(r)[:2] for r in queue)
+            own = [r for r in queue if self.queues.tenant(r) is self.queues.tenant(found)]
+            assert place == min(map(self.queues.place, own))
+        assert all(self.is_lost(r) for r in self.waiting if r.is_late), "late, but in time"
+        for name in TENANTS:
+            self.check_counts(name)
         assert self.queues.num_waiting == len(self.waiting)
         assert bool(self.queues) is bool(self.waiting or self.running)
         assert list(self.queues.running.values()) == self.running
@@ -102,14 +123,42 @@ class QueuesMachine(RuleBasedStateMachine):
             assert request.request_id in self.queues
             assert self.queues.get(request.request_id) is request
 
-    @rule(prompt_len=st.integers(1, 1000), slo=st.sampled_from(SLOS[:-1]))
-    def look_ahead(self, prompt_len: int, slo: SloClass) -> None:
-        new = waiting_request("new", arrival_s=self.now_s, prompt_len=prompt_len, slo=slo)
+    def check_counts(self, name: str) -> None:
+        waiting, running = (
+            [r for r in requests if r.message.service.tenant == name]
+            for requests in (self.waiting, self.running)
+        )
+        if waiting or running:
+            tenant = self.tenants[name]
+            assert (tenant.num_waiting, tenant.num_running) == (len(waiting), len(running))
+
+    @rule(
+        prompt_len=st.integers(1, 1000),
+        slo=st.sampled_from(SLOS[:-1]),
+        tenant=st.sampled_from(TENANTS),
+    )
+    def look_ahead(self, prompt_len: int, slo: SloClass, tenant: str) -> None:
+        """Of its tenant all that go before it do, others' as far as their counters are less."""
+        self.tenants.see(tenant, self.now_s)
+        new = waiting_request(
+            "new", arrival_s=self.now_s, prompt_len=prompt_len, slo=slo, tenant=tenant
+        )
         promised = [r for r in self.waiting if not r.is_best_effort]
-        before = [r for r in promised if self.rank(r) <= self.rank(new)]
-        found = list(self.queues.waiting_before(new))
-        assert [self.rank(r) for r in found] == sorted(map(self.rank, before))
-        assert set(found) == set(before)
+        cost_s = 0.5
+        found = list(self.queues.waiting_before(new, lambda _: cost_s))
+        own = [r for r in promised if r.rank[0] == PREEMPTED or self.is_of(r, tenant)]
+        before = [r for r in own if r.rank <= self.rank(new)]
+        assert [r for r in found if r in own] == sorted(before, key=self.by_group)
+        assert len(set(found)) == len(found)
+        if all(self.is_of(r, tenant) for r in promised):
+            assert self.queues.num_waiting_before(new) == len(found)
+
+    def by_group(self, request: Request) -> tuple[bool, float, int]:
+        group, rank_s = request.rank
+        return group != PREEMPTED, rank_s, self.waiting.index(request)
+
+    def is_of(self, request: Request, tenant: str) -> bool:
+        return request.message.service.tenant == tenant
 
     @rule(min_prompt_len=st.integers(1, 1000))
     def look_back(self, min_prompt_len: int) -> None:
@@ -129,7 +178,8 @@ TestQueues.settings = examples(100, stateful_step_count=40)
 
 
 def test_equal_ranks_go_in_the_order_they_came() -> None:
-    queues = Queues(ORDERS["fcfs"])
+    queues = Queues(ORDERS["fcfs"], tenants := Tenants({}))
+    tenants.see(DEFAULT_TENANT, 0.0)
     for request_id in "abc":
         queues.add(waiting_request(request_id))
     for request_id in "abc":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.budget import MIN_CHUNK
-from legato.scheduler.order import _S_PER_TOKEN, ORDERS, rank
+from legato.scheduler.order import _S_PER_TOKEN, LATE_TURN, ORDERS, rank
 from legato.scheduler.step_builder import _MAX_YIELDS, _PATIENCE_S
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
@@ -105,8 +105,9 @@ def test_a_rank_is_a_delay_and_no_more(
     max_num_seqs: int,
     budget: int,
 ) -> None:
-    """The bound: from a time on that its rank tells, all newcomers go behind the request, late or
-    not; those who came before are served one after the other, and then it is."""
+    """The bound: from a time on that its rank tells, all newcomers go behind the request; those who
+    came before are served one after the other, and then it is. Where it is late, or they are, it
+    has every fourth step that computes prompts, as each of them does once."""
     harness = BusyHarness(
         newcomer,
         num_waiting,
@@ -123,6 +124,10 @@ def test_a_rank_is_a_delay_and_no_more(
     service = num_before * num_service_steps(
         newcomer["prompt_len"], newcomer["max_tokens"], harness.config
     ) + num_service_steps(prompt_len, 1, harness.config)
+    if order == "edf":
+        service *= LATE_TURN * num_service_steps(
+            newcomer["prompt_len"], newcomer["max_tokens"], harness.config
+        )
     within_s = delay_s(request, harness) + STEP_S * (1 + service)
     harness.await_first_token("R", within_s)
 
@@ -152,15 +157,13 @@ def test_a_cached_prompt_is_a_head_start_and_no_more(
 
 
 def delay_s(request: Request, harness: BusyHarness) -> float:
-    """How long newcomers can go before the request, which may come to be late."""
+    """How long newcomers can go before the request."""
     newest = next(iter(harness.added))
     slo = harness.config.classes[harness.newcomer["slo_class"]]
     newcomer = Request(harness.added[newest], slo, harness.max_model_len)
     order = harness.scheduler._queues.order
     head_start_s = rank(newcomer, order)[1] - newcomer.message.arrival_time_s
-    demoted = Request(request.message, request.slo, harness.max_model_len)
-    demoted.is_late = True
-    return max(0.0, rank(demoted, order)[1] - request.message.arrival_time_s - head_start_s)
+    return max(0.0, rank(request, order)[1] - request.message.arrival_time_s - head_start_s)
 
 
 @given(

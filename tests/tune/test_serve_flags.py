@@ -39,6 +39,9 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
             return _seconds
         case "text":
             return st.text().filter(lambda text: text != "--")  # which argparse drops
+        case "weights":
+            names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}", fullmatch=True)
+            return st.dictionaries(names, st.floats(0.001, 1000.0), max_size=3)
         case "classes":
             return st.dictionaries(st.text(min_size=1), _classes, max_size=3)
     raise AssertionError(f"nothing is drawn for {field}")

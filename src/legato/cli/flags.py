@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from legato.cli.values import byte_size, duration_s, lines_of, listed, slo_class
+from legato.cli.values import byte_size, duration_s, lines_of, listed, slo_class, weights
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
 from legato.core.sampling_params import SamplingParams
@@ -45,6 +45,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
         "action": AddItems,
         "metavar": "NAME:itl=TIME,tpot=TIME,ttft=TIME",
     },
+    "weights": {"type": weights, "action": AddItems},
 }
 """What argparse is told of a field, beside its choices and its description."""
 

@@ -23,6 +23,7 @@ _COMMON = (
     "slo_classes",
     "shed_load",
     "max_num_seqs",
+    "tenant_weights",
     "admission_optimism",
 )
 """Fields of `SchedulerConfig` that all policies have in common."""

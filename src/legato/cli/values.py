@@ -105,6 +105,17 @@ def slo_class(text: str) -> dict[str, SloClass]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def weights(text: str) -> dict[str, float]:
+    """Weights by name from NAME=WEIGHT, or several of these with commas."""
+    given: dict[str, float] = {}
+    for part in listed(text):
+        name, is_told, weight = part.partition("=")
+        if not is_told:
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=WEIGHT")
+        given[name] = positive(weight)
+    return given
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

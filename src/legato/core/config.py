@@ -10,6 +10,7 @@ import msgspec
 from legato.core.config_fields import Config, Count, Field, Flag, Seconds, Share, fields_of
 from legato.core.errors import ConfigError
 from legato.core.slo import BATCH, INTERACTIVE, SloClass
+from legato.core.tenant import TenantName
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -18,6 +19,7 @@ Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
+Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
 _IDLE_SHARE = 0.25
 """Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
@@ -171,6 +173,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     max_waiting: Annotated[
         int, msgspec.Meta(ge=0), Flag("requests that may wait; one more is refused")
     ] = 1024
+    tenant_weights: Annotated[
+        dict[TenantName, Weight],
+        Flag(
+            "how much of the engine a tenant is to have beside others, all of which weigh 1; may "
+            "be repeated",
+            metavar="NAME=WEIGHT",
+            name="tenant-weight",
+        ),
+    ] = msgspec.field(default_factory=dict)
     admission_optimism: Annotated[
         float,
         msgspec.Meta(ge=0.0, le=1.0),

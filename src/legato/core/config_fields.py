@@ -28,9 +28,10 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
 
 Kind = Literal[
-    "switch", "choice", "count", "number", "duration", "size", "text", "texts", "classes"
+    "switch", "choice", "count", "number", "duration", "size", "text", "texts", "classes", "weights"
 ]
-"""How a value is written on a command line; "classes" are `SloClass`es by name."""
+"""How a value is written on a command line; "classes" are `SloClass`es, "weights" numbers, by name.
+"""
 
 _BY_TYPE: dict[Any, Kind] = {
     bool: "switch",
@@ -136,6 +137,8 @@ def written(kind: Kind, value: Any) -> str:
             return _size(value)
         case "texts":
             return ",".join(value)
+        case "weights":
+            return ",".join(f"{name}={weight}" for name, weight in value.items())
     return str(value)
 
 
@@ -162,6 +165,8 @@ def _field(config: type[Config], info: msgspec.structs.FieldInfo, type_: Any) ->
 
 
 def _kind(name: str, plain: Any) -> Kind:
+    if plain == dict[str, float]:
+        return "weights"
     by_type = _BY_TYPE.get(get_origin(plain) or plain)
     if by_type is not None:
         return by_type

@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from legato.core.errors import ConfigError
+from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.tenant import DEFAULT_TENANT
 
 INTERACTIVE = "interactive"
 BATCH = "batch"
@@ -57,13 +58,31 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         slo_class: name of its class.
-        priority: lower goes earlier, as in vLLM; in [-MAX_PRIORITY, MAX_PRIORITY].
+        tenant: whose it is.
+        priority: among its tenant's, lower goes earlier, as in vLLM; in
+            [-MAX_PRIORITY, MAX_PRIORITY].
         allow_best_effort: where its TTFT SLO cannot be met, serve it without any promise instead
             of refusing it.
         cache_salt: cached blocks are shared only among requests with the same; None is one too.
     """
 
     slo_class: str = INTERACTIVE
+    tenant: str = DEFAULT_TENANT
     priority: int = 0
     allow_best_effort: bool = False
     cache_salt: str | None = None
+
+    def of_key(self, tenant: str | None) -> "ServiceParams":
+        """The same, sent with a key that names a tenant, or None.
+
+        Raises:
+            InvalidRequestError: the request names another.
+        """
+        if tenant is None or tenant == self.tenant:
+            return self
+        if self.tenant != DEFAULT_TENANT:
+            raise InvalidRequestError(
+                f"the API key is of tenant {tenant!r}, the request of {self.tenant!r}",
+                param="tenant",
+            )
+        return msgspec.structs.replace(self, tenant=tenant)

@@ -11,6 +11,24 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool
 
 
+OTHER_TENANTS = "other"
+"""Stands for all tenants beyond the first few."""
+
+
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant has, and has had from the start.
+
+    Attributes:
+        service_s: predicted time of steps, as far as it was its requests'.
+    """
+
+    name: str
+    num_running: int
+    num_waiting: int
+    num_refused: int
+    service_s: float
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the scheduler. Counts of preemptions, steps and tokens are from the start.
 
@@ -21,6 +39,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
             could.
         num_prefix_cache_queries: prompt tokens of requests that had their first token.
         num_prefix_cache_hits: of these, those that did not have to be computed.
+        tenants: the first few that came, and `OTHER_TENANTS`.
     """
 
     num_running: int = 0
@@ -31,6 +50,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     broken_promise: str = ""
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
+    tenants: tuple[TenantStats, ...] = ()
 
 
 class EngineStats(SchedulerStats, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from legato.core.outputs import FinishReason
+from legato.core.tenant import DEFAULT_TENANT
 
 ChunkKind = Literal["decode", "prefill", "verify"]
 """What a chunk is: the next token of a running stream; part of what must be computed before a
@@ -19,9 +20,10 @@ EndedBy = Literal["prompt_end", "token_budget", "time_budget", "memory", "turn"]
 more tokens, or may not take longer; memory ran out in longer ones; a best-effort request had its
 turn in the step."""
 
-Obstacle = Literal["budget", "max_num_seqs", "memory", "pace"]
+Obstacle = Literal["budget", "max_num_seqs", "memory", "pace", "tenants"]
 """What kept the first waiting request out of a step: its budget was spent; as many run as may; its
-prompt's blocks are not free; beside it, streams would not get their tokens in time."""
+prompt's blocks are not free; beside it, streams would not get their tokens in time; what is left is
+kept for other tenants."""
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +116,7 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", t
     slo_class: str
     priority: int
     is_rerun: bool
+    tenant: str = DEFAULT_TENANT
 
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="kind"):

@@ -6,14 +6,17 @@ from itertools import islice
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
-from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
+from legato.scheduler.budget import MIN_CHUNK, StepBudget, can_pace
 from legato.scheduler.foreseen import ForeseenStreams
-from legato.scheduler.order import late_rank, rank
+from legato.scheduler.order import LATE_TURN
 from legato.scheduler.queues import Queues
+from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
 _MOST_PLAYED = 32
 """Waiting requests that are played one by one; of those behind them the same is expected."""
+
+_ALONE = StepShape()
 
 _SPARE = 0.15
 """Share of a step that streams leave for prompts in a forecast. Where they leave none, whether
@@ -47,19 +50,20 @@ class Forecast:
         if not self._model.is_known:
             return None
         streams = self._streams(now_s)
-        until_s = now_s + up_to_s
         for ahead in self._begun_before(request):
-            self._serve(ahead, request, streams, now_s, until_s)
+            self._serve(ahead, streams, up_to_s)
         begun_s = streams.elapsed_s
-        waiting = [*islice(self._queues.waiting_before(request), _MOST_PLAYED)]
+        waiting = [*islice(self._queues.waiting_before(request, self._cost_s), _MOST_PLAYED)]
         for ahead in waiting:
             self._await_place(ahead, streams)
-            self._serve(ahead, request, streams, now_s, until_s)
+            self._serve(ahead, streams, up_to_s)
         if num_left := self._queues.num_waiting_before(request) - len(waiting):
             streams.elapsed_s += (streams.elapsed_s - begun_s) * num_left / len(waiting)
         self._await_place(request, streams)
         self._prefill(request, streams, up_to_s, is_ahead=False)
         ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
+        if self._queues.has_late(self._queues.tenant(request)):
+            ttft_s *= LATE_TURN / (LATE_TURN - 1)
         return ttft_s * self._model.slowness
 
     def next_end_s(self, now_s: float) -> float | None:
@@ -78,33 +82,22 @@ class Forecast:
 
     def _begun_before(self, request: Request) -> Iterator[Request]:
         """Begun prompts whose prefill goes before the request's."""
-        request_rank = rank(request, self._queues.order)
+        place = self._queues.place(request)
         for running in self._queues.running.values():
             if (
                 not running.is_stream
                 and not running.is_best_effort
-                and rank(running, self._queues.order) <= request_rank
+                and self._queues.place(running) <= place
             ):
                 yield running
 
-    def _serve(
-        self,
-        ahead: Request,
-        request: Request,
-        streams: ForeseenStreams,
-        now_s: float,
-        until_s: float,
-    ) -> None:
-        leaves_s = self._leaves_s(ahead, request)
-        if self._prefill(ahead, streams, min(leaves_s, until_s) - now_s, is_ahead=True):
+    def _serve(self, ahead: Request, streams: ForeseenStreams, up_to_s: float) -> None:
+        if self._prefill(ahead, streams, up_to_s, is_ahead=True):
             streams.add(ahead)
 
-    def _leaves_s(self, ahead: Request, request: Request) -> float:
-        """When one that is ahead would go behind the request, having missed its deadline."""
-        order = self._queues.order
-        if ahead.ttft_deadline_s is None or late_rank(ahead, order) <= rank(request, order):
-            return UNLIMITED
-        return ahead.ttft_deadline_s
+    def _cost_s(self, request: Request) -> float:
+        start = request.num_tokens - request.num_missing_tokens
+        return self._model.chunk_s(_ALONE, start, request.num_missing_tokens)
 
     def _await_place(self, request: Request, streams: ForeseenStreams) -> None:
         """Until enough streams have ended for one more to run, and be paced, beside them."""

@@ -60,10 +60,42 @@ class LoadShedding:
 
     def check(self, request: Request, now_s: float) -> RequestOutput | None:
         """The refusal, or None for a request that may wait; it may have become best-effort."""
-        if self._queues.num_waiting >= self._config.max_waiting:
+        if self._is_full and self._crowding(request) is None:
             error = f"{self._queues.num_waiting} requests are waiting already"
             retry_after_s = self._forecast.next_end_s(now_s)
             return _refused(request, RefusalReason.QUEUE_FULL, error, retry_after_s)
+        return self._check_ttft(request, now_s)
+
+    def make_room(self, request: Request, now_s: float) -> tuple[Request, RequestOutput] | None:
+        """The waiting request that is refused for another tenant's, and the refusal, if one is.
+
+        Args:
+            request: that has passed the check.
+        """
+        crowding = self._crowding(request) if self._is_full else None
+        if crowding is None:
+            return None
+        error = "other tenants' requests have come, of which fewer wait"
+        retry_after_s = self._forecast.next_end_s(now_s)
+        return crowding, _refused(crowding, RefusalReason.QUEUE_FULL, error, retry_after_s)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._queues.num_waiting >= self._config.max_waiting
+
+    def _crowding(self, request: Request) -> Request | None:
+        """The last of the tenant with most waiting, if that is more than the request's would have.
+
+        Pushing out of the longest queue shares a buffer without keeping any of it free (Choudhury
+        and Hahne, 1998).
+        """
+        own, most = self._queues.tenant(request), self._queues.most_waiting()
+        if most is None or (own.num_waiting + 1) / own.weight >= most.num_waiting / most.weight:
+            return None
+        last = self._queues.last_waiting(most)
+        return None if last is None or last.message.is_rerun else last
+
+    def _check_ttft(self, request: Request, now_s: float) -> RequestOutput | None:
         if not self._config.shed_load or request.ttft_deadline_s is None:
             return None
         left_s = request.ttft_deadline_s - now_s

@@ -2,27 +2,44 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from operator import attrgetter
-
-from sortedcontainers import SortedKeyList
+from itertools import chain
 
 from legato.core.request import Request
-from legato.scheduler.order import Order, is_past_deadline, rank
+from legato.scheduler.fair_queue import FairQueue, is_lates_turn
+from legato.scheduler.order import LATE, PREEMPTED, Order, rank
+from legato.scheduler.tenants import Tenant, Tenants
+
+Place = tuple[bool, float, bool, float]
+"""Sorts prompts of all tenants, those that run and those that wait, by who goes first."""
+
+_MOST_GIVEN_UP = 64
+"""Requests that are found to be late at a time: planning must not stop for a queue full of them."""
+
+
+def never(request: Request) -> bool:  # noqa: ARG001
+    return False
 
 
 class Queues:
-    """Running requests in order of admission, waiting ones by rank.
+    """Running requests in order of admission, waiting ones by tenant and rank.
 
     Best-effort requests wait apart from those with a promise. No operation takes longer than
     O(log n) in the number waiting.
+
+    Args:
+        tenants: whose requests they are; each has been seen before its request is added.
+
+    Attributes:
+        is_lost: whether a request that waits can no longer have its first token in time.
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, tenants: Tenants) -> None:
         self.order = order
+        self.tenants = tenants
+        self.is_lost: Callable[[Request], bool] = never
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
-        # Key: is best-effort; equal ranks in the order they came.
-        self._by_rank = {is_: SortedKeyList(key=attrgetter("rank")) for is_ in (False, True)}
+        self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self.running
@@ -37,24 +54,64 @@ class Queues:
     def get(self, request_id: str) -> Request | None:
         return self.running.get(request_id) or self._waiting.get(request_id)
 
+    def tenant(self, request: Request) -> Tenant:
+        return self.tenants[request.message.service.tenant]
+
     def add(self, request: Request) -> None:
         """Let a request wait, at the place that its rank now gives it."""
-        request.rank = rank(request, self.order)
+        self.tenant(request).count(waiting=1)
         self._waiting[request.request_id] = request
-        self._by_rank[request.is_best_effort].add(request)
+        request.rank = rank(request, self.order)
+        self._fair[request.is_best_effort].add(request)
 
     def next_waiting(self, *, best_effort: bool) -> Request | None:
-        queue = self._by_rank[best_effort]
-        return queue[0] if queue else None
+        """The request that goes first; those that come up and are lost are late from here on."""
+        queue = self._fair[best_effort]
+        request = queue.first()
+        for _ in range(_MOST_GIVEN_UP):
+            if request is None or request.is_late or not self.is_lost(request):
+                break
+            request.is_late = True
+            self.rerank(request)
+            request = queue.first()
+        return request
 
-    def waiting_before(self, request: Request) -> Iterator[Request]:
+    def place(self, request: Request) -> Place:
+        """Of a request with others of its kind, best-effort or not."""
+        group, rank_s = rank(request, self.order)
+        if group == PREEMPTED:
+            return False, 0.0, False, rank_s
+        tenant = self.tenant(request)
+        return True, tenant.counter_s, (group == LATE) is not is_lates_turn(tenant), rank_s
+
+    def least(self) -> Tenant | None:
+        """The tenant that has had least of those that wait."""
+        waiting = (queue.least() for queue in self._fair.values())
+        return min(filter(None, waiting), key=lambda tenant: tenant.counter_s, default=None)
+
+    def waiting_before(
+        self, request: Request, cost_s: Callable[[Request], float]
+    ) -> Iterator[Request]:
         """Those that wait with a promise and would go before a request that is about to."""
-        yield from self._by_rank[False].irange_key(None, rank(request, self.order))
+        return self._fair[False].before(request, rank(request, self.order), cost_s)
 
     def num_waiting_before(self, request: Request) -> int:
-        """How many `waiting_before` yields."""
-        position: int = self._by_rank[False].bisect_key_right(rank(request, self.order))
-        return position
+        """About how many `waiting_before` yields."""
+        return self._fair[False].num_before(request, rank(request, self.order))
+
+    def has_late(self, tenant: Tenant) -> bool:
+        """Whether requests of a tenant wait that have a promise and are late."""
+        return self._fair[False].has_late(tenant)
+
+    def most_waiting(self) -> Tenant | None:
+        """The tenant with most requests waiting, by its weight."""
+        names = chain.from_iterable(queue.names() for queue in self._fair.values())
+        tenants = map(self.tenants.__getitem__, names)
+        return max(tenants, key=lambda tenant: tenant.num_waiting / tenant.weight, default=None)
+
+    def last_waiting(self, tenant: Tenant) -> Request | None:
+        """Which of a tenant's requests goes last, of those that have not run."""
+        return self._fair[True].last_of(tenant) or self._fair[False].last_of(tenant)
 
     def rotate_waiting(self) -> Request | None:
         """One of those that wait; they come up in turn."""
@@ -68,33 +125,27 @@ class Queues:
         """Remove all that wait, for `add` to find them places by another order."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
-        for queue in self._by_rank.values():
+        for queue in self._fair.values():
             queue.clear()
+        for request in waiting:
+            self.tenant(request).count(waiting=-1)
         return waiting
 
     def rerank(self, request: Request) -> None:
         """Give a waiting request the place that its rank has come to be."""
-        self._leave(request)
-        self.add(request)
-
-    def demote_late(self, now_s: float) -> None:
-        """Let the requests whose deadline has passed go behind those that can make it."""
-        for begun in self.running.values():
-            if begun.first_token_s is None and is_past_deadline(begun, now_s):
-                begun.is_late = True
-        while (request := self.next_waiting(best_effort=False)) and is_past_deadline(
-            request, now_s
-        ):
-            request.is_late = True
-            self.rerank(request)
+        queue = self._fair[request.is_best_effort]
+        queue.remove(request)
+        request.rank = rank(request, self.order)
+        queue.add(request)
 
     def admit(self, request: Request) -> None:
         self._leave(request)
         self.running[request.request_id] = request
+        self.tenant(request).count(running=1)
 
     def preempt(self, request: Request) -> None:
         """Put a running request back, before those that have not run yet."""
-        del self.running[request.request_id]
+        self._stop(request)
         self.add(request)
 
     def last_running(self, accept: Callable[[Request], bool]) -> Request | None:
@@ -102,9 +153,16 @@ class Queues:
         return next(filter(accept, reversed(self.running.values())), None)
 
     def remove(self, request: Request) -> None:
-        if self.running.pop(request.request_id, None) is None:
+        if request.request_id in self.running:
+            self._stop(request)
+        else:
             self._leave(request)
+
+    def _stop(self, request: Request) -> None:
+        del self.running[request.request_id]
+        self.tenant(request).count(running=-1)
 
     def _leave(self, request: Request) -> None:
         del self._waiting[request.request_id]
-        self._by_rank[request.is_best_effort].remove(request)
+        self._fair[request.is_best_effort].remove(request)
+        self.tenant(request).count(waiting=-1)

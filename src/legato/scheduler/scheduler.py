@@ -16,15 +16,18 @@ from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
 from legato.scheduler.forecast import Forecast
+from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
+from legato.scheduler.service import book_step
 from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
 
 _LOOKED_UP = 2
@@ -78,7 +81,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._kv = kv
         self._step_time = step_time or StepTimeModel()
-        self._queues = Queues(ORDERS[config.prefill_order])
+        self._tenants = Tenants(config.tenant_weights)
+        self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
         self._forecast_errors = ForecastErrors()
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
@@ -108,6 +112,7 @@ class Scheduler:
             broken_promise=self.broken_promise,
             num_prefix_cache_queries=self._num_prefix_cache_queries,
             num_prefix_cache_hits=self._num_prefix_cache_hits,
+            tenants=self._tenants.stats,
         )
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> None:
@@ -136,6 +141,11 @@ class Scheduler:
         # Where memory has run out, that is found out again: a whole prompt could not wait for it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
+        assert config.max_num_batched_tokens is not None
+        self._lateness = Lateness(
+            self._step_time, config.max_num_batched_tokens, config.idle_limit_s
+        )
+        self._queues.is_lost = self._lateness.is_lost
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
@@ -156,7 +166,7 @@ class Scheduler:
         Returns:
             None if nothing can run, or nothing before a step in flight has landed.
         """
-        self._queues.demote_late(now_s)
+        self._lateness.begin_step(now_s, is_idle=not self._queues.running)
         self._budget.recover(now_s)
         self._look_up_waiting()
         begins_s = self._look_ahead(now_s)
@@ -242,6 +252,8 @@ class Scheduler:
         ends_s = begins_s + (plan.predicted_s or 0.0) * self._step_time.caution
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
+        self._lateness.end_step(step.shape, step.limit_s)
+        book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
         self._in_flight.append(_Flight(plan, step.shape, ends_s, step.first_blocks))
         self._kv.begin_step()
 
@@ -281,11 +293,24 @@ class Scheduler:
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._look_ahead(now_s)
+        tenant = self._tenants.see(message.service.tenant, now_s)
         refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
         if refusal is not None:
+            tenant.count_refused()
             return [refusal]
+        outputs = [] if message.is_rerun else self._make_room(request, begins_s)
         self._queues.add(request)
-        return []
+        return outputs
+
+    def _make_room(self, request: Request, now_s: float) -> list[RequestOutput]:
+        """Where the queue is full, refuse what another tenant has too much of in it."""
+        found = self._shedding.make_room(request, now_s)
+        if found is None:
+            return []
+        crowding, refusal = found
+        self._queues.tenant(crowding).count_refused()
+        self._end(crowding)
+        return [refusal]
 
     def _look_up_waiting(self) -> None:
         """See what the cache has come to hold of a few waiting requests, a bounded number a step.

@@ -9,15 +9,19 @@ from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
 from legato.scheduler.memory_forecast import MemoryForecast
-from legato.scheduler.order import rank
 from legato.scheduler.output_lengths import OutputLengths
-from legato.scheduler.queues import Queues
+from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.turns import PrefillTurns
 
 _PATIENCE_S = 10.0
 """How long a begun prompt may go without a chunk worth having, because that does not fit beside the
 streams that run, before no new ones are admitted, so that it comes to fit."""
+
+_KEPT_PLACES, _KEPT_PACE = 0.25, 0.5
+"""Shares of the places and the cache, and of the time of a step, that a tenant's streams leave to
+others that may come. Their next request then waits for no stream to end, and its prompt has half of
+each step."""
 
 _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
@@ -170,7 +174,7 @@ class StepBuilder:
         num_before = len(self.chunks)
         while most is None or len(self.chunks) - num_before < most:
             waiting = self._next_waiting(best_effort)
-            if begun and (waiting is None or begun[0][0] <= waiting.rank):
+            if begun and (waiting is None or begun[0][0] <= self._queues.place(waiting)):
                 self._continue(begun.pop(0)[1])
             elif waiting is None:
                 return
@@ -182,10 +186,10 @@ class StepBuilder:
         request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
         return None if request in self.preempted else request
 
-    def _begun_by_rank(self, best_effort: bool) -> list[tuple[tuple[float, float], Request]]:
+    def _begun_by_rank(self, best_effort: bool) -> list[tuple[Place, Request]]:
         """Begun prompts that have no chunk in this step yet."""
         begun = [
-            (rank(request, self._queues.order), request)
+            (self._queues.place(request), request)
             for request in self._begun
             if request.is_best_effort is best_effort
             and request.request_id not in self._in_step
@@ -241,27 +245,47 @@ class StepBuilder:
     def _obstacle(self, request: Request) -> Obstacle | None:
         if self._is_full():
             return "budget"
-        if not self._has_place(request):
+        obstacle = self._lacks(request)
+        if obstacle is not None or not self._leaves_room(request):
+            return obstacle
+        return "tenants" if self._lacks(request, for_others=True) else None
+
+    def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
+        """What it does not find, be it for what is kept for other tenants."""
+        kept_places, kept_pace = (_KEPT_PLACES, _KEPT_PACE) if for_others else (0.0, 0.0)
+        if not self._has_place(request, kept_places):
             is_full = len(self._queues.running) >= self._config.max_num_seqs
             return "max_num_seqs" if is_full else "memory"
-        return None if self._can_pace(request) else "pace"
+        return None if self._can_pace(request, kept_pace) else "pace"
+
+    def _leaves_room(self, request: Request) -> bool:
+        """Whether other tenants may come that have less running than the request's."""
+        tenants = self._queues.tenants
+        return (
+            len(tenants) > 1
+            and not request.num_preemptions
+            and tenants.may_come(self._queues.tenant(request), self._now_s)
+        )
 
     def _is_full(self) -> bool:
         """Whether not one prefill token fits; cheaper to tell than what a prompt has cached."""
         return bool(self.chunks) and not self._budget.max_chunk(self.shape, 0, 1, self.limit_s)
 
-    def _has_place(self, request: Request) -> bool:
+    def _has_place(self, request: Request, kept: float = 0.0) -> bool:
         """Whether one more may run, and it and all others would find blocks up to their ends."""
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        if num_running >= self._config.max_num_seqs:
+        if num_running >= max(1, int((1.0 - kept) * self._config.max_num_seqs)):
             return False
+        kept_blocks = int(kept * self._kv.num_blocks)
         # What they will want is only worked out between what they want at least and at most.
         most = -(-self._lengths.longest // self._kv.block_size)
-        return self._kv.fits(request, spare_blocks=(num_running + 1) * most) or (
-            self._kv.fits(request, spare_blocks=num_running + 1)
-            and self._kv.fits(request, spare_blocks=self._memory_forecast().peak_blocks(request))
+        return self._kv.fits(request, spare_blocks=kept_blocks + (num_running + 1) * most) or (
+            self._kv.fits(request, spare_blocks=kept_blocks + num_running + 1)
+            and self._kv.fits(
+                request, spare_blocks=kept_blocks + self._memory_forecast().peak_blocks(request)
+            )
         )
 
     def _memory_forecast(self) -> MemoryForecast:
@@ -270,7 +294,7 @@ class StepBuilder:
             self._memory = MemoryForecast(running, self._lengths, self._kv.block_size)
         return self._memory
 
-    def _can_pace(self, request: Request) -> bool:
+    def _can_pace(self, request: Request, kept: float = 0.0) -> bool:
         """Whether all streams with a promise would still get their tokens in time beside it.
 
         Who was admitted and is late all the same does not wait for that, too.
@@ -278,7 +302,9 @@ class StepBuilder:
         if request.is_best_effort or (self._config.shed_load and request.is_late):
             return True
         self._promised.add_decode(request.num_tokens)
-        fits = can_pace(self._budget, self._promised, min(self._pace_s, request.step_s))
+        limit_s = min(self._pace_s, request.step_s)
+        most_s = (1.0 - kept) * limit_s
+        fits = can_pace(self._budget, self._promised, limit_s, most_s=most_s)
         self._promised.remove_decode(request.num_tokens)
         return fits
 
@@ -319,7 +345,9 @@ class StepBuilder:
             self._preempt(victim)
 
     def _victim(self) -> Request:
-        """The latest admitted of those that it harms least: no promise, then no stream to stall.
+        """The latest admitted of those that it harms least, without a promise if there are any.
+
+        Then it is one of the tenant that has most running, and one with no stream to stall.
 
         The latest has, on the whole, least to compute again and most left to generate
         (docs/experiments.md).
@@ -327,7 +355,11 @@ class StepBuilder:
         latest_first = reversed(self._queues.running.values())
         return min(
             (request for request in latest_first if request.request_id not in self._in_step),
-            key=lambda r: (not r.is_best_effort, r.first_token_s is not None),
+            key=lambda r: (
+                not r.is_best_effort,
+                -self._queues.tenant(r).running_by_weight,
+                r.first_token_s is not None,
+            ),
         )
 
     def _preempt(self, request: Request) -> None:

@@ -33,7 +33,8 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     api_keys: Annotated[
         tuple[str, ...],
         Flag(
-            "ask clients for this key; may be repeated, or list several with commas",
+            "ask clients for this key; TENANT=KEY makes whoever has it that tenant; may be "
+            "repeated, or list several with commas",
             metavar="KEY",
             default="the API is open",
             name="api-key",

@@ -22,11 +22,13 @@ class Arrival:
         request_id: the client's, or one made for it.
         received_s: when its first bytes came, on the clock of `time.monotonic`.
         trace_context: its headers of W3C's trace context; key the name.
+        tenant: that its API key names; None where it names none.
     """
 
     request_id: str
     received_s: float
     trace_context: dict[str, str]
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ async def _context(request: Request) -> Context:
 async def _arrival(request: Request) -> Arrival:
     headers = request.headers
     context = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
-    return Arrival(request.state.request_id, request.state.received_s, context)
+    tenant = getattr(request.state, "tenant", None)
+    return Arrival(request.state.request_id, request.state.received_s, context, tenant)
 
 
 ContextDep = Annotated[Context, Depends(_context)]

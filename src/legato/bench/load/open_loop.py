@@ -153,5 +153,9 @@ class _Run:
 
 def _extensions(request: WorkloadRequest) -> dict[str, object]:
     """Legato's own fields, where they are set: other servers may not know them."""
-    fields = {"slo_class": request.slo_class, "priority": request.priority}
+    fields = {
+        "slo_class": request.slo_class,
+        "tenant": request.tenant,
+        "priority": request.priority,
+    }
     return {name: value for name, value in fields.items() if value}

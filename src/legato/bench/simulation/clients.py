@@ -13,6 +13,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import INTERACTIVE, ServiceParams
+from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import token_array
 
 _STATUSES: dict[FinishReason, Status] = {
@@ -134,7 +135,9 @@ def _message(request_id: str, request: WorkloadRequest, arrival_s: float) -> Add
         prompt_token_ids=token_array([0]) * request.num_prompt_tokens,
         params=SamplingParams(temperature=0.0, seed=0, max_tokens=request.num_output_tokens),
         service=ServiceParams(
-            slo_class=request.slo_class or INTERACTIVE, priority=request.priority
+            slo_class=request.slo_class or INTERACTIVE,
+            tenant=request.tenant or DEFAULT_TENANT,
+            priority=request.priority,
         ),
         arrival_time_s=arrival_s,
     )

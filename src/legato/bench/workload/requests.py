@@ -15,7 +15,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     Attributes:
         arrival_s: from the start of the run.
         num_output_tokens: exactly as many are asked for.
-        slo_class, priority: Legato's extensions of the API; sent only where they are set.
+        slo_class, priority, tenant: Legato's extensions of the API; sent only where they are set.
     """
 
     arrival_s: float
@@ -23,6 +23,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     num_output_tokens: int
     slo_class: str | None = None
     priority: int = 0
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("arrival_s", 0.0), ("num_prompt_tokens", 1), ("num_output_tokens", 1)):

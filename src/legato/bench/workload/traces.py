@@ -17,6 +17,7 @@ from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from legato.core.slo import INTERACTIVE
 from legato.core.step_record import RequestArrived, RequestEnded
+from legato.core.tenant import DEFAULT_TENANT
 from legato.observe.traces.trace_file import open_binary, read_trace
 
 _RECORDED = b'{"kind":"trace"'
@@ -120,6 +121,7 @@ def _recorded_request(arrival: RequestArrived, end: RequestEnded) -> WorkloadReq
         end.num_output_tokens or arrival.max_tokens or 1,
         None if arrival.slo_class == INTERACTIVE else arrival.slo_class,
         arrival.priority,
+        None if arrival.tenant == DEFAULT_TENANT else arrival.tenant,
     )
 
 

@@ -105,6 +105,7 @@ def _arrived(request: AddRequest, now_s: float) -> RequestArrived:
         slo_class=request.service.slo_class,
         priority=request.service.priority,
         is_rerun=request.is_rerun,
+        tenant=request.service.tenant,
     )
 
 

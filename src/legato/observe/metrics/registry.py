@@ -4,7 +4,7 @@ A declaration has the metric's name, kind, labels and help text, and the section
 that lists it: `python -m observability` writes the tables there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +16,8 @@ PREFIX = "legato:"
 MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
+Rows = Sequence[tuple[tuple[str, ...], float]]
+"""Values of labels, and of the metric."""
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 
 
@@ -108,6 +110,20 @@ class Section:
         """Args: read: as for `read_counter`."""
         self._read(GaugeMetricFamily, self._declare("gauge", name, text, (), own), read)
 
+    def read_counters(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """One with a label. Args: read: asked once a scrape; key the label's value."""
+        told = self._declare("counter", name, text, (label,), own=True)
+        self._read_all(CounterMetricFamily, told, lambda: _as_rows(read()))
+
+    def read_gauges(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Args: as for `read_counters`."""
+        told = self._declare("gauge", name, text, (label,), own=True)
+        self._read_all(GaugeMetricFamily, told, lambda: _as_rows(read()))
+
     def _declare(
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
     ) -> tuple[str, str, tuple[str, ...]]:
@@ -127,14 +143,27 @@ class Section:
         told: tuple[str, str, tuple[str, ...]],
         read: Callable[[], float],
     ) -> None:
+        self._read_all(family, told, lambda: [((), read())])
+
+    def _read_all(
+        self,
+        family: type[CounterMetricFamily | GaugeMetricFamily],
+        told: tuple[str, str, tuple[str, ...]],
+        read: Callable[[], Rows],
+    ) -> None:
         name, text, labels = told
 
         def collect() -> Metric:
             metric = family(name, text, labels=labels)
-            metric.add_metric([self._registry.model_name], read())
+            for values, value in read():
+                metric.add_metric([self._registry.model_name, *values], value)
             return metric
 
         self._registry.collectors.register(_OneMetric(collect))
+
+
+def _as_rows(values: Mapping[str, float]) -> Rows:
+    return [((label,), value) for label, value in values.items()]
 
 
 class _OneMetric(Collector):

@@ -15,7 +15,7 @@ REFUSALS = (INVALID, *RefusalReason)
 _PER_TOKEN_S = (
     0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15,
     0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_TTFT_S = (
+TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5,
     2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _REQUEST_S = (
@@ -49,7 +49,7 @@ class RequestMetrics:
     def _declare_latencies(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
         histogram = registry.section("Latencies").histogram
         promised = classes.values()
-        ttft_s = _with_bounds(_TTFT_S, (slo.ttft_s for slo in promised))
+        ttft_s = _with_bounds(TTFT_S, (slo.ttft_s for slo in promised))
         itl_s = _with_bounds(_PER_TOKEN_S, (slo.itl_s for slo in promised))
         tpot_s = _with_bounds(_PER_TOKEN_S, (slo.tpot_s for slo in promised))
         self.ttft_s = histogram(

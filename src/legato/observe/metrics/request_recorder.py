@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.tenant import DEFAULT_TENANT
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.metrics.slo_metrics import RequestSlo
 
@@ -16,6 +17,7 @@ class JobRecorder:
         max_tokens: as asked for.
         slo_class: as asked for; where there is none such, the request is never served.
         arrival_s: when the HTTP request came.
+        tenant: whose it is.
     """
 
     def __init__(
@@ -27,11 +29,14 @@ class JobRecorder:
         max_tokens: int | None,
         slo_class: str,
         arrival_s: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> None:
         self._metrics = metrics.requests
         self._n = n
         self._running = {
-            index: _CompletionRecorder(metrics, prompt_lens[index // n], slo_class, arrival_s)
+            index: _CompletionRecorder(
+                metrics, prompt_lens[index // n], slo_class, arrival_s, tenant
+            )
             for index in range(n * len(prompt_lens))
         }
         self._lengths: list[list[int]] = [[] for _ in prompt_lens]
@@ -82,9 +87,16 @@ class _CompletionRecorder:
     """Measures one completion. Attributes: `num_tokens`: that have come."""
 
     def __init__(
-        self, metrics: ServerMetrics, num_prompt_tokens: int, slo_class: str, arrival_s: float
+        self,
+        metrics: ServerMetrics,
+        num_prompt_tokens: int,
+        slo_class: str,
+        arrival_s: float,
+        tenant: str,
     ) -> None:
         self._metrics = metrics.requests
+        self._tenants = metrics.tenants
+        self._tenant = tenant
         self._slo = RequestSlo(metrics.slos, slo_class)
         self._class = slo_class
         self._num_prompt_tokens = num_prompt_tokens
@@ -122,6 +134,7 @@ class _CompletionRecorder:
         self._scheduled_s, self._first_s = output.scheduled_s, received_s
         ttft_s = self._first_s - self._arrival_s
         metrics.ttft_s.of(self._class).observe(ttft_s)
+        self._tenants.first_token(self._tenant, ttft_s)
         metrics.queue_s.of(self._class).observe(self._scheduled_s - self._arrival_s)
         metrics.prefill_s.observe(self._first_s - self._scheduled_s)
         metrics.prompt_tokens.inc(self._num_prompt_tokens)

@@ -8,6 +8,7 @@ from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_me
 from legato.observe.metrics.registry import Declaration, MetricRegistry
 from legato.observe.metrics.request_metrics import RequestMetrics
 from legato.observe.metrics.slo_metrics import SloMetrics
+from legato.observe.metrics.tenant_metrics import TenantMetrics
 
 
 class ServerMetrics:
@@ -21,7 +22,7 @@ class ServerMetrics:
         classes: of service; key the name.
 
     Attributes:
-        requests, slos: what `JobRecorder` counts.
+        requests, slos, tenants: what `JobRecorder` counts.
         steps: to be told of each step.
     """
 
@@ -39,6 +40,7 @@ class ServerMetrics:
         self.steps = StepMetrics(self._registry)
         declare_engine_metrics(self._registry, stats, num_restarts, cache)
         self.requests = RequestMetrics(self._registry, classes)
+        self.tenants = TenantMetrics(self._registry, stats)
 
     @property
     def declared(self) -> list[Declaration]:

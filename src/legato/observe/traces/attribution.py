@@ -239,7 +239,7 @@ class _State:
             return {"preemption": 1.0}
         if step.record.held_by == "memory":
             return {"memory": 1.0}
-        if step.record.held_by in ("max_num_seqs", "pace"):
+        if step.record.held_by in ("max_num_seqs", "pace", "tenants"):
             return {"queue": 1.0}
         tokens = _tokens(step)
         tokens["queue"] = tokens.pop("others_decode")

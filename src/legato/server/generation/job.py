@@ -46,14 +46,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, asked: Generation, prompts: list[TokenIds], *, arrival: Arrival, operation: str
     ) -> "Job":
-        """What was read of a body."""
+        """What was read of a body.
+
+        Raises:
+            InvalidRequestError: it claims another tenant than its key's.
+        """
         return cls(
             arrival=arrival,
             operation=operation,
             is_streamed=asked.is_streamed,
             prompts=prompts,
             params=asked.params,
-            service=asked.service,
+            service=asked.service.of_key(arrival.tenant),
         )
 
     def choice(self, prompt_index: int, delta: CompletionDelta) -> int:
@@ -115,6 +119,7 @@ def _recorder(context: Context, job: Job) -> JobRecorder:
         n=job.params.n,
         max_tokens=job.params.max_tokens,
         slo_class=job.service.slo_class,
+        tenant=job.service.tenant,
         arrival_s=job.arrival.received_s,
     )
 

@@ -4,8 +4,6 @@ Each class wraps an application and is one itself; `create_app` says in which or
 """
 
 import asyncio
-import hashlib
-import hmac
 import re
 import uuid
 from collections.abc import Collection, Iterator
@@ -15,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.server.http.api_keys import ApiKeys
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
@@ -109,33 +108,28 @@ class RefuseWhileDraining:
 
 
 class RequireApiKey:
-    """Lets nobody pass without one of the keys, except to `open_paths`."""
+    """Answers only those who have one of the keys, if there are any, but for open paths.
+
+    Handlers find the tenant that the key names, if it does, in `scope["state"]["tenant"]`.
+    """
 
     def __init__(
         self, app: ASGIApp, api_keys: tuple[str, ...], open_paths: Collection[str]
     ) -> None:
         self._app = app
         self._open_paths = open_paths
-        self._digests = [_digest(key.encode(errors="surrogateescape")) for key in api_keys]
+        self._keys = ApiKeys(api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = not self._digests or scope["path"] in self._open_paths
-        if not is_open and not self._has_key(scope):
-            await error_response(invalid_key())(scope, receive, send)
-            return
+        if self._keys and scope["path"] not in self._open_paths:
+            scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
+            # The bytes as they were sent.
+            is_known, tenant = self._keys.find(token.strip().encode("latin-1"))
+            if not is_known or scheme.lower() != "bearer":
+                await error_response(invalid_key())(scope, receive, send)
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
-        given = _digest(token.strip().encode("latin-1"))  # the bytes as they were sent
-        # All are compared, so that the time taken tells nothing of which came near.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: bytes) -> bytes:
-    """Of one length whatever the key's, which the time of a comparison would tell."""
-    return hashlib.sha256(key).digest()
 
 
 class ReadBody:

@@ -18,6 +18,7 @@ from legato.core.sampling_params import (
     SamplingParams,
 )
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
+from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.server.limits import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
@@ -121,6 +122,7 @@ class GenerationRequest(ModelRequest):
     skip_special_tokens: bool | None = None
 
     slo_class: Name = INTERACTIVE
+    tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
@@ -162,6 +164,7 @@ class GenerationRequest(ModelRequest):
         """How to serve it beside others; whether its class exists is for the engine to say."""
         return ServiceParams(
             slo_class=self.slo_class,
+            tenant=self.tenant,
             priority=self.priority,
             allow_best_effort=self.allow_best_effort,
             cache_salt=self.cache_salt,

@@ -1,0 +1,57 @@
+"""Metrics by tenant: of the first few that came, and of all others together."""
+
+from collections.abc import Callable
+
+from legato.core.stats import OTHER_TENANTS, EngineStats
+from legato.observe.metrics.registry import MetricRegistry
+from legato.observe.metrics.request_metrics import TTFT_S
+
+_LABEL = "tenant"
+
+
+class TenantMetrics:
+    """What each tenant has of the engine, and how long it waits.
+
+    Args:
+        stats: the engine's latest, which say who is shown by name.
+    """
+
+    def __init__(self, registry: MetricRegistry, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+        tenants = registry.section("Tenants")
+        tenants.read_counters(
+            "tenant_service_seconds",
+            "Predicted time of steps, as far as it was a tenant's requests'.",
+            _LABEL,
+            lambda: {tenant.name: tenant.service_s for tenant in stats().tenants},
+        )
+        tenants.read_gauges(
+            "tenant_requests_running",
+            "Requests of a tenant that have blocks.",
+            _LABEL,
+            lambda: {tenant.name: tenant.num_running for tenant in stats().tenants},
+        )
+        tenants.read_gauges(
+            "tenant_requests_waiting",
+            "Requests of a tenant that do not run yet.",
+            _LABEL,
+            lambda: {tenant.name: tenant.num_waiting for tenant in stats().tenants},
+        )
+        tenants.read_counters(
+            "tenant_requests_refused",
+            "Completions of a tenant refused because of load.",
+            _LABEL,
+            lambda: {tenant.name: tenant.num_refused for tenant in stats().tenants},
+        )
+        self._ttft_s = tenants.histogram(
+            "tenant_time_to_first_token_seconds",
+            "From arrival to the first token.",
+            TTFT_S,
+            _LABEL,
+            own=True,
+        )
+
+    def first_token(self, tenant: str, ttft_s: float) -> None:
+        """A completion of a tenant has begun."""
+        is_shown = any(shown.name == tenant for shown in self._stats().tenants)
+        self._ttft_s.of(tenant if is_shown else OTHER_TENANTS).observe(ttft_s)

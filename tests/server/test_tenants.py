@@ -1,0 +1,132 @@
+"""Two API keys, two tenants: who a request is of, and what a flood does to the other."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion
+
+from legato.server.http.api_keys import ApiKeys
+from tests.server.launch import ServerProcess, long_request, running_server
+
+FLAGS = (
+    "--api-key", "ops=sk-ops,lab=sk-lab,lab=sk-lab-2", "--api-key", "sk-gateway",
+    "--max-num-seqs", "2", "--max-waiting", "3", "--tenant-weight", "ops=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(tmp_path_factory.mktemp("tenants"), *FLAGS) as process:
+        yield process
+
+
+def ask(shared: ServerProcess, key: str, **extra: object) -> Completion:
+    return shared.openai(api_key=key).completions.create(
+        model="smollm2-135m-instruct", prompt="Hi", max_tokens=2, extra_body=extra
+    )
+
+
+def num_begun(shared: ServerProcess, tenant: str) -> float:
+    return shared.metric("tenant_time_to_first_token_seconds_count", tenant=tenant)
+
+
+@pytest.mark.parametrize(
+    ("key", "extra", "tenant"),
+    [
+        ("sk-ops", {}, "ops"),
+        ("sk-ops", {"tenant": "ops"}, "ops"),
+        ("sk-lab", {}, "lab"),
+        ("sk-lab-2", {}, "lab"),
+        ("sk-gateway", {}, "default"),
+        ("sk-gateway", {"tenant": "ops"}, "ops"),
+        ("sk-gateway", {"tenant": "team-7:eu@x.example"}, "team-7:eu@x.example"),
+    ],
+)
+def test_a_key_names_a_tenant_or_lets_the_request_name_one(
+    shared: ServerProcess, key: str, extra: dict[str, str], tenant: str
+) -> None:
+    before = num_begun(shared, tenant)
+    service_s = shared.metric("tenant_service_seconds_total", tenant=tenant)
+    ask(shared, key, **extra)
+    assert num_begun(shared, tenant) == before + 1
+    assert shared.metric("tenant_service_seconds_total", tenant=tenant) > service_s
+
+
+@pytest.mark.parametrize(
+    ("key", "tenant"),
+    [
+        ("sk-ops", "lab"),
+        ("sk-lab", "ops"),
+        ("sk-gateway", ""),
+        ("sk-gateway", "a b"),
+        ("sk-gateway", "-a"),
+        ("sk-gateway", "a" * 65),
+        ("sk-gateway", "t\u00e4"),
+        ("sk-gateway", 7),
+        ("sk-gateway", ["ops"]),
+    ],
+)
+def test_a_tenant_that_is_none_or_the_keys_not(
+    shared: ServerProcess, key: str, tenant: object
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(shared, key, tenant=tenant)
+    assert caught.value.param == "tenant"
+
+
+@pytest.mark.parametrize("key", ["ops=sk-ops", "ops", "sk-ops=", "sk-lab-3"])
+def test_what_is_no_key(shared: ServerProcess, key: str) -> None:
+    response = shared.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+    assert response.status_code == 401
+
+
+def test_a_key_that_looks_named_but_ends_there_is_whole() -> None:
+    keys = ApiKeys(["c2VjcmV0Cg==", "YWI=", "team=c2VjcmV0Cg==", "a b=c"])
+    assert keys.find(b"c2VjcmV0Cg==") == (True, None)
+    assert keys.find(b"YWI=") == (True, None)
+    assert keys.find(b"a b=c") == (True, None)
+    assert ApiKeys(["team=YWI="]).find(b"YWI=") == (True, "team")
+    assert keys.find(b"=") == (False, None)
+    assert not ApiKeys([])
+
+
+def test_only_the_flood_is_refused(shared: ServerProcess) -> None:
+    """It has the running place that is not kept, and all that wait; then the other comes."""
+    ask(shared, "sk-ops")
+
+    async def run() -> list[int]:
+        async with httpx.AsyncClient(base_url=shared.url, timeout=60.0) as client:
+
+            async def flood() -> int:
+                headers = {"Authorization": "Bearer sk-lab"}
+                body = long_request()
+                async with client.stream(
+                    "POST", "/v1/completions", json=body, headers=headers
+                ) as response:
+                    if response.status_code == 429:
+                        assert int(response.headers["Retry-After"]) > 0
+                        return 429
+                    async for _ in response.aiter_bytes():
+                        pass
+                    return response.status_code
+
+            tasks = [asyncio.create_task(flood()) for _ in range(5)]
+            while shared.metric("tenant_requests_waiting", tenant="lab") < 3:
+                await asyncio.sleep(0.02)
+            assert shared.metric("tenant_requests_running", tenant="lab") == 1
+            for _ in range(3):
+                answer = await asyncio.to_thread(ask, shared, "sk-ops")
+                assert answer.choices[0].finish_reason == "length"
+            refused = [task.result() for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return refused
+
+    before = shared.metric("tenant_requests_refused_total", tenant="lab")
+    assert asyncio.run(run()) == [429, 429]
+    assert shared.metric("tenant_requests_refused_total", tenant="lab") == before + 2
+    assert shared.metric("tenant_requests_refused_total", tenant="ops") == 0
