@@ -19,6 +19,8 @@ from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.messages import (
+    Control,
+    Delivered,
     EngineFailed,
     EngineReady,
     Reconfigure,
@@ -28,7 +30,7 @@ from legato.engine.process.messages import (
 
 _YOUNG_PER_FULL_COLLECTION = 10_000
 
-FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | Control
 
 
 def main(fd: int) -> int:
@@ -85,6 +87,8 @@ def _events(messages: Iterable[FromFrontEnd], engine: EngineLoop) -> list[Event]
                 engine.set_recording(is_on=is_on)
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
+            case Delivered(later_s):
+                engine.note_way(later_s)
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

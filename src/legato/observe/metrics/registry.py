@@ -4,7 +4,7 @@ A declaration has the metric's name, kind, labels and help text, and the section
 that lists it: `python -m observability` writes the tables there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -108,6 +108,17 @@ class Section:
         """Args: read: as for `read_counter`."""
         self._read(GaugeMetricFamily, self._declare("gauge", name, text, (), own), read)
 
+    def read_gauges(
+        self,
+        name: str,
+        text: str,
+        *labels: str,
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+        own: bool = False,
+    ) -> None:
+        """Args: read: asked once a scrape for the values; key those of the labels."""
+        self._read_all(GaugeMetricFamily, self._declare("gauge", name, text, labels, own), read)
+
     def _declare(
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
     ) -> tuple[str, str, tuple[str, ...]]:
@@ -127,11 +138,20 @@ class Section:
         told: tuple[str, str, tuple[str, ...]],
         read: Callable[[], float],
     ) -> None:
+        self._read_all(family, told, lambda: {(): read()})
+
+    def _read_all(
+        self,
+        family: type[CounterMetricFamily | GaugeMetricFamily],
+        told: tuple[str, str, tuple[str, ...]],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
         name, text, labels = told
 
         def collect() -> Metric:
             metric = family(name, text, labels=labels)
-            metric.add_metric([self._registry.model_name], read())
+            for values, value in read().items():
+                metric.add_metric([self._registry.model_name, *values], value)
             return metric
 
         self._registry.collectors.register(_OneMetric(collect))
