@@ -92,8 +92,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Gaps delivered",
-            "The promised quantile of the gaps of the last minute, as tokens were handed to clients, "
-            "beside the promise.",
+            "The promised quantile of the last minute's gaps, as tokens were handed to clients.",
             "s",
             {
                 "delivered {{slo_class}}": select("legato:slo_delivered_seconds"),
