@@ -105,13 +105,14 @@ def _measure(
             outcomes[shape] = []
             for run in range(runs):
                 status.update(f"{name}: {shape}, run {run + 1} of {runs}")
-                outcomes[shape].append(asyncio.run(_probe(url, shape, run, timeout_s)))
+                outcomes[shape].append(asyncio.run(probe(url, shape, run, timeout_s)))
                 console.print(name, shape, outcomes[shape][-1])
     return outcomes
 
 
-async def _probe(url: str, shape: Shape, seed: int, timeout_s: float) -> Outcome | None:
-    probe = Probe(
+async def probe(url: str, shape: Shape, seed: int, timeout_s: float) -> Outcome | None:
+    """Ask a server once; None where the long prompts have no first token in time."""
+    asked = Probe(
         url,
         num_streams=shape.num_streams,
         long_prompt=shape.long_prompt,
@@ -119,7 +120,7 @@ async def _probe(url: str, shape: Shape, seed: int, timeout_s: float) -> Outcome
         seed=seed,
     )
     try:
-        return _outcome(await asyncio.wait_for(probe.run(), timeout_s))
+        return _outcome(await asyncio.wait_for(asked.run(), timeout_s))
     except TimeoutError:
         return None
 

@@ -60,6 +60,7 @@ _ATTAINMENT = " / ".join(
 )
 
 NOT_SHOWN = {
+    "legato:slo_quantile",  # a setting
     "legato:iteration_tokens_total",  # prefill and decode tokens are
     "legato:e2e_request_latency_seconds",
     "legato:request_inference_time_seconds",
@@ -88,6 +89,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "The gaps that users feel. A promise is a bound of a bucket.",
             "legato:inter_token_latency_seconds",
             "itl",
+        ),
+        Panel(
+            "Gaps delivered",
+            "The promised quantile of the last minute's gaps, as tokens were handed to clients.",
+            "s",
+            {
+                "delivered {{slo_class}}": select("legato:slo_delivered_seconds"),
+                "promised {{slo_class}}": select("legato:slo_seconds", slo="itl"),
+            },
         ),
         _latency(
             "Time to first token",

@@ -44,6 +44,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "enable_prefix_caching",
         "swap_space_bytes",
         "itl_slo_s",
+        "itl_slo_quantile",
         "tpot_slo_s",
         "ttft_slo_s",
         "slo_classes",

@@ -68,6 +68,7 @@ FIELDS = {
     "enable_chunked_prefill": "compute long prompts in chunks",
     "prefill_order": "whose prompt goes first",
     "itl_slo_s": "longest time from one token to the next, in seconds",
+    "itl_slo_quantile": "share of a request's tokens that `itl_slo_s` is for",
     "tpot_slo_s": "longest mean time per output token, in seconds",
     "ttft_slo_s": "longest time to the first token, in seconds",
 }

@@ -58,6 +58,8 @@ def test_every_field_has_a_flag_that_tells_its_default(config: type[Config]) -> 
     add_server_flags(parser)
     flags = {action.option_strings[0]: action for action in parser._actions}
     for field in fields_of(config):
+        if field.flag.behind is not None:
+            continue  # it is typed behind another one's value
         action = flags[field.option]
         assert action.dest == field.name
         if field.kind in ("count", "number", "choice") and field.default is not None:
@@ -70,6 +72,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         for config in (*engine_parts().values(), ServerConfig)
         for field in fields_of(config)
         if (name := field.name).replace("_", "-") != field.option.removeprefix("--")
+        and field.flag.behind is None
     }
     assert given == {
         "kv_cache_memory_bytes": "--kv-cache-memory",
@@ -113,6 +116,16 @@ def test_weights_that_are_none(text: str) -> None:
         config_of("--tenant-weight", text)
 
 
+def test_a_promise_on_gaps_says_for_how_many() -> None:
+    config = config_of("--itl-slo", "120ms:p99.9", "--slo-class", "gold:itl=50ms:p99.99,ttft=2s")
+    assert config.scheduler.classes == {
+        "interactive": SloClass(itl_s=0.12, itl_quantile=0.999),
+        "batch": SloClass(),
+        "gold": SloClass(itl_s=0.05, itl_quantile=0.9999, ttft_s=2.0),
+    }
+    assert config_of("--itl-slo", "120ms").scheduler.itl_slo_quantile == 0.99
+
+
 def test_memory_utilization() -> None:
     assert config_of("--gpu-memory-utilization", "0.5").cache.gpu_memory_utilization == 0.5
 
@@ -136,6 +149,7 @@ def test_no_byte_size(text: str) -> None:
     "flags",
     [["--dtype", "int4"], ["--policy", "random"], ["--max-num-seqs", "many"], ["--frobnicate"],
      ["--kv-cache-memory", "1G", "--gpu-memory-utilization", "0.5"],
+     ["--itl-slo", "1s:99"], ["--itl-slo", "1s:p100"], ["--slo-class", "gold:tpot=1s:p99"],
      ["--slo-class", "gold:soon"], ["--slo-class", "gold:itl=0"], ["--slo-class", ":itl=1"]],
 )  # fmt: skip
 def test_usage_errors(flags: list[str], capsys: Any) -> None:

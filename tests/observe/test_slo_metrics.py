@@ -17,7 +17,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._registry = MetricRegistry("m")
-        self.metrics = SloMetrics(self._registry, CLASSES)
+        self.metrics = SloMetrics(self._registry, CLASSES, dict)
 
     def request(self, slo_class: str = "gold") -> RequestSlo:
         return RequestSlo(self.metrics, slo_class)

@@ -10,6 +10,7 @@ from legato.core.plan import StepPlan
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
 
 
 def _seconds(largest: float) -> st.SearchStrategy[float]:
@@ -55,6 +56,15 @@ def calibrate(costs: StepCosts, max_len: int) -> list[MeasuredStep]:
     for shape in shapes[::7]:
         shape.add_prefill(0, 9, samples=True)
     return [(shape, costs.seconds(shape)) for shape in shapes]
+
+
+def steady_model(costs: StepCosts, max_len: int) -> StepTimeModel:
+    """Calibrated, and so many steps later that it knows that nothing interrupts them."""
+    model = StepTimeModel(calibrate(costs, max_len))
+    mixed = step_shape(num_decodes=3, context=9, chunk=16)
+    for _ in range(500):
+        model.observe(mixed, costs.seconds(mixed))
+    return model
 
 
 def truth(costs: StepCosts, noise: Callable[[], float]) -> Callable[[StepPlan], float]:

@@ -21,7 +21,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
-from tests.scheduler.step_times import calibrate, step_shape, true_costs
+from tests.scheduler.step_times import calibrate, steady_model, step_shape, true_costs
 
 MAX_MODEL_LEN = 400
 _NEARLY = 0.5
@@ -36,7 +36,7 @@ class SheddingHarness(Harness):
     """Steps last exactly what is believed. `refused` says what would have become of a request."""
 
     def __init__(self, costs: StepCosts, **settings: Any) -> None:
-        model = StepTimeModel(calibrate(costs, MAX_MODEL_LEN))
+        model = steady_model(costs, MAX_MODEL_LEN)
         super().__init__(
             num_blocks=1500,
             max_model_len=MAX_MODEL_LEN,

@@ -16,7 +16,14 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
-from tests.scheduler.step_times import calibrate, noise_of, step_shape, true_costs, truth
+from tests.scheduler.step_times import (
+    calibrate,
+    noise_of,
+    steady_model,
+    step_shape,
+    true_costs,
+    truth,
+)
 
 MAX_MODEL_LEN = 300
 ROUNDING_S = 1e-9
@@ -130,10 +137,7 @@ LINEAR = StepCosts(step_s=0.01, row_s=(1e-3,) * 5, area_s=1e-6)
 
 def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
     """No step is much shorter than allowed, but where the prompt ends."""
-    model = StepTimeModel(calibrate(LINEAR, 4000))
-    mixed = step_shape(num_decodes=3, chunk=100)
-    for _ in range(100):
-        model.observe(mixed, LINEAR.seconds(mixed))
+    model = steady_model(LINEAR, 4000)
     harness = Harness(
         budget=2048,
         num_blocks=2000,

@@ -96,20 +96,22 @@ def test_a_machine_that_changes_its_speed_is_followed(speed: float, num_steps_be
     assert worst_error(model, speed) < 0.1
 
 
-def test_interruptions_pass_neither_for_a_slower_machine_nor_for_error() -> None:
+@pytest.mark.parametrize("factor", [1.5, 5.0])
+def test_interruptions_do_not_pass_for_a_slower_machine(factor: float) -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
     rng = random.Random(0)
-    run(model, 2000, lambda: 5.0 if rng.random() < 0.02 else 1.0)
+    run(model, 2000, lambda: factor if rng.random() < 0.03 else 1.0)
     assert worst_error(model) < 0.1
-    assert model.margin < 0.1
 
 
-def test_the_margin_covers_what_makes_three_steps_in_a_hundred_half_as_long_again() -> None:
+def test_the_margin_is_of_what_was_delivered() -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
-    rng = random.Random(0)
-    run(model, 2000, lambda: 1.5 if rng.random() < 0.03 else 1.0)
+    shapes = traffic(random.Random(0))
+    for shape in (next(shapes) for _ in range(1500)):
+        seconds = COSTS.seconds(shape)
+        model.observe(shape, seconds, delivered_s=1.25 * seconds)
     assert worst_error(model) < 0.1
-    assert 0.4 < model.margin < 0.6
+    assert 0.25 < model.margin < 0.35
 
 
 def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over() -> None:
@@ -127,21 +129,12 @@ def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over(
 @pytest.mark.parametrize("sigma", [0.02, 0.05, 0.1])
 def test_the_margin_covers_99_in_100_steps(sigma: float) -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
-    run(model, 1000, spread(sigma))
+    run(model, 1500, spread(sigma))
     noise, shapes = spread(sigma, seed=1), traffic(random.Random(1))
     steps = [next(shapes) for _ in range(2000)]
     late = [COSTS.seconds(s) * noise() > model.seconds(s) * (1.0 + model.margin) for s in steps]
-    assert sum(late) / len(late) < 0.03
-    assert model.margin < 4.0 * sigma
-
-
-@pytest.mark.parametrize("has_prefill", [True, False])
-def test_a_margin_shrinks_again_even_if_only_decodes_run(has_prefill: bool) -> None:
-    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
-    run(model, 400, spread(0.4))
-    assert model.margin > 0.6
-    run(model, 1000, steadily(), has_prefill=has_prefill)
-    assert model.margin <= 0.5
+    assert sum(late) / len(late) < 0.01
+    assert model.margin < 4.0 * sigma + 0.2
 
 
 @given(

@@ -21,7 +21,7 @@ def promising(
     tmp_path_factory: pytest.TempPathFactory, calibration_dir: Path
 ) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("promising")
-    classes = ["--slo-class", "gold:itl=500ms,ttft=30s", "--slo-class", "cheap:ttft=1000s"]
+    classes = ["--slo-class", "gold:itl=500ms:p99.9,ttft=30s", "--slo-class", "cheap:ttft=1000s"]
     slos = flags(calibration_dir, itl="500ms", ttft="500ms")
     with running_server(folder, *slos, *classes, "--shed-load") as process:
         yield process
@@ -77,9 +77,22 @@ def test_or_served_without_a_promise(promising: ServerProcess) -> None:
 
 def test_a_kept_promise_is_healthy(promising: ServerProcess) -> None:
     complete(promising)
-    assert promising.http.get("/health").json() == {"status": "ok"}
+    health = promising.http.get("/health").json()
+    assert health["status"] == "ok"
+    assert 0 < health["margin"] <= 1
     assert promising.metric("slo_unattainable") == 0
     assert promising.metric("step_time_margin") > 0
+
+
+def test_what_is_promised_is_told_beside_what_was_delivered(promising: ServerProcess) -> None:
+    complete(promising, slo_class="gold")
+    told = promising.http.get("/health").json()["promises"]
+    assert set(told) == {"interactive", "gold"}
+    assert (told["gold"]["itl_s"], told["gold"]["quantile"]) == (0.5, 0.999)
+    assert told["interactive"]["quantile"] == 0.99
+    assert 0 < told["gold"]["delivered_s"] <= 2.0
+    assert promising.metric("slo_quantile", slo_class="gold") == 0.999
+    assert promising.metric("slo_delivered_seconds", slo_class="gold") > 0
 
 
 def test_an_slo_that_no_step_can_keep_is_told(tmp_path: Path, calibration_dir: Path) -> None:

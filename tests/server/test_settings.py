@@ -12,7 +12,8 @@ from tests.server.watch import steps, watching
 
 AUTO = {
     "policy": "stall-free", "max_num_batched_tokens": None, "enable_chunked_prefill": True,
-    "prefill_order": None, "itl_slo_s": None, "tpot_slo_s": None, "ttft_slo_s": None,
+    "prefill_order": None, "itl_slo_s": None, "itl_slo_quantile": 0.99,
+    "tpot_slo_s": None, "ttft_slo_s": None,
 }  # fmt: skip
 MOST = 8192 + 64
 

@@ -56,7 +56,7 @@ def test_the_best_is_found() -> None:
     found = search(PROBLEM, SPACE, num_trials=24, seed=0, num_processes=1, on_trial=told.append)
     assert told[-1] == 24
     assert len(found.tried) < 24
-    assert scores[found.tried[0].candidate] >= 0.8 * max(scores.values())
+    assert scores[found.tried[0].candidate] >= 0.75 * max(scores.values())
 
 
 def test_one_seed_always_gives_the_same() -> None:

@@ -12,16 +12,23 @@ from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
+from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE, SloClass
 from legato.tune.serve_flags import command_line, serve_flags
 from tests.profiles import examples
 
 _FIELDS = {field.name: field for field in engine_fields()}
-_NEEDS: dict[str, dict[str, Any]] = {"shed_load": {"ttft_slo_s": 2.5}}  # key a field's name
+_NEEDS: dict[str, dict[str, Any]] = {
+    "shed_load": {"ttft_slo_s": 2.5},
+    "itl_slo_quantile": {"itl_slo_s": 0.5},
+}
+"""Key a field's name, value what it makes no sense without."""
 
 _seconds = st.floats(min_value=0.0, exclude_min=True, max_value=sys.float_info.max)
 _promise = st.none() | _seconds
-_classes = st.builds(SloClass, itl_s=_promise, tpot_s=_promise, ttft_s=_promise)
+_quantiles = st.floats(LEAST_QUANTILE, MOST_QUANTILE)
+_classes = st.builds(SloClass, itl_s=_promise, tpot_s=_promise, ttft_s=_promise) | st.builds(
+    SloClass, itl_s=_seconds, itl_quantile=_quantiles
+)
 
 
 def _values(field: Field) -> st.SearchStrategy[Any]:
@@ -34,7 +41,7 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
         case "count" | "size":
             return st.integers(1, 2**62)
         case "number":
-            return st.floats(0.0, 1.0)
+            return _quantiles if field.flag.behind else st.floats(0.0, 1.0)
         case "duration":
             return _seconds
         case "text":
@@ -86,12 +93,13 @@ def test_flags_are_as_one_would_type_them() -> None:
     config = EngineConfig.of(
         kv_cache_memory_bytes=3 * 2**29,
         itl_slo_s=0.1145,
+        itl_slo_quantile=0.999,
         ttft_slo_s=90.0,
         slo_classes={"gold": SloClass(itl_s=0.05, ttft_s=1.5), "rest": SloClass()},
         enable_prefix_caching=False,
     )
     assert command_line(serve_flags(config)) == (
-        "legato serve --kv-cache-memory 1536M --no-enable-prefix-caching --itl-slo 114.5ms "
+        "legato serve --kv-cache-memory 1536M --no-enable-prefix-caching --itl-slo 114.5ms:p99.9 "
         "--ttft-slo 90s --slo-class gold:itl=50ms,ttft=1.5s --slo-class rest:"
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from legato.bench.load.record import RequestRecord, gaps_s
 from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
+from legato.core.slo import P99
 
 _NUM_LENGTHS = 5
 _NUM_REPEATS = 3
@@ -92,11 +93,12 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
     """When a rate is sustained.
 
     Attributes:
-        itl_slo_s: at most one gap in 100 is longer.
+        itl_slo_s: at most one gap in 100 is longer, or as many as `itl_slo_quantile` leaves.
         max_delay_s: at most half of the scheduling delays are longer.
     """
 
     itl_slo_s: float
+    itl_slo_quantile: float = P99
     max_delay_s: float = 2.0
     unloaded: UnloadedTtft
 
@@ -128,10 +130,14 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         num_late = sum(int((record.itl_s > self.itl_slo_s).sum()) for record in records)
         num_delayed = sum(self._delay_s(record, now_s) > self.max_delay_s for record in records)
         return (
-            num_late > num_gaps // _GAPS_PER_LATE
+            num_late > self._num_allowed(num_gaps)
             or num_delayed > num_requests // _REQUESTS_PER_DELAYED
             or _num_failed(records) > num_requests // _REQUESTS_PER_FAILED
         )
+
+    def _num_allowed(self, num_gaps: int) -> int:
+        """Gaps that may be late."""
+        return int(round(num_gaps * (1.0 - self.itl_slo_quantile), 6))
 
     def _delay_s(self, record: RequestRecord, now_s: float) -> float:
         """Scheduling delay, so far where the first token is yet to come."""

@@ -136,7 +136,12 @@ def _run(args: argparse.Namespace) -> None:
     workload = workload_choice(args, model.max_model_len).load()
     prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
     slos = Slos(
-        default=SloClass(itl_s=args.itl_slo, tpot_s=args.tpot_slo, ttft_s=args.ttft_slo),
+        default=SloClass(
+            itl_s=args.itl_slo,
+            itl_quantile=args.itl_slo_quantile,
+            tpot_s=args.tpot_slo,
+            ttft_s=args.ttft_slo,
+        ),
         by_class=args.slo_classes,
     )
     records = asyncio.run(
@@ -156,6 +161,7 @@ def _capacity(args: argparse.Namespace) -> None:
         workload_choice(args, model.max_model_len),
         RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
         itl_slo_s=args.itl_slo,
+        itl_slo_quantile=args.itl_slo_quantile,
         max_delay_s=args.max_delay,
         start_rate_per_s=args.rate,
         precision=args.precision,

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from legato.cli.flags import AddItems
-from legato.cli.values import count, duration_s, positive, slo_class
+from legato.cli.flags import AddItems, GapPromise
+from legato.cli.values import SLO_CLASS, count, duration_s, positive, slo_class
+from legato.core.slo import P99
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +32,13 @@ def add_prompt_flags(group: argparse._ArgumentGroup) -> None:
 def add_slo_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SLOs, which decide what counts as goodput")
     group.add_argument(
-        "--itl-slo", type=duration_s, metavar="TIME", help="for 99 of 100 gaps of a request"
+        "--itl-slo",
+        action=GapPromise,
+        quantile_dest="itl_slo_quantile",
+        metavar="TIME[:pQ]",
+        help="for 99 of 100 gaps of a request, or what a percentile says",
     )
+    parser.set_defaults(itl_slo_quantile=P99)
     group.add_argument("--tpot-slo", type=duration_s, metavar="TIME", help="for their mean")
     group.add_argument("--ttft-slo", type=duration_s, metavar="TIME", help="for the first token")
     group.add_argument(
@@ -41,7 +47,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
         type=slo_class,
         action=AddItems,
         default={},
-        metavar="NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        metavar=SLO_CLASS,
         help="for requests of a class, instead of those above; may be repeated",
     )
 
@@ -50,10 +56,11 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument(
         "--itl-slo",
-        type=duration_s,
+        action=GapPromise,
+        quantile_dest="itl_slo_quantile",
         required=True,
-        metavar="TIME",
-        help="99 of 100 gaps are at most as long",
+        metavar="TIME[:pQ]",
+        help="99 of 100 gaps are at most as long, or what a percentile says",
     )
     group.add_argument(
         "--max-delay",

@@ -11,7 +11,16 @@ from typing import Any
 
 import msgspec
 
-from legato.cli.values import byte_size, duration_s, lines_of, listed, slo_class, weights
+from legato.cli.values import (
+    SLO_CLASS,
+    byte_size,
+    duration_s,
+    gap_promise,
+    lines_of,
+    listed,
+    slo_class,
+    weights,
+)
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, engine_parts
 from legato.core.config_fields import Config, Field, Kind, fields_of
 from legato.core.sampling_params import SamplingParams
@@ -31,6 +40,25 @@ class AddItems(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **values})
 
 
+class GapPromise(argparse.Action):
+    """Sets a duration's field and the one behind it, its quantile."""
+
+    def __init__(self, *args: Any, quantile_dest: str, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "type": gap_promise})
+        self._quantile_dest = quantile_dest
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        seconds, quantile = values
+        setattr(namespace, self.dest, seconds)
+        setattr(namespace, self._quantile_dest, quantile)
+
+
 _BY_KIND: dict[Kind, dict[str, Any]] = {
     "switch": {"action": argparse.BooleanOptionalAction},
     "choice": {},
@@ -43,7 +71,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     "classes": {
         "type": slo_class,
         "action": AddItems,
-        "metavar": "NAME:itl=TIME,tpot=TIME,ttft=TIME",
+        "metavar": SLO_CLASS,
     },
     "weights": {"type": weights, "action": AddItems},
 }
@@ -61,10 +89,11 @@ def add_flags(
         only: names of fields, where not all are meant.
     """
     fields = [field for config in configs for field in fields_of(config)]
+    quantile_dests = {field.flag.behind: field.name for field in fields}
     groups: Groups = {}
     alternatives: dict[str, argparse._ArgumentGroup] = {}  # key `Flag.one_of`
     for field in fields:
-        if only and field.name not in only:
+        if field.flag.behind is not None or (only and field.name not in only):
             continue
         if field.group not in groups:
             groups[field.group] = parser.add_argument_group(
@@ -75,7 +104,7 @@ def add_flags(
             if one_of not in alternatives:
                 alternatives[one_of] = group.add_mutually_exclusive_group()
             group = alternatives[one_of]
-        _add_flag(group, field)
+        _add_flag(group, field, quantile_dests.get(field.name))
     return groups
 
 
@@ -153,8 +182,10 @@ def with_sampling_flags(args: argparse.Namespace, defaults: SamplingParams) -> S
     return msgspec.structs.replace(defaults, **given_fields(args, SamplingParams))
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: Field) -> None:
+def _add_flag(group: argparse._ArgumentGroup, field: Field, quantile_dest: str | None) -> None:
     settings = dict(_BY_KIND[field.kind])
+    if quantile_dest is not None:
+        settings = {"action": GapPromise, "quantile_dest": quantile_dest}
     if field.choices:
         settings["choices"] = field.choices
     if field.flag.metavar is not None:

@@ -125,6 +125,7 @@ def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedSe
         server,
         workload_choice(args, server.profile.max_model_len),
         itl_slo_s=args.itl_slo_s,
+        itl_slo_quantile=args.itl_slo_quantile,
         start_rate_per_s=args.rate or 1.0,
     )
     return CapacityReport(name=policy, settings=_settings(args, policy), capacity=capacity)

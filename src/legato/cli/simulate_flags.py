@@ -18,6 +18,7 @@ DEFAULT_POLICIES = ("slo", "fixed:512")
 
 _COMMON = (
     "itl_slo_s",
+    "itl_slo_quantile",
     "tpot_slo_s",
     "ttft_slo_s",
     "slo_classes",

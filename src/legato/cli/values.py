@@ -9,7 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
+from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE, P99, SloClass, percentile
+
+SLO_CLASS = "NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME"
+"""How a class is written, as a usage has it."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 # Fractions, so that 35ms is 0.035 and not the float beside it.
@@ -20,6 +23,9 @@ _UNITS_S: dict[str | None, Fraction] = {
     "m": Fraction(60),
     "h": Fraction(3600),
 }
+# A name may hold colons, too, if one follows it.
+_SLO_CLASS = re.compile(r"([^:]+|.+(?=:))(?::((?:(?:itl|tpot|ttft)=[^,=]*(?:,|$))*))?", re.DOTALL)
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -62,6 +68,21 @@ def duration_s(text: str) -> float:
     return float(Fraction(match[1]) * _UNITS_S[match[2]])
 
 
+def gap_promise(text: str) -> tuple[float, float]:
+    """Seconds, and the share of a request's gaps that they are for: TIME or TIME:pPERCENT."""
+    time, _, percent = text.partition(":")
+    if not percent:
+        return duration_s(time), P99
+    match = _PERCENTILE.fullmatch(percent)
+    quantile = float(Fraction(match[1]) / 100) if match else 0.0
+    if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
+        raise argparse.ArgumentTypeError(
+            f"{percent!r} is not a percentile from {percentile(LEAST_QUANTILE)} to "
+            f"{percentile(MOST_QUANTILE)}, such as {percentile(P99)}"
+        )
+    return duration_s(time), quantile
+
+
 def byte_size(text: str) -> int:
     """Bytes, at least one, in a size such as 512M, 2GiB or 1000000; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
@@ -91,14 +112,19 @@ def lines_of(path: str) -> list[str]:
 
 
 def slo_class(text: str) -> dict[str, SloClass]:
-    """One class, by its name, from NAME:itl=TIME,tpot=TIME,ttft=TIME; only the name is needed."""
-    name, _, promises = text.rpartition(":") if ":" in text else (text, "", "")
+    """One class, by its name, from NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME; all but the name may be
+    left out."""
+    match = _SLO_CLASS.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {SLO_CLASS}")
+    name, promises = match.groups(default="")
     given: dict[str, float] = {}
     for promise in filter(None, promises.split(",")):
         kind, _, time = promise.partition("=")
-        if kind not in ("itl", "tpot", "ttft") or not name:
-            raise argparse.ArgumentTypeError(f"{text!r} is not NAME:itl=TIME,tpot=TIME,ttft=TIME")
-        given[f"{kind}_s"] = duration_s(time)
+        if kind == "itl":
+            given["itl_s"], given["itl_quantile"] = gap_promise(time)
+        else:
+            given[f"{kind}_s"] = duration_s(time)
     try:
         return {name: SloClass(**given)}
     except ConfigError as error:

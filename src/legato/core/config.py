@@ -9,7 +9,14 @@ import msgspec
 
 from legato.core.config_fields import Config, Count, Field, Flag, Seconds, Share, fields_of
 from legato.core.errors import ConfigError
-from legato.core.slo import BATCH, INTERACTIVE, SloClass
+from legato.core.slo import (
+    BATCH,
+    INTERACTIVE,
+    LEAST_QUANTILE,
+    MOST_QUANTILE,
+    P99,
+    SloClass,
+)
 from legato.core.tenant import TenantName
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -18,6 +25,7 @@ Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
+Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
@@ -137,10 +145,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Seconds | None,
         _promise(
             "each token comes at most this long after the one before it, such as 100ms; chunks "
-            "are as long as that allows",
+            "are as long as that allows. It is for 99 of 100 gaps of a request; 100ms:p99.9 "
+            "promises more",
+            metavar="TIME[:pQ]",
             default="no promise, a fixed token budget",
         ),
     ] = None
+    itl_slo_quantile: Annotated[
+        Quantile, _promise("share of a request's gaps that `itl_slo_s` is for", behind="itl_slo_s")
+    ] = P99
     tpot_slo_s: Annotated[
         Seconds | None,
         _promise("token k comes at most k times this after the first: single gaps may be longer"),
@@ -209,6 +222,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if INTERACTIVE in self.slo_classes:
             raise ConfigError(f'class "{INTERACTIVE}" is set by itl_slo_s, tpot_slo_s, ttft_slo_s')
+        if self.itl_slo_s is None and self.itl_slo_quantile != P99:
+            raise ConfigError("itl_slo_quantile is of itl_slo_s, which is not set")
         if self.promises_pace and not self.enable_chunked_prefill:
             raise ConfigError("an ITL or TPOT SLO cannot be kept without chunked prefill")
         if self.promises_pace and self.policy == "prefill-first":
@@ -219,13 +234,24 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     @property
     def classes(self) -> dict[str, SloClass]:
         """All classes of service; key the name."""
-        interactive = SloClass(itl_s=self.itl_slo_s, tpot_s=self.tpot_slo_s, ttft_s=self.ttft_slo_s)
+        interactive = SloClass(
+            itl_s=self.itl_slo_s,
+            itl_quantile=self.itl_slo_quantile,
+            tpot_s=self.tpot_slo_s,
+            ttft_s=self.ttft_slo_s,
+        )
         return {INTERACTIVE: interactive, BATCH: SloClass(), **self.slo_classes}
 
     @property
     def promises_pace(self) -> bool:
         """Whether any class bounds the length of a step."""
         return any(slo.step_s is not None for slo in self.classes.values())
+
+    @property
+    def strictest_quantile(self) -> float:
+        """Of those that gaps are promised for: streams of all classes share a step."""
+        classes = self.classes.values()
+        return max((slo.itl_quantile for slo in classes if slo.itl_s is not None), default=P99)
 
     @property
     def idle_limit_s(self) -> float:

@@ -54,6 +54,7 @@ class Flag(msgspec.Struct, frozen=True):
         name: the flag's, without dashes in front; None makes it of the field's.
         group: heading that the flag is listed under; None takes `Config.flag_group`.
         one_of: at most one of the flags with the same may be given.
+        behind: the field, a duration, behind whose value it is typed: it has no flag of its own.
     """
 
     help: str
@@ -62,6 +63,7 @@ class Flag(msgspec.Struct, frozen=True):
     name: str | None = None
     group: str | None = None
     one_of: str | None = None
+    behind: str | None = None
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):

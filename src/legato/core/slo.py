@@ -1,6 +1,7 @@
 """Latency promises: named classes of service, and what a request says of its own."""
 
 import math
+from decimal import Decimal
 
 import msgspec
 
@@ -16,6 +17,11 @@ MAX_CACHE_SALT = 256
 """Characters of `cache_salt`; a key of 32 random bytes has 43 or 64."""
 
 
+P99 = 0.99
+"""What a promise on gaps is for, unless it says otherwise."""
+LEAST_QUANTILE, MOST_QUANTILE = 0.5, 0.9999
+
+
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a class of requests is promised; None promises nothing.
 
@@ -23,12 +29,14 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         itl_s: each token comes at most this long after the one before it.
+        itl_quantile: share of a request's tokens that this is promised for.
         tpot_s: the pace: token k comes at most k times this after the first. A stream that is
             ahead of it has slack, which a step may spend (FairBatching, arXiv:2510.14392).
         ttft_s: the first token comes at most this long after the request's arrival.
     """
 
     itl_s: float | None = None
+    itl_quantile: float = P99
     tpot_s: float | None = None
     ttft_s: float | None = None
 
@@ -37,13 +45,21 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ConfigError(f"an SLO's {name} must be a positive number, got {value}")
+        if not LEAST_QUANTILE <= self.itl_quantile <= MOST_QUANTILE:
+            raise ConfigError(
+                f"an SLO's itl_quantile must be in [{LEAST_QUANTILE}, {MOST_QUANTILE}], got "
+                f"{self.itl_quantile}"
+            )
+        if self.itl_s is None and self.itl_quantile != P99:
+            raise ConfigError("an SLO's itl_quantile is of its itl_s, which is not set")
 
     @property
     def is_best_effort(self) -> bool:
         return self.itl_s is None and self.tpot_s is None and self.ttft_s is None
 
     def __str__(self) -> str:
-        promises = (("ITL", self.itl_s), ("TPOT", self.tpot_s), ("TTFT", self.ttft_s))
+        itl = "ITL" if self.itl_quantile == P99 else f"{percentile(self.itl_quantile)} ITL"
+        promises = ((itl, self.itl_s), ("TPOT", self.tpot_s), ("TTFT", self.ttft_s))
         told = [f"{name} {seconds:g} s" for name, seconds in promises if seconds is not None]
         return ", ".join(told) or "best-effort"
 
@@ -51,6 +67,11 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def step_s(self) -> float | None:
         """The longest step that a stream of this class can take over and over."""
         return min((s for s in (self.itl_s, self.tpot_s) if s is not None), default=None)
+
+
+def percentile(quantile: float) -> str:
+    """As one writes it: p99.9 for 0.999."""
+    return f"p{(100 * Decimal(str(quantile))).normalize():f}"
 
 
 class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,6 +29,21 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float
 
 
+class KeptPromise(msgspec.Struct, frozen=True, kw_only=True):
+    """A promise on the gaps between tokens, and what is made of it.
+
+    Attributes:
+        itl_s: what is promised, in seconds.
+        quantile: share of a request's gaps that it is promised for.
+        delivered_s: what this share of all gaps of the last minute was within, as they were handed
+            to clients; None where there was none.
+    """
+
+    itl_s: float
+    quantile: float
+    delivered_s: float | None
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the scheduler. Counts of preemptions, steps and tokens are from the start.
 

@@ -15,10 +15,6 @@ anyway, because the decodes alone take too long."""
 MIN_CHUNK = ROW_BOUNDS[0]
 """Tokens below which a chunk costs hardly less than one of this length."""
 
-_DELIVERED = 0.97
-"""Share of the time until a token is due that prefill may fill: on their way to clients, tokens
-come a little closer together or further apart than they were made."""
-
 UNLIMITED = math.inf
 
 
@@ -122,7 +118,7 @@ class TimeBudget:
             return cap
         if not self._model.is_known or self._is_lost(shape, limit_s):
             return max(0, min(cap, _SMALL_CHUNK - shape.num_prefill_tokens))
-        chunk = self._model.longest_chunk(shape, start, _DELIVERED * limit_s, cap)
+        chunk = self._model.longest_chunk(shape, start, limit_s, cap)
         # A second prompt's crumb costs the step more than it brings; a first one is all that the
         # promise leaves.
         is_crumb = chunk < min(wanted, MIN_CHUNK) and shape.num_prefill_chunks > 0

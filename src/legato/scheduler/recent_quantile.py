@@ -1,6 +1,7 @@
 """A quantile of what came lately."""
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 
 from sortedcontainers import SortedList
 
@@ -11,17 +12,29 @@ class RecentQuantile:
     Args:
         window: how many are kept, those that say nothing among them.
         quantile: in [0, 1).
+        values: to begin with, the oldest first.
     """
 
-    def __init__(self, window: int, quantile: float) -> None:
+    def __init__(self, window: int, quantile: float, values: Iterable[float | None] = ()) -> None:
         self._window = window
         self._quantile = quantile
         self._recent: deque[float | None] = deque()
         self._ordered = SortedList()
+        for value in values:
+            self.add(value)
+
+    def __iter__(self) -> Iterator[float | None]:
+        """Those kept, the oldest first."""
+        return iter(self._recent)
 
     def __len__(self) -> int:
         """How many of those kept say something."""
         return len(self._ordered)
+
+    @property
+    def fullness(self) -> float:
+        """How many are kept, as a share of the most, those that say nothing among them."""
+        return len(self._recent) / self._window
 
     @property
     def value(self) -> float:

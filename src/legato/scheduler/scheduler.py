@@ -4,6 +4,7 @@ Pure Python: the same object drives the real model, the simulator and the proper
 argument, blocks are asked of a KV manager, and the executor is never seen.
 """
 
+import math
 from collections import ChainMap, deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -38,6 +39,7 @@ class _Flight(NamedTuple):
     """A step that has been planned and has not landed.
 
     Attributes:
+        planned_s: when it was planned.
         ends_s: by when it is expected to have ended, the model's margin included, so that what is
             planned behind it is in time even if it is late.
         first_blocks: as in `StepBuilder`.
@@ -45,6 +47,7 @@ class _Flight(NamedTuple):
 
     plan: StepPlan
     shape: StepShape
+    planned_s: float
     ends_s: float
     first_blocks: dict[int, str]
 
@@ -88,6 +91,8 @@ class Scheduler:
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._in_flight: deque[_Flight] = deque()
+        self._landed_s = -math.inf  # when the last step had ended
+        self._later_s = 0.0  # as `note_way` was told and no step has counted yet
         self.broken_promise = ""
         self._known_to_executor: set[str] = set()
         self._ended: list[str] = []  # known to the executor, which is not yet told of their end
@@ -138,6 +143,7 @@ class Scheduler:
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
         self._classes = config.classes
+        self._step_time.promise(config.strictest_quantile)
         # Where memory has run out, that is found out again: a whole prompt could not wait for it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
@@ -189,7 +195,7 @@ class Scheduler:
         if not step.chunks:
             return None
         plan = self._finish(step)
-        self._take_off(plan, step, begins_s)
+        self._take_off(plan, step, now_s, begins_s)
         self._num_steps += 1
         self._ended.clear()
         return plan
@@ -200,7 +206,7 @@ class Scheduler:
         flight = self._in_flight.popleft()
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
         self._kv.end_step()
-        self._learn(flight.shape, result, now_s)
+        self._learn(flight, result, now_s)
         for chunk in flight.plan.chunks:
             request = self._queues.running.get(chunk.request_id)
             if request is None:
@@ -225,6 +231,15 @@ class Scheduler:
                 request.settle()  # nothing is planned behind what may come out otherwise
         return outputs
 
+    def note_way(self, later_s: float) -> None:
+        """Learn how the tokens of a step went on to clients.
+
+        Args:
+            later_s: by how much longer it took until they were written than those of the step
+                before; may be negative.
+        """
+        self._later_s = later_s
+
     def withdraw(self) -> None:
         """Forget the newest step in flight, of which nothing has been and will be computed.
 
@@ -248,13 +263,13 @@ class Scheduler:
                     request.in_flight_until_s = flight.ends_s
         return begins_s
 
-    def _take_off(self, plan: StepPlan, step: StepBuilder, begins_s: float) -> None:
+    def _take_off(self, plan: StepPlan, step: StepBuilder, now_s: float, begins_s: float) -> None:
         ends_s = begins_s + (plan.predicted_s or 0.0) * self._step_time.caution
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
         self._lateness.end_step(step.shape, step.limit_s)
         book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
-        self._in_flight.append(_Flight(plan, step.shape, ends_s, step.first_blocks))
+        self._in_flight.append(_Flight(plan, step.shape, now_s, ends_s, step.first_blocks))
         self._kv.begin_step()
 
     def _finish(self, step: StepBuilder) -> StepPlan:
@@ -274,11 +289,15 @@ class Scheduler:
             budget_tokens=self._config.max_num_batched_tokens,
         )
 
-    def _learn(self, shape: StepShape, result: StepResult, now_s: float) -> None:
+    def _learn(self, flight: _Flight, result: StepResult, now_s: float) -> None:
         if result.ran_out_of_memory and self._config.enable_chunked_prefill:
-            self._budget.lower(shape.num_prefill_tokens, now_s)
+            self._budget.lower(flight.shape.num_prefill_tokens, now_s)
+        begun_s = max(flight.planned_s, self._landed_s)
+        self._landed_s = now_s
         if not (result.ran_out_of_memory or result.faults):
-            self._step_time.observe(shape, result.seconds)
+            delivered_s = now_s - begun_s + self._later_s
+            self._step_time.observe(flight.shape, result.seconds, delivered_s)
+            self._later_s = 0.0
 
     def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:
         """Whether a chunk that failed is planned again, with less of it in a step."""
@@ -328,6 +347,8 @@ class Scheduler:
 
     def _note_budget(self, step: StepBuilder) -> None:
         self.broken_promise = ""
+        if step.leaves_prefill_out:
+            self._step_time.expire_margin()
         if step.is_over_budget:
             self._num_steps_over_budget += 1
             self.broken_promise = self._budget.explain(step.shape, step.limit_s)

@@ -111,6 +111,12 @@ class StepBuilder:
     def is_over_budget(self) -> bool:
         return self._budget.is_exceeded(self.shape, self.limit_s)
 
+    @property
+    def leaves_prefill_out(self) -> bool:
+        """Whether prompts wait for no other reason than that streams get their tokens in time."""
+        is_held = bool(self._begun) or self.held_by in ("budget", "pace")
+        return is_held and not self.shape.num_prefill_chunks
+
     def make_way(self) -> None:
         """Preempt a best-effort request where one with a promise cannot be admitted beside it."""
         victim = self._yielding_request()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
-from legato.scheduler.recent_quantile import RecentQuantile
+from legato.scheduler.margin import Margin
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
@@ -16,15 +16,6 @@ _DRIFT_RATE, _MAX_DRIFT = 0.08, 0.15
 relative residual that a single slow step counts for at most."""
 _PRESENT_S, _LASTING_S = 0.5, 10.0
 """Seconds of steps that tell how slow the machine is at present, and how slow it lately was."""
-_WINDOW_STEPS = 600
-_QUANTILE = 0.997
-"""The promise is kept for 99 % of the tokens of a request, some of which have hardly a hundred:
-where one step in a hundred were late, most of the longer requests would have too many."""
-_ENOUGH_RESIDUALS = 100
-"""From so many on the quantile is worth more than a guess."""
-_MIN_MARGIN, _UNKNOWN_MARGIN, _MAX_MARGIN = 0.02, 0.5, 1.0
-"""A guess that is too low lets in more streams than the margin then has room for. Steps that took
-even longer than the largest covers are not counted."""
 _INTERRUPTION = 0.3
 """Relative residual beyond which it was not the model that erred: another program had the
 machine."""
@@ -45,7 +36,7 @@ class StepTimeModel:
         self._costs: StepCosts | None = None
         self._scale = 1.0
         self._num_steps = 0
-        self._residuals = _Residuals()
+        self._margin = Margin()
         self.forget_present()
         self._surprising = {False: 0.0, True: 0.0}
         """Key whether steps hold prefill, value the share of late that seem interrupted."""
@@ -80,12 +71,20 @@ class StepTimeModel:
 
     @property
     def margin(self) -> float:
-        """Relative error that hardly any of the recent predictions exceeded.
+        """Share of its prediction that a step is allowed to take longer.
 
         It is told from steps that held prefill beside decodes, which is what it is for: steps of
         decodes alone are short, so that the same hiccup is a larger part of them.
         """
-        return self._residuals.margin
+        return self._margin.value
+
+    def promise(self, quantile: float) -> None:
+        """Keep a margin for so large a share of a request's gaps to be in time."""
+        self._margin.promise(quantile)
+
+    def expire_margin(self) -> None:
+        """A step had to leave prefill out: the margin that is why is forgotten in the end."""
+        self._margin.expire()
 
     @property
     def caution(self) -> float:
@@ -101,14 +100,20 @@ class StepTimeModel:
         """Believe in the machine's usual speed: no step tells of the present one any more."""
         self._present, self._lasting = _Slowness(_PRESENT_S), _Slowness(_LASTING_S)
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step that ran."""
+    def observe(self, shape: StepShape, seconds: float, delivered_s: float | None = None) -> None:
+        """Learn from a step that ran.
+
+        Args:
+            delivered_s: how long it took as clients saw it; None takes `seconds`.
+        """
         self._num_steps += 1
         residual = 0.0
         if self._costs is not None:
             usual_s = self.seconds(shape)
             residual = seconds / usual_s - 1.0
-            self._note_residual(shape, seconds / (self._present.factor * usual_s) - 1.0)
+            if shape.num_prefill_chunks and shape.num_decode_rows:
+                taken_s = seconds if delivered_s is None else delivered_s
+                self._margin.observe(taken_s / usual_s - 1.0)
             self._present.observe(usual_s, seconds)
             self._lasting.observe(usual_s, seconds)
             # A slow step says little: an interruption must not pass for a slower machine.
@@ -124,10 +129,6 @@ class StepTimeModel:
         surprising = self._surprising[has_prefill]
         self._surprising[has_prefill] += _SURPRISE_RATE * (seems_so - surprising)
         return seems_so and surprising < _MOST_SURPRISING
-
-    def _note_residual(self, shape: StepShape, residual: float) -> None:
-        is_mixed = shape.num_prefill_chunks > 0 and shape.num_decode_rows > 0
-        self._residuals.add(residual if is_mixed else None)
 
 
 class _Slowness:
@@ -149,26 +150,3 @@ class _Slowness:
         kept = math.exp(-taken_s / self._memory_s)
         self._taken_s = kept * self._taken_s + taken_s
         self._usual_s = kept * self._usual_s + usual_s
-
-
-class _Residuals:
-    """Relative errors of the last steps, and the quantile that the budget leaves as a margin.
-
-    They are errors beside the machine's present slowness, which lasts and would fill all places.
-
-    A large margin that keeps prefill out of all steps is forgotten with the steps it came from.
-    """
-
-    def __init__(self) -> None:
-        self._recent = RecentQuantile(_WINDOW_STEPS, _QUANTILE)
-
-    @property
-    def margin(self) -> float:
-        if len(self._recent) < _ENOUGH_RESIDUALS:
-            return _UNKNOWN_MARGIN
-        return max(_MIN_MARGIN, self._recent.value)
-
-    def add(self, residual: float | None) -> None:
-        """Take in one step; None for a step that says nothing of the margin."""
-        counts = residual is not None and residual <= _MAX_MARGIN
-        self._recent.add(residual if counts else None)

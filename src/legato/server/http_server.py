@@ -53,6 +53,7 @@ async def serve_until_stopped(
         num_restarts=lambda: client.num_restarts,
         cache=info.cache,
         classes=info.slo_classes,
+        kept=client.deliveries.kept,
     )
     client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.

@@ -7,7 +7,7 @@ import optuna
 
 from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
+from legato.core.slo import P99, SloClass
 
 Steps = Literal["slo", "fixed", "prefill-first"]
 
@@ -49,6 +49,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             prefill_order=self.prefill_order,
             shed_load=self.shed_load,
             itl_slo_s=_scaled(goal.itl_slo_s, pace),
+            itl_slo_quantile=P99 if pace is None else goal.itl_slo_quantile,
             tpot_slo_s=_scaled(goal.tpot_slo_s, pace),
             slo_classes={name: _paced(slo, pace) for name, slo in goal.slo_classes.items()},
         )
@@ -127,5 +128,8 @@ def _scaled(seconds: float | None, factor: float | None) -> float | None:
 
 def _paced(slo: SloClass, pace: float | None) -> SloClass:
     return SloClass(
-        itl_s=_scaled(slo.itl_s, pace), tpot_s=_scaled(slo.tpot_s, pace), ttft_s=slo.ttft_s
+        itl_s=_scaled(slo.itl_s, pace),
+        itl_quantile=P99 if pace is None else slo.itl_quantile,
+        tpot_s=_scaled(slo.tpot_s, pace),
+        ttft_s=slo.ttft_s,
     )

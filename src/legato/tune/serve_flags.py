@@ -4,11 +4,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config, Field, fields_of, written
-from legato.core.slo import SloClass
+from legato.core.slo import P99, SloClass, percentile
 
 
 def serve_flags(config: EngineConfig) -> list[str]:
@@ -18,8 +16,8 @@ def serve_flags(config: EngineConfig) -> list[str]:
         part: Config = getattr(config, name)
         for field in fields_of(type(part)):
             value = getattr(part, field.name)
-            if value != field.default:
-                flags += _flags(field, value)
+            if value != field.default and field.flag.behind is None:
+                flags += _flags(field, value, _behind(part, field))
     return flags
 
 
@@ -28,13 +26,23 @@ def command_line(flags: Sequence[str]) -> str:
     return shlex.join(["legato", "serve", *flags])
 
 
-def _flags(field: Field, value: Any) -> list[str]:
+def _behind(part: Config, field: Field) -> str:
+    """What is typed behind a field's value."""
+    behind = [other for other in fields_of(type(part)) if other.flag.behind == field.name]
+    return "".join(_quantile(getattr(part, other.name)) for other in behind)
+
+
+def _quantile(quantile: float) -> str:
+    return "" if quantile == P99 else f":{percentile(quantile)}"
+
+
+def _flags(field: Field, value: Any, behind: str) -> list[str]:
     match field.kind:
         case "switch":
             return [field.option if value else field.option.replace("--", "--no-", 1)]
         case "classes":
             return [part for item in value.items() for part in _flag(field, _slo_class(*item))]
-    return _flag(field, written(field.kind, value))
+    return _flag(field, written(field.kind, value) + behind)
 
 
 def _flag(field: Field, text: str) -> list[str]:
@@ -43,10 +51,14 @@ def _flag(field: Field, text: str) -> list[str]:
 
 
 def _slo_class(name: str, slo: SloClass) -> str:
-    promises = msgspec.structs.asdict(slo).items()
+    promises = {
+        "itl": (slo.itl_s, _quantile(slo.itl_quantile)),
+        "tpot": (slo.tpot_s, ""),
+        "ttft": (slo.ttft_s, ""),
+    }
     told = [
-        f"{kind.removesuffix('_s')}={written('duration', seconds)}"
-        for kind, seconds in promises
+        f"{kind}={written('duration', seconds)}{behind}"
+        for kind, (seconds, behind) in promises.items()
         if seconds is not None
     ]
     return f"{name}:{','.join(told)}"

@@ -57,6 +57,7 @@ def search_capacity(
     prompts: RandomPrompts,
     *,
     itl_slo_s: float,
+    itl_slo_quantile: float,
     max_delay_s: float,
     start_rate_per_s: float,
     precision: float,
@@ -69,7 +70,12 @@ def search_capacity(
 
     first = choice.at_poisson_rate(start_rate_per_s)
     unloaded = asyncio.run(_measure_unloaded(address, first, prompts))
-    rule = CapacityRule(itl_slo_s=itl_slo_s, max_delay_s=max_delay_s, unloaded=unloaded)
+    rule = CapacityRule(
+        itl_slo_s=itl_slo_s,
+        itl_slo_quantile=itl_slo_quantile,
+        max_delay_s=max_delay_s,
+        unloaded=unloaded,
+    )
     return find_capacity(
         run_trial,
         rule,

@@ -7,7 +7,7 @@ import msgspec
 
 from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
-from legato.core.slo import SloClass
+from legato.core.slo import SloClass, percentile
 
 _NOTHING = "–"
 _SHOWN = ("p50", "p99", "max")
@@ -114,7 +114,9 @@ def _trial_table(report: CapacityReport) -> Table:
 def _capacity_cells(report: CapacityReport) -> _Cells:
     capacity = report.capacity
     return {
-        "ITL p99 at most": duration(capacity.rule.itl_slo_s),
+        f"ITL {percentile(capacity.rule.itl_slo_quantile)} at most": duration(
+            capacity.rule.itl_slo_s
+        ),
         "median delay at most": duration(capacity.rule.max_delay_s),
         "capacity": f"{capacity.rate_per_s:.3g} requests/s",
         "trials": str(len(capacity.trials)),

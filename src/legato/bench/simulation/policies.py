@@ -11,7 +11,7 @@ import msgspec
 
 from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
+from legato.core.slo import P99, SloClass
 
 _POLICIES: dict[str, Policy] = {
     "slo": "stall-free",
@@ -52,4 +52,6 @@ def _option(text: str) -> tuple[str, int | str]:
 def _unpaced(config: SchedulerConfig) -> SchedulerConfig:
     """The same without promises that bound a step; those of the first token stay."""
     classes = {name: SloClass(ttft_s=slo.ttft_s) for name, slo in config.slo_classes.items()}
-    return msgspec.structs.replace(config, itl_slo_s=None, tpot_slo_s=None, slo_classes=classes)
+    return msgspec.structs.replace(
+        config, itl_slo_s=None, itl_slo_quantile=P99, tpot_slo_s=None, slo_classes=classes
+    )

@@ -30,6 +30,7 @@ def simulate_search(
     choice: WorkloadChoice,
     *,
     itl_slo_s: float,
+    itl_slo_quantile: float,
     start_rate_per_s: float,
 ) -> Capacity:
     """Find the server's capacity; each trial is the choice at another Poisson rate.
@@ -45,5 +46,7 @@ def simulate_search(
 
     alone = unloaded_workload(choice.at_poisson_rate(start_rate_per_s))
     idle = [simulate(server, [request]).records[0] for request in alone]
-    rule = CapacityRule(itl_slo_s=itl_slo_s, unloaded=UnloadedTtft.of(idle))
+    rule = CapacityRule(
+        itl_slo_s=itl_slo_s, itl_slo_quantile=itl_slo_quantile, unloaded=UnloadedTtft.of(idle)
+    )
     return find_capacity(run_trial, rule, start_rate_per_s=start_rate_per_s, on_trial=print_trial)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,10 +18,12 @@ from legato.core.stats import EngineStats
 from legato.core.step_record import StepRecord, received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
+from legato.engine.frontend.deliveries import Deliveries, Given, StreamDeliveries
 from legato.engine.frontend.output_queue import OutputQueue
 from legato.engine.frontend.requests import build_requests
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
+    Delivered,
     EngineInfo,
     Reconfigure,
     SetRecording,
@@ -36,6 +39,7 @@ class _PromptRequests:
     """The requests of one prompt.
 
     Attributes:
+        deliveries: of all of them.
         outputs: of all of them.
         has_begun: whether anything has come of them.
         is_rerun: whether an engine has died under them before.
@@ -43,6 +47,7 @@ class _PromptRequests:
 
     def __init__(self, requests: list[AddRequest], outputs: OutputQueue) -> None:
         self.requests = requests
+        self.deliveries = StreamDeliveries(requests[0].service.slo_class)
         self.outputs = outputs
         self.has_begun = False
         self.is_rerun = False
@@ -60,6 +65,7 @@ class EngineClient:
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
+        deliveries: of tokens to those who read their streams.
     """
 
     def __init__(
@@ -79,6 +85,9 @@ class EngineClient:
         self.stats = EngineStats()
         self.on_step: Callable[[StepRecord], object] = lambda _: None
         self.records = RecordFeed(self._set_recording)
+        self.deliveries = Deliveries(
+            config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
+        )
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
         self._max_unread_tokens = max_unread_tokens
         self._unfinished: dict[str, _PromptRequests] = {}  # key engine request id
@@ -163,6 +172,7 @@ class EngineClient:
         supervisor.check_running()
         supervisor.config = msgspec.structs.replace(supervisor.config, scheduler=scheduler)
         supervisor.send(Reconfigure(resolved))
+        self.deliveries.promise(scheduler.classes)
 
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
@@ -261,12 +271,27 @@ class EngineClient:
             if isinstance(record, StepRecord):
                 self.on_step(record)
         self.records.publish(records)
+        given: list[Given] = []
         for output in step.outputs:
             prompt = self._unfinished.get(output.request_id)
             if prompt is not None:
                 prompt.has_begun = True
+                if output.new_token_ids and not output.is_promise_waived:
+                    given.append((prompt.deliveries, output.request_id))
                 if not prompt.outputs.put(output, now_s):
                     self._forget(output.request_id, abort=True)
+
+        self._note_delivery(step, given)
+
+    def _note_delivery(self, step: StepOutputs, given: list[Given]) -> None:
+        """Once all streams that wait for an output of the step have passed it on."""
+        ran = next((record for record in step.records if isinstance(record, StepRecord)), None)
+        if ran is None:
+            return
+        is_mixed = ran.num_prefill_tokens > 0 and ran.num_decode_tokens > 0
+        note = partial(self.deliveries.note, given, ran.ended_s, is_mixed=is_mixed)
+        # Each of them was woken before, and runs until it has written its token.
+        asyncio.get_running_loop().call_soon(note)
 
     def engine_died(self, retry_after_s: float) -> None:
         """End what has begun, and that under which an engine died before: it may be why."""

@@ -96,6 +96,10 @@ class EngineLoop:
         self._next_config = config
         self._take_settings()
 
+    def note_way(self, later_s: float) -> None:
+        """See `Scheduler.note_way`."""
+        self._scheduler.note_way(later_s)
+
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to keep all records; what has not been taken by then is dropped."""
         self._recorder = Recorder(is_on=is_on)

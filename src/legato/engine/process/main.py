@@ -22,6 +22,8 @@ from legato.engine.errors import EngineFaultError
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.messages import (
+    Control,
+    Delivered,
     EngineFailed,
     EngineReady,
     Reconfigure,
@@ -32,7 +34,7 @@ from legato.engine.startup.parts import StartParts
 
 _YOUNG_PER_FULL_COLLECTION = 10_000
 
-FromFrontEnd = EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure
+FromFrontEnd = EngineConfig | AddRequest | AbortRequest | Control
 
 
 def main(fd: int) -> int:
@@ -94,6 +96,8 @@ def _events(messages: Iterable[FromFrontEnd], engine: EngineLoop) -> list[Event]
                 engine.set_recording(is_on=is_on)
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
+            case Delivered(later_s):
+                engine.note_way(later_s)
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

@@ -21,7 +21,13 @@ class Reconfigure(msgspec.Struct, frozen=True, tag=True):
     scheduler: SchedulerConfig
 
 
-Control = SetRecording | Reconfigure
+class Delivered(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: a step's tokens have been handed on; see `Scheduler.note_way`."""
+
+    later_s: float
+
+
+Control = SetRecording | Reconfigure | Delivered
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

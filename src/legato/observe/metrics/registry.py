@@ -16,7 +16,7 @@ PREFIX = "legato:"
 MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
-Rows = Sequence[tuple[tuple[str, ...], float]]
+Rows = Mapping[tuple[str, ...], float]
 """Values of labels, and of the metric."""
 _Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 
@@ -111,18 +111,16 @@ class Section:
         self._read(GaugeMetricFamily, self._declare("gauge", name, text, (), own), read)
 
     def read_counters(
-        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+        self, name: str, text: str, *labels: str, read: Callable[[], Rows], own: bool = False
     ) -> None:
-        """One with a label. Args: read: asked once a scrape; key the label's value."""
-        told = self._declare("counter", name, text, (label,), own=True)
-        self._read_all(CounterMetricFamily, told, lambda: _as_rows(read()))
+        """Args: read: asked once a scrape for the values; key those of the labels."""
+        self._read_all(CounterMetricFamily, self._declare("counter", name, text, labels, own), read)
 
     def read_gauges(
-        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+        self, name: str, text: str, *labels: str, read: Callable[[], Rows], own: bool = False
     ) -> None:
-        """Args: as for `read_counters`."""
-        told = self._declare("gauge", name, text, (label,), own=True)
-        self._read_all(GaugeMetricFamily, told, lambda: _as_rows(read()))
+        """Args: read: as for `read_counters`."""
+        self._read_all(GaugeMetricFamily, self._declare("gauge", name, text, labels, own), read)
 
     def _declare(
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
@@ -143,7 +141,7 @@ class Section:
         told: tuple[str, str, tuple[str, ...]],
         read: Callable[[], float],
     ) -> None:
-        self._read_all(family, told, lambda: [((), read())])
+        self._read_all(family, told, lambda: {(): read()})
 
     def _read_all(
         self,
@@ -155,15 +153,11 @@ class Section:
 
         def collect() -> Metric:
             metric = family(name, text, labels=labels)
-            for values, value in read():
+            for values, value in read().items():
                 metric.add_metric([self._registry.model_name, *values], value)
             return metric
 
         self._registry.collectors.register(_OneMetric(collect))
-
-
-def _as_rows(values: Mapping[str, float]) -> Rows:
-    return [((label,), value) for label, value in values.items()]
 
 
 class _OneMetric(Collector):

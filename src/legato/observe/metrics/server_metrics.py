@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from legato.core.slo import SloClass
-from legato.core.stats import CacheInfo, EngineStats
+from legato.core.stats import CacheInfo, EngineStats, KeptPromise
 from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_metrics
 from legato.observe.metrics.registry import Declaration, MetricRegistry
 from legato.observe.metrics.request_metrics import RequestMetrics
@@ -20,6 +20,7 @@ class ServerMetrics:
         model_name: label of every metric.
         stats, num_restarts: of the engine; asked once a scrape.
         classes: of service; key the name.
+        kept: as in `SloMetrics`.
 
     Attributes:
         requests, slos, tenants: what `JobRecorder` counts.
@@ -34,9 +35,10 @@ class ServerMetrics:
         *,
         cache: CacheInfo,
         classes: Mapping[str, SloClass],
+        kept: Callable[[], Mapping[str, KeptPromise]],
     ) -> None:
         self._registry = MetricRegistry(model_name)
-        self.slos = SloMetrics(self._registry, classes)
+        self.slos = SloMetrics(self._registry, classes, kept)
         self.steps = StepMetrics(self._registry)
         declare_engine_metrics(self._registry, stats, num_restarts, cache)
         self.requests = RequestMetrics(self._registry, classes)

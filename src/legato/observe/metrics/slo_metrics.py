@@ -1,13 +1,11 @@
 """Whether promises were kept, class by class."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from legato.core.outputs import FinishReason
 from legato.core.slo import SloClass
+from legato.core.stats import KeptPromise
 from legato.observe.metrics.registry import MetricRegistry
-
-_ATTAINED_GAPS = 0.99
-"""Share of a request's gaps between tokens that are in time where it attains its ITL SLO."""
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -17,12 +15,37 @@ class SloMetrics:
 
     Args:
         classes: key the class's name.
+        kept: what is made of promises on gaps; key the class's name; asked once a scrape.
     """
 
-    def __init__(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
+    def __init__(
+        self,
+        registry: MetricRegistry,
+        classes: Mapping[str, SloClass],
+        kept: Callable[[], Mapping[str, KeptPromise]],
+    ) -> None:
         promises = registry.section("Promises")
         self._seconds = promises.gauge(
             "slo_seconds", "What is promised: `ttft`, `itl`, `tpot`.", "slo_class", "slo", own=True
+        )
+        promises.read_gauges(
+            "slo_quantile",
+            "Share of a request's gaps between tokens that `slo_seconds` is promised for.",
+            "slo_class",
+            read=lambda: {(name,): promise.quantile for name, promise in kept().items()},
+            own=True,
+        )
+        promises.read_gauges(
+            "slo_delivered_seconds",
+            "What so large a share of all gaps of the last minute was within, as tokens were "
+            "handed to clients; the promise is kept where it is at most `slo_seconds`.",
+            "slo_class",
+            read=lambda: {
+                (name,): promise.delivered_s
+                for name, promise in kept().items()
+                if promise.delivered_s is not None
+            },
+            own=True,
         )
         self._all_checks = promises.counter(
             "slo_checks",
@@ -35,9 +58,10 @@ class SloMetrics:
         )
         self._all_requests = promises.counter(
             "slo_requests",
-            "Requests that `attained` what they were promised (99 % of the tokens for ITL, as in "
-            "`legato bench`), `missed` it, were `refused`, or `waived` it (`allow_best_effort`); "
-            "those whose client left are not counted.",
+            "Requests that `attained` what they were promised (as many tokens in time as the "
+            "ITL SLO is for, 99 % if it does not say, as in `legato bench`), `missed` it, were "
+            "`refused`, or `waived` it (`allow_best_effort`); those whose client left are not "
+            "counted.",
             "slo_class",
             "verdict",
             own=True,
@@ -47,6 +71,7 @@ class SloMetrics:
     def promise(self, classes: Mapping[str, SloClass]) -> None:
         """Go by these promises from now on; counts go on."""
         self._promises = {name: _promises(slo) for name, slo in classes.items()}
+        self._quantiles = {name: slo.itl_quantile for name, slo in classes.items()}
         # Key class, promise, whether it was kept; made at once, so that all are shown from 0 on.
         self._checks = {
             (name, kind, is_kept): self._all_checks.of(name, kind, "in_time" if is_kept else "late")
@@ -64,6 +89,10 @@ class SloMetrics:
         for name, promises in self._promises.items():
             for kind, promised_s in promises.items():
                 self._seconds.of(name, kind).set(promised_s)
+
+    def itl_quantile(self, slo_class: str) -> float:
+        """Share of a request's gaps that are in time where it attains its class's ITL SLO."""
+        return self._quantiles[slo_class]
 
     def check(self, slo_class: str, kind: str, seconds: float) -> bool:
         """Whether a latency is within what its class promises, if it does; counted if so.
@@ -92,8 +121,8 @@ class SloMetrics:
 class RequestSlo:
     """What becomes of the promises to one request.
 
-    A request attains its SLO if it finishes, its TTFT and TPOT are in time, and so are 99 % of its
-    tokens, as in `legato bench`.
+    A request attains its SLO if it finishes, its TTFT and TPOT are in time, and so are as many of
+    its tokens as the ITL SLO is for, as in `legato bench`.
     """
 
     def __init__(self, metrics: SloMetrics, slo_class: str) -> None:
@@ -134,7 +163,8 @@ class RequestSlo:
             self._metrics.count(self._class, "refused")
         elif reason is not FinishReason.ABORT:
             num_in_time = self._num_gaps - self._num_late_gaps
-            is_paced = num_in_time >= _ATTAINED_GAPS * self._num_gaps
+            quantile = self._metrics.itl_quantile(self._class)
+            is_paced = num_in_time >= quantile * self._num_gaps
             is_attained = reason in _FINISHED and is_paced and not self._is_late
             self._metrics.count(self._class, "attained" if is_attained else "missed")
 

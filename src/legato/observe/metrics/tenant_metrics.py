@@ -23,25 +23,29 @@ class TenantMetrics:
             "tenant_service_seconds",
             "Predicted time of steps, as far as it was a tenant's requests'.",
             _LABEL,
-            lambda: {tenant.name: tenant.service_s for tenant in stats().tenants},
+            read=lambda: {(tenant.name,): tenant.service_s for tenant in stats().tenants},
+            own=True,
         )
         tenants.read_gauges(
             "tenant_requests_running",
             "Requests of a tenant that have blocks.",
             _LABEL,
-            lambda: {tenant.name: tenant.num_running for tenant in stats().tenants},
+            read=lambda: {(tenant.name,): tenant.num_running for tenant in stats().tenants},
+            own=True,
         )
         tenants.read_gauges(
             "tenant_requests_waiting",
             "Requests of a tenant that do not run yet.",
             _LABEL,
-            lambda: {tenant.name: tenant.num_waiting for tenant in stats().tenants},
+            read=lambda: {(tenant.name,): tenant.num_waiting for tenant in stats().tenants},
+            own=True,
         )
         tenants.read_counters(
             "tenant_requests_refused",
             "Completions of a tenant refused because of load.",
             _LABEL,
-            lambda: {tenant.name: tenant.num_refused for tenant in stats().tenants},
+            read=lambda: {(tenant.name,): tenant.num_refused for tenant in stats().tenants},
+            own=True,
         )
         self._ttft_s = tenants.histogram(
             "tenant_time_to_first_token_seconds",

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from legato.core.stats import KeptPromise
 from legato.core.version import __version__
 from legato.server.context import ContextDep
 from legato.server.http.bodies import json_response
@@ -15,10 +16,16 @@ from legato.server.openapi import responses
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Attributes: `status`: "ok", or "degraded" for a `reason`."""
+    """Attributes:
+    status: "ok", or "degraded" for a `reason`.
+    promises: on the gaps between tokens, and what was delivered; key the class.
+    margin: share of its prediction that a step is allowed to take longer, to keep them.
+    """
 
     status: str
     reason: str = ""
+    promises: dict[str, KeptPromise] = {}
+    margin: float | None = None
 
 
 router = APIRouter(tags=["probes"])
@@ -28,13 +35,17 @@ router = APIRouter(tags=["probes"])
 async def health(context: ContextDep) -> Response:
     """200 while new requests are taken, else 503 and why.
 
-    The body says "degraded" and why where the latest step was bound to break an SLO.
+    The body says "degraded" and why where the latest step was bound to break an SLO. Where gaps
+    between tokens are promised, it says what was delivered in the last minute.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
     context.client.check_running()
-    reason = context.client.stats.broken_promise
-    return json_response(Health("degraded", reason) if reason else Health("ok"))
+    client = context.client
+    reason, promises = client.stats.broken_promise, client.deliveries.kept()
+    margin = client.stats.step_time_margin if promises else None
+    status = "degraded" if reason else "ok"
+    return json_response(Health(status, reason, promises, margin))
 
 
 @router.get("/version", responses=responses())

@@ -1,6 +1,6 @@
 """GET and PATCH /settings: how steps are planned, and what is promised, while requests run."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter
@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE
 from legato.engine.frontend.client import EngineClient
 from legato.server.context import ContextDep
 from legato.server.http.bodies import JsonRoute, json_response
@@ -18,6 +19,7 @@ from legato.server.requests.request_model import RequestModel
 router = APIRouter(route_class=JsonRoute, tags=["settings"])
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Quantile = Annotated[float, Field(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 
 
 class SettingsPatch(BaseModel):
@@ -30,13 +32,16 @@ class SettingsPatch(BaseModel):
     enable_chunked_prefill: bool | None = None
     prefill_order: PrefillOrder | None = None
     itl_slo_s: Seconds | None = None
+    itl_slo_quantile: Quantile | None = None
     tpot_slo_s: Seconds | None = None
     ttft_slo_s: Seconds | None = None
 
     def apply(self, config: SchedulerConfig) -> SchedulerConfig:
         """Raises `ConfigError` where the settings contradict each other."""
         defaults = SchedulerConfig()
-        changes = {name: getattr(self, name) for name in self.model_fields_set}
+        changes: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
+        if "itl_slo_s" in changes and self.itl_slo_s is None:
+            changes.setdefault("itl_slo_quantile", None)  # it is of that
         return msgspec.structs.replace(
             config,
             **{
@@ -54,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     prefill_order: PrefillOrder | None
     itl_slo_s: float | None
+    itl_slo_quantile: float
     tpot_slo_s: float | None
     ttft_slo_s: float | None
 
