@@ -1,0 +1,82 @@
+"""Streams that are all read by one process, which hardly looks at what they bring."""
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+_PATIENCE_S = 60.0
+_READ_BYTES = 2**16
+_EVENT_END = b"}\n\n"
+_NUM_TOKENS = 4000
+_BODY = {
+    "temperature": 0,
+    "max_tokens": _NUM_TOKENS,
+    "ignore_eos": True,
+    "stream": True,
+}
+ENDPOINTS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me a story."}]},
+    "/v1/completions": {"prompt": "Once upon a time"},
+}
+
+
+class Streams:
+    """Greedy streams of one endpoint, from when each has begun until the block ends.
+
+    Attributes:
+        num_tokens: that have come.
+    """
+
+    def __init__(self, port: int, path: str, num_streams: int) -> None:
+        self.num_tokens = 0
+        self._port = port
+        self._request = _http_request(path)
+        self._has_begun = [asyncio.Event() for _ in range(num_streams)]
+        self._reading: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Streams":
+        self._reading = [asyncio.create_task(self._read(begun)) for begun in self._has_begun]
+        waiting = asyncio.gather(*(begun.wait() for begun in self._has_begun))
+        await asyncio.wait(
+            [waiting, *self._reading], timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not waiting.done():
+            waiting.cancel()
+            await self.__aexit__()
+            raise RuntimeError("not all streams began")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        ended = [task for task in self._reading if task.done()]
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+        if ended:
+            raise RuntimeError(f"{len(ended)} streams ended too early") from ended[0].exception()
+
+    async def _read(self, begun: asyncio.Event) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(self._request)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise RuntimeError(f"not a stream: {status!r}")
+            end = b""  # of what came before, in which an event may end
+            while data := await reader.read(_READ_BYTES):
+                text = end + data
+                self.num_tokens += text.count(_EVENT_END)
+                end = text[-len(_EVENT_END) + 1 :]
+                begun.set()
+        finally:
+            with suppress(OSError):
+                writer.close()
+
+
+def _http_request(path: str) -> bytes:
+    body = msgspec.json.encode({**_BODY, **ENDPOINTS[path]})
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
