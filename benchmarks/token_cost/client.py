@@ -1,11 +1,11 @@
 """Streams that are all read by one process, which hardly looks at what they bring."""
 
 import asyncio
-from contextlib import suppress
 
 import msgspec
 
 _PATIENCE_S = 60.0
+_SETTLE_S = 0.5
 _READ_BYTES = 2**16
 _EVENT_END = b"}\n\n"
 _NUM_TOKENS = 4000
@@ -32,45 +32,43 @@ class Streams:
         self.num_tokens = 0
         self._port = port
         self._request = _http_request(path)
-        self._has_begun = [asyncio.Event() for _ in range(num_streams)]
+        self._num_streams = num_streams
         self._reading: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Streams":
-        self._reading = [asyncio.create_task(self._read(begun)) for begun in self._has_begun]
-        waiting = asyncio.gather(*(begun.wait() for begun in self._has_begun))
-        await asyncio.wait(
-            [waiting, *self._reading], timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not waiting.done():
-            waiting.cancel()
-            await self.__aexit__()
-            raise RuntimeError("not all streams began")
+        async with asyncio.timeout(_PATIENCE_S):
+            streams = await asyncio.gather(*(self._begin() for _ in range(self._num_streams)))
+        self._reading = [asyncio.create_task(self._read(*stream)) for stream in streams]
+        await asyncio.sleep(_SETTLE_S)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        ended = [task for task in self._reading if task.done()]
+        num_ended = sum(task.done() for task in self._reading)
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
-        if ended:
-            raise RuntimeError(f"{len(ended)} streams ended too early") from ended[0].exception()
+        if num_ended:
+            raise RuntimeError(f"{num_ended} streams ended while they were measured")
 
-    async def _read(self, begun: asyncio.Event) -> None:
+    async def _begin(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream whose first token has come."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(self._request)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError(f"not a stream: {status!r}")
+        await reader.readuntil(_EVENT_END)
+        return reader, writer
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            writer.write(self._request)
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise RuntimeError(f"not a stream: {status!r}")
             end = b""  # of what came before, in which an event may end
             while data := await reader.read(_READ_BYTES):
                 text = end + data
                 self.num_tokens += text.count(_EVENT_END)
                 end = text[-len(_EVENT_END) + 1 :]
-                begun.set()
         finally:
-            with suppress(OSError):
-                writer.close()
+            writer.close()
 
 
 def _http_request(path: str) -> bytes:
