@@ -3,8 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import psutil
 import pytest
@@ -16,14 +16,15 @@ from legato.core.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from legato.core.errors import ConfigError
+from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
-from legato.engine.errors import EngineDeadError, OverloadedError, SlowReaderError
+from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.submission import Submission
 from legato.model.checkpoint_defaults import load_defaults
 from legato.model.defaults import ModelDefaults
 from legato.model.source import resolve_source
@@ -47,7 +48,7 @@ async def load_text() -> tuple[Vocabulary, ModelDefaults]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(CONFIG, load_text(), max_unread_tokens=40)
+    client = await EngineClient.start(CONFIG, load_text())
     yield client
     children = psutil.Process().children()
     engines = [child for child in children if "legato.engine.process.main" in child.cmdline()]
@@ -55,22 +56,33 @@ async def client() -> AsyncIterator[EngineClient]:
     assert not any(engine.is_running() for engine in engines)
 
 
-async def complete(client: EngineClient, params: SamplingParams) -> list[Completion]:
-    completions = [Completion(i) for i in range(params.n)]
-    prompt = TOKENIZER.encode("Once upon a time")
-    async with aclosing(
-        client.generate(prompt, params, service=ServiceParams(), request_id="r")
-    ) as deltas:
-        async for delta in deltas:
-            completions[delta.index].add(delta)
+async def complete(
+    client: EngineClient, params: SamplingParams, num_prompts: int = 1
+) -> list[Completion]:
+    completions = [Completion(i) for i in range(num_prompts * params.n)]
+
+    def take(prompt_index: int, delta: CompletionDelta) -> None:
+        completions[prompt_index * params.n + delta.index].add(delta)
+
+    prompts = [TOKENIZER.encode("Once upon a time")] * num_prompts
+    async with client.submitted(
+        prompts, params, service=ServiceParams(), request_id="r", take=take
+    ) as submission:
+        await submission.ended.wait()
+        submission.check()
     return completions
 
 
-async def begin(client: EngineClient) -> AsyncGenerator[CompletionDelta]:
+@asynccontextmanager
+async def begun(
+    client: EngineClient, take: Callable[[int, CompletionDelta], object] = lambda *_: None
+) -> AsyncIterator[Submission]:
     """A stream whose first token has come."""
-    deltas = client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
-    await anext(deltas)
-    return deltas
+    async with client.submitted(
+        [[1, 2, 3]], LONG, service=ServiceParams(), request_id="r", take=take
+    ) as submission:
+        await submission.begun.wait()
+        yield submission
 
 
 def kill_engine(client: EngineClient) -> None:
@@ -104,41 +116,65 @@ async def test_completions_overload_and_aborts(client: EngineClient) -> None:
     assert refusal.value.retry_after_s > 0
     await idle(client)  # those that were not refused were aborted with the rest
 
-    async with aclosing(
-        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
-    ) as deltas:
-        await anext(deltas)
+    async with begun(client):
+        assert client.stats.num_running == 1
     await idle(client)
     (stopped,) = await complete(client, SamplingParams(max_tokens=2000, stop=(" ",), seed=1))
     assert stopped.finish_reason is FinishReason.STOP
     await idle(client)
 
 
-async def test_a_stream_that_nobody_reads_ends_and_others_do_not(client: EngineClient) -> None:
-    async with aclosing(
-        client.generate([1, 2, 3], LONG, service=ServiceParams(), request_id="r")
-    ) as unread:
-        await anext(unread)
+async def test_prompts_are_submitted_together_and_one_that_is_bad_ends_them_all(
+    client: EngineClient,
+) -> None:
+    (alone,) = await complete(client, GREEDY)
+    both = await complete(client, GREEDY, num_prompts=2)
+    assert [c.token_ids for c in both] == [alone.token_ids, alone.token_ids]
+
+    with pytest.raises(InvalidRequestError, match="empty"):
+        async with client.submitted(
+            [[1, 2, 3], []],
+            LONG,
+            service=ServiceParams(),
+            request_id="r",
+            take=lambda *_: None,
+        ):
+            pytest.fail("it cannot be submitted")
+    await idle(client)
+
+
+async def test_what_a_taker_raises_ends_its_submission_and_no_other(client: EngineClient) -> None:
+    taken = 0
+
+    def take(_prompt_index: int, _delta: CompletionDelta) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 5:
+            raise RuntimeError("no more")
+
+    async with begun(client, take) as submission:
         (other,) = await complete(client, SamplingParams(max_tokens=100, ignore_eos=True))
         assert len(other.token_ids) == 100
+        with pytest.raises(RuntimeError, match="no more"):
+            submission.check()
         await idle(client)
-        with pytest.raises(SlowReaderError, match="40 of its tokens"):
-            await anext(unread)
+    assert taken == 5
 
 
 async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:
     """What has begun ends with an error; what waits is computed by the next engine, once."""
     (alone,) = await complete(client, GREEDY)
-    begun = [await begin(client), await begin(client)]
-    waiting = asyncio.create_task(complete(client, GREEDY))
-    while client.stats.num_waiting == 0:
-        await asyncio.sleep(0.01)
-    kill_engine(client)
-    for deltas in begun:
-        with pytest.raises(EngineDeadError, match="died") as death:
-            async for _ in deltas:
-                pass
-        assert death.value.retry_after_s is not None
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(begun(client)) for _ in range(2)]
+        waiting = asyncio.create_task(complete(client, GREEDY))
+        while client.stats.num_waiting == 0:
+            await asyncio.sleep(0.01)
+        kill_engine(client)
+        for submission in streams:
+            await submission.ended.wait()
+            with pytest.raises(EngineDeadError, match="died") as death:
+                submission.check()
+            assert death.value.retry_after_s is not None
     with pytest.raises(EngineDeadError, match="restarted"):
         await complete(client, GREEDY)
     (again,) = await waiting

@@ -4,7 +4,7 @@ import pytest
 
 from legato.core.slo import SloClass
 from legato.engine.frontend import deliveries
-from legato.engine.frontend.deliveries import Deliveries, RecentGaps, StreamDeliveries
+from legato.engine.frontend.deliveries import Deliveries, RecentGaps, StreamDelivery
 
 CLASSES = {"gold": SloClass(itl_s=0.1, itl_quantile=0.9), "batch": SloClass()}
 
@@ -31,10 +31,10 @@ def test_gaps_are_between_the_times_at_which_tokens_were_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, told = Clock(monkeypatch), Deliveries(CLASSES, lambda _: None)
-    gold, batch = StreamDeliveries("gold"), StreamDeliveries("batch")
+    gold, batch = StreamDelivery("gold"), StreamDelivery("batch")
     for gap_s in (0.0, *[0.05] * 9, 0.2):
         clock.now_s += gap_s
-        told.note([(gold, "a"), (batch, "b")], clock.now_s - 0.001, is_mixed=False)
+        told.note([gold, batch], clock.now_s - 0.001, is_mixed=False)
     kept = told.kept()
     assert list(kept) == ["gold"]
     assert kept["gold"].delivered_s == pytest.approx(0.05, abs=0.0011)

@@ -65,8 +65,8 @@ class ServerProcess:
             if sample.name == f"legato:{name}" and labels.items() <= sample.labels.items()
         )
 
-    def wait_for_metric(self, name: str, value: float) -> None:
-        wait_until(lambda: self.metric(name) == value, f"{name} never became {value}")
+    def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
+        wait_until(lambda: self.metric(name, **labels) == value, f"{name} never became {value}")
 
     def stop(self) -> None:
         self.http.close()

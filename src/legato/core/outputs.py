@@ -37,7 +37,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...]
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step brought for one request: a delta.
 
     Attributes:

@@ -95,7 +95,7 @@ def create_app(
         answers=_ANSWERS,
         requests=_REQUESTS,
     )
-    api.state.context = Context(client, text, metrics, lifecycle)
+    api.state.context = Context(client, text, metrics, lifecycle, config.max_unread_tokens)
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
     for room in (chat, completions, models, tokenization, trace, settings, probes, events):
         api.include_router(room.router)

@@ -33,12 +33,18 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One engine, what reads for it, and what surrounds both."""
+    """One engine, what reads for it, and what surrounds both.
+
+    Attributes:
+        max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
+            more ends its stream.
+    """
 
     client: EngineClient
     text: TextProcesses
     metrics: ServerMetrics
     lifecycle: Lifecycle
+    max_unread_tokens: int
 
     @property
     def model_name(self) -> str:

@@ -83,7 +83,6 @@ async def _serve(
             engine_config,
             text.loaded(),
             served_model_name=config.served_model_name,
-            max_unread_tokens=config.max_unread_tokens,
             timeout_s=config.timeout_engine_s,
         )
         closing.push_async_callback(client.close)

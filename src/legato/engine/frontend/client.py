@@ -1,10 +1,10 @@
-"""The HTTP server's side of the engine: requests in, outputs to their streams."""
+"""The HTTP server's side of the engine: requests in, outputs to whoever takes them."""
 
 import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from functools import partial
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -17,10 +17,10 @@ from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.core.step_record import StepRecord, received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
-from legato.engine.frontend.completion import CompletionDelta, CompletionStream
-from legato.engine.frontend.deliveries import Deliveries, Given, StreamDeliveries
-from legato.engine.frontend.output_queue import OutputQueue
+from legato.engine.frontend.completion import CompletionStream
+from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
 from legato.engine.frontend.requests import build_requests
+from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Delivered,
@@ -35,22 +35,30 @@ from legato.model.vocabulary import Vocabulary
 from legato.observe.traces.feed import RecordFeed
 
 
-class _PromptRequests:
-    """The requests of one prompt.
+class _Running:
+    """A request that has not ended.
 
     Attributes:
-        deliveries: of all of them.
-        outputs: of all of them.
-        has_begun: whether anything has come of them.
-        is_rerun: whether an engine has died under them before.
+        prompt_index: in its submission.
+        request: as it is sent, again perhaps.
+        stream: what comes of it.
+        has_begun: whether anything has.
+        delivery: of its tokens to who reads them.
     """
 
-    def __init__(self, requests: list[AddRequest], outputs: OutputQueue) -> None:
-        self.requests = requests
-        self.deliveries = StreamDeliveries(requests[0].service.slo_class)
-        self.outputs = outputs
+    def __init__(
+        self,
+        submission: Submission,
+        prompt_index: int,
+        request: AddRequest,
+        stream: CompletionStream,
+    ) -> None:
+        self.submission = submission
+        self.prompt_index = prompt_index
+        self.request = request
+        self.stream = stream
+        self.delivery = StreamDelivery(request.service.slo_class)
         self.has_begun = False
-        self.is_rerun = False
 
 
 class EngineClient:
@@ -76,7 +84,6 @@ class EngineClient:
         vocabulary: Vocabulary,
         defaults: ModelDefaults,
         *,
-        max_unread_tokens: int,
         timeout_s: float,
     ) -> None:
         self.info = info
@@ -89,8 +96,7 @@ class EngineClient:
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
         self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
-        self._max_unread_tokens = max_unread_tokens
-        self._unfinished: dict[str, _PromptRequests] = {}  # key engine request id
+        self._running: dict[str, _Running] = {}  # key engine request id
         self._ids = itertools.count()
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
 
@@ -101,7 +107,6 @@ class EngineClient:
         text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
         served_model_name: str | None = None,
-        max_unread_tokens: int = 2048,
         timeout_s: float = 300.0,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
@@ -109,8 +114,6 @@ class EngineClient:
         Args:
             text: what the model's tokens stand for, and how its makers would generate; awaited
                 while the engine loads.
-            max_unread_tokens: of a completion that may wait to be taken from `generate`; one more
-                ends its stream.
             timeout_s: how long an engine with requests may say nothing before it counts as dead.
 
         Raises:
@@ -128,7 +131,6 @@ class EngineClient:
             info.renamed(served_model_name),
             vocabulary,
             defaults,
-            max_unread_tokens=max_unread_tokens,
             timeout_s=timeout_s,
         )
 
@@ -178,71 +180,78 @@ class EngineClient:
         """Raises `EngineDeadError` where there is no engine just now."""
         self._supervisor.check_running()
 
-    async def generate(
+    @asynccontextmanager
+    async def submitted(
         self,
-        prompt_token_ids: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
         service: ServiceParams,
         request_id: str,
-    ) -> AsyncGenerator[CompletionDelta]:
-        """Stream the `params.n` completions of a prompt, merged; a delta's index tells them apart.
+        take: Take,
+    ) -> AsyncGenerator[Submission]:
+        """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
 
-        Closing the generator aborts what still runs.
+        Args:
+            prompts: token ids of each.
+            take: given each delta, as it comes.
 
         Raises:
-            InvalidRequestError: the request can never be served as asked.
+            InvalidRequestError: a prompt can never be served as asked.
+            EngineDeadError: the engine process is not running.
+
+        `Submission.check` raises what comes later:
             OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
-            RequestFailedError: this request cannot be computed.
-            SlowReaderError: the deltas were not taken for so long that the requests were aborted.
-            EngineDeadError: the engine process died under it, or is not running.
+            RequestFailedError: one of the prompts cannot be computed.
+            EngineDeadError: the engine process died under it.
+            Exception: what `take` raised.
         """
-        requests = build_requests(
-            prompt_token_ids,
-            params,
-            service=service,
-            request_id=f"{next(self._ids)}-{request_id}",
-            info=self.info,
-            eos_token_ids=self.defaults.eos_token_ids,
-            arrival_time_s=time.monotonic(),
-        )
-        streams = {
-            request.request_id: CompletionStream(i, request, self.vocabulary)
-            for i, request in enumerate(requests)
-        }
-        prompt = _PromptRequests(requests, OutputQueue(len(requests) * self._max_unread_tokens))
+        submission = Submission(len(prompts) * params.n, take)
         try:
-            await self._submit(prompt)
-            while streams:
-                output, received_s = await prompt.outputs.get()
-                _raise_if_failed(output)
-                stream = streams.get(output.request_id)
-                if stream is None:
-                    continue
-                delta = stream.push(output, received_s)
-                if delta.finish_reason is not None:
-                    del streams[output.request_id]
-                    self._forget(output.request_id, abort=stream.needs_abort)
-                yield delta
+            for index, prompt in enumerate(prompts):
+                requests = build_requests(
+                    prompt,
+                    params,
+                    service=service,
+                    request_id=f"{next(self._ids)}-{request_id}",
+                    info=self.info,
+                    eos_token_ids=self.defaults.eos_token_ids,
+                    arrival_time_s=time.monotonic(),
+                )
+                self.check_running()
+                for i, request in enumerate(requests):
+                    stream = CompletionStream(i, request, self.vocabulary)
+                    self._send(_Running(submission, index, request, stream))
+                    await asyncio.sleep(0)  # each carries the whole prompt
+                if submission.ended.is_set():
+                    break
+            yield submission
         finally:
-            for unfinished in streams:
-                self._forget(unfinished, abort=True)
+            self._abort(submission)
 
     async def close(self) -> None:
         """End the engine process; what still runs in it is lost."""
         await self._supervisor.close()
 
-    async def _submit(self, prompt: _PromptRequests) -> None:
-        self.check_running()
-        for request in prompt.requests:
-            self._unfinished[request.request_id] = prompt
-            self._supervisor.send(request)
-            await asyncio.sleep(0)  # each carries the whole prompt
+    def _send(self, running: _Running) -> None:
+        request_id = running.request.request_id
+        running.submission.request_ids.append(request_id)
+        self._running[request_id] = running
+        self._supervisor.send(running.request)
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
-        known = self._unfinished.pop(request_id, None) is not None
+        known = self._running.pop(request_id, None) is not None
         if known and abort:
             self._supervisor.send(AbortRequest(request_id=request_id))
+
+    def _abort(self, submission: Submission) -> None:
+        """What still runs of it."""
+        for request_id in submission.request_ids:
+            self._forget(request_id, abort=True)
+
+    def _fail(self, submission: Submission, error: Exception) -> None:
+        submission.fail(error)
+        self._abort(submission)
 
     def _set_recording(self, is_on: bool) -> None:
         self._supervisor.send(SetRecording(is_on))
@@ -251,19 +260,17 @@ class EngineClient:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._unfinished)
+        return len(self._running)
 
     def engine_is_ready(self) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
         if self.records.is_wanted:
             self._set_recording(True)
-        for prompt in self._prompts():
-            for request in prompt.requests:
-                if request.request_id in self._unfinished:
-                    self._supervisor.send(msgspec.structs.replace(request, is_rerun=True))
+        for running in self._running.values():
+            self._supervisor.send(running.request)
 
     def take_step(self, step: StepOutputs) -> None:
-        """Hand each output to its request's stream."""
+        """Hand on all outputs in one pass."""
         now_s = time.monotonic()
         self.stats = step.stats
         records = [received(record, now_s) for record in step.records]
@@ -271,47 +278,47 @@ class EngineClient:
             if isinstance(record, StepRecord):
                 self.on_step(record)
         self.records.publish(records)
-        given: list[Given] = []
+        given: list[StreamDelivery] = []
         for output in step.outputs:
-            prompt = self._unfinished.get(output.request_id)
-            if prompt is not None:
-                prompt.has_begun = True
+            running = self._running.get(output.request_id)
+            if running is not None:
+                self._take(running, output, now_s)
                 if output.new_token_ids and not output.is_promise_waived:
-                    given.append((prompt.deliveries, output.request_id))
-                if not prompt.outputs.put(output, now_s):
-                    self._forget(output.request_id, abort=True)
-
+                    given.append(running.delivery)
         self._note_delivery(step, given)
 
-    def _note_delivery(self, step: StepOutputs, given: list[Given]) -> None:
-        """Once all streams that wait for an output of the step have passed it on."""
+    def _take(self, running: _Running, output: RequestOutput, now_s: float) -> None:
+        running.has_begun = True
+        try:
+            _raise_if_failed(output)
+            delta = running.stream.push(output, now_s)
+            if delta.finish_reason is not None:
+                self._forget(output.request_id, abort=running.stream.needs_abort)
+            running.submission.take(running.prompt_index, delta)
+        except Exception as error:  # whatever it is, it is no other stream's
+            self._fail(running.submission, error)
+
+    def _note_delivery(self, step: StepOutputs, given: list[StreamDelivery]) -> None:
+        """Once all tokens of the step have been written."""
         ran = next((record for record in step.records if isinstance(record, StepRecord)), None)
-        if ran is None:
-            return
-        is_mixed = ran.num_prefill_tokens > 0 and ran.num_decode_tokens > 0
-        note = partial(self.deliveries.note, given, ran.ended_s, is_mixed=is_mixed)
-        # Each of them was woken before, and runs until it has written its token.
-        asyncio.get_running_loop().call_soon(note)
+        if ran is not None:
+            is_mixed = ran.num_prefill_tokens > 0 and ran.num_decode_tokens > 0
+            self.deliveries.note(given, ran.ended_s, is_mixed=is_mixed)
 
     def engine_died(self, retry_after_s: float) -> None:
         """End what has begun, and that under which an engine died before: it may be why."""
-        for prompt in self._prompts():
-            if prompt.has_begun or prompt.is_rerun:
-                for request in prompt.requests:
-                    self._unfinished.pop(request.request_id, None)
-                error = "the engine process died while it held this request"
-                prompt.outputs.close(EngineDeadError(error, retry_after_s=retry_after_s))
-            prompt.is_rerun = True
-        self.stats = EngineStats(num_waiting=len(self._unfinished))
+        message = "the engine process died while it held this request"
+        for running in tuple(self._running.values()):
+            if running.has_begun or running.request.is_rerun:
+                error = EngineDeadError(message, retry_after_s=retry_after_s)
+                self._fail(running.submission, error)
+            running.request = msgspec.structs.replace(running.request, is_rerun=True)
+        self.stats = EngineStats(num_waiting=len(self._running))
 
     def engine_is_given_up(self, reason: str) -> None:
         """End everything."""
-        for prompt in self._prompts():
-            prompt.outputs.close(EngineDeadError(f"the engine is gone: {reason}"))
-
-    def _prompts(self) -> list[_PromptRequests]:
-        """Those with unfinished requests, in the order in which they came."""
-        return list(dict.fromkeys(self._unfinished.values()))
+        for running in tuple(self._running.values()):
+            self._fail(running.submission, EngineDeadError(f"the engine is gone: {reason}"))
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

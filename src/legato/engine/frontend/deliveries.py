@@ -3,7 +3,7 @@ gaps are kept, and how the way to clients adds to them."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -47,14 +47,11 @@ class RecentGaps:
         return [bins for index, bins in self._slices if index > oldest]
 
 
-class StreamDeliveries(msgspec.Struct):
-    """When each of a prompt's requests was last given a token; key the engine's request id."""
+class StreamDelivery(msgspec.Struct):
+    """When a request was last given a token; None before the first."""
 
     slo_class: str
-    last_s: dict[str, float] = {}
-
-
-Given = tuple[StreamDeliveries, str]  # and the id of the request that a token came of
+    last_s: float | None = None
 
 
 class Deliveries:
@@ -90,7 +87,7 @@ class Deliveries:
             for name, slo in self._promises.items()
         }
 
-    def note(self, given: Sequence[Given], ended_s: float, *, is_mixed: bool) -> None:
+    def note(self, given: Iterable[StreamDelivery], ended_s: float, *, is_mixed: bool) -> None:
         """All tokens of a step have been handed on just now.
 
         Args:
@@ -98,12 +95,11 @@ class Deliveries:
             is_mixed: whether it held prefill beside decodes.
         """
         now_s = time.monotonic()
-        for stream, request_id in given:
-            last_s = stream.last_s.get(request_id)
+        for stream in given:
             gaps = self._gaps.get(stream.slo_class)
-            if last_s is not None and gaps is not None:
-                gaps.add(now_s - last_s, now_s)
-            stream.last_s[request_id] = now_s
+            if stream.last_s is not None and gaps is not None:
+                gaps.add(now_s - stream.last_s, now_s)
+            stream.last_s = now_s
         way_s = now_s - ended_s
         if is_mixed and self._promises:
             self._on_later(way_s - self._way_s)

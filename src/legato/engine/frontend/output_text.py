@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from legato.model.vocabulary import Vocabulary
 
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Gives out whole characters only: the bytes of an unfinished one wait for the next token.
@@ -18,13 +16,16 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
         self._skipped = vocabulary.special_token_ids if skip_special_tokens else frozenset()
-        self._utf8 = _new_utf8_decoder(errors="replace")
+        self._rest = b""  # of a character whose end has not come yet
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes."""
         if token_id in self._skipped:
             return ""
-        return self._utf8.decode(self._vocabulary.token_bytes(token_id))
+        data = self._rest + self._vocabulary.token_bytes(token_id)
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[num_decoded:]
+        return text
 
 
 class StopStrings:
@@ -45,6 +46,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Take a piece of text; returns what can be passed on. Not to be called after a match."""
+        if not self._stop:
+            return text
         text = self._held + text
         # The match that ends first, and of those the longest: what any way of cutting would find.
         found = [

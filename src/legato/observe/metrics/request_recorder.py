@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from prometheus_client import Histogram
+
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.tenant import DEFAULT_TENANT
 from legato.observe.metrics.server_metrics import ServerMetrics
@@ -99,6 +101,7 @@ class _CompletionRecorder:
         self._tenant = tenant
         self._slo = RequestSlo(metrics.slos, slo_class)
         self._class = slo_class
+        self._itl_s: Histogram | None = None  # of its class, which may be none that there is
         self._num_prompt_tokens = num_prompt_tokens
         self._arrival_s = arrival_s
         self._scheduled_s = arrival_s
@@ -108,8 +111,8 @@ class _CompletionRecorder:
 
     def add_tokens(self, output: RequestOutput, num_tokens: int, received_s: float) -> None:
         gap_s = received_s - self._last_s
-        if self.num_tokens:
-            self._metrics.itl_s.of(self._class).observe(gap_s)
+        if self._itl_s is not None:
+            self._itl_s.observe(gap_s)
             self._slo.token(gap_s)
         else:
             self._begin(output, received_s)
@@ -131,6 +134,7 @@ class _CompletionRecorder:
         """Its first token is there."""
         assert output.scheduled_s is not None
         metrics = self._metrics
+        self._itl_s = metrics.itl_s.of(self._class)
         self._scheduled_s, self._first_s = output.scheduled_s, received_s
         ttft_s = self._first_s - self._arrival_s
         metrics.ttft_s.of(self._class).observe(ttft_s)

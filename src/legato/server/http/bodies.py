@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, HTTPException, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
@@ -72,44 +72,60 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-class _PieceByPiece(StreamingResponse):
-    """Sends each piece the moment it comes, and closes the generator however the stream ends.
+class _Streamed(Response):
+    """An answer whose body comes piece by piece, after its beginning.
 
-    It does not look for disconnects, as its base class would: `CancelOnDisconnect` does.
+    It does not look for disconnects, as Starlette's would: `CancelOnDisconnect` does.
     """
 
-    def __init__(
-        self, pieces: AsyncGenerator[bytes, None], headers: dict[str, str], media_type: str
-    ) -> None:
-        super().__init__(pieces, headers=headers, media_type=media_type)
+    def __init__(self, headers: dict[str, str], media_type: str) -> None:
+        self.status_code = HTTPStatus.OK
+        self.media_type = media_type
+        self.background = None
+        self.init_headers(headers)
+
+    async def begin(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+
+    async def finish(self, send: Send, body: bytes = b"") -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class EventResponse(_Streamed):
+    """Server-sent events."""
+
+    def __init__(self) -> None:
+        super().__init__(_STREAM_HEADERS, "text/event-stream")
+
+
+class EventStream(EventResponse):
+    """Events of a generator, which is closed however the stream ends."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        self._events = events
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await self.begin(send)
+            async for body in self._events:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self.finish(send)
+
+
+class _InPieces(_Streamed):
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__({"Content-Length": str(sum(map(len, pieces)))}, "application/json")
         self._pieces = pieces
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        start = {
-            "type": "http.response.start",
-            "status": HTTPStatus.OK,
-            "headers": self.raw_headers,
-        }
-        async with aclosing(self._pieces):
-            await send(start)
-            async for body in self._pieces:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class EventStream(_PieceByPiece):
-    """Server-sent events."""
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, _STREAM_HEADERS, "text/event-stream")
+        await self.begin(send)
+        for body in self._pieces:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await self.finish(send)
 
 
 def pieces_response(pieces: Sequence[bytes]) -> Response:
     """JSON that comes in pieces, and is sent in them: one write of megabytes would hold up all."""
-
-    async def in_turn() -> AsyncGenerator[bytes, None]:
-        for piece in pieces:
-            yield piece
-
-    headers = {"Content-Length": str(sum(map(len, pieces)))}
-    return _PieceByPiece(in_turn(), headers, "application/json")
+    return _InPieces(pieces)

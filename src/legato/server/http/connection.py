@@ -27,6 +27,7 @@ from legato.server.http.errors import (
 )
 from legato.server.http.half_closed import HalfClosedWatch
 from legato.server.http.http_1_0 import without_chunks
+from legato.server.http.outlet import NotifyingFlow, Outlet
 from legato.server.http.parser import RequestParser
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = NotifyingFlow(transport)
         if len(self.connections) > self._limits.max_connections:
             self._refuse(too_many_connections(self._limits.max_connections))
         else:
@@ -221,8 +223,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # What goes out
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle, flow = self._unanswered[0], self.flow
+        assert isinstance(flow, NotifyingFlow)
+        Outlet(cycle, flow).put_into(scope)
         if scope["http_version"] == "1.0":
-            send = without_chunks(self._unanswered[0])
+            send = without_chunks(cycle)
         await self._app(scope, receive, send)
 
     def on_response_complete(self) -> None:

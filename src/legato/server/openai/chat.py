@@ -12,10 +12,10 @@ from msgspec import UNSET, UnsetType
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
-from legato.server.generation.answer import Usage, UsageField, respond
-from legato.server.generation.job import Job, run_job
+from legato.server.generation.answer import respond
+from legato.server.generation.answer_format import Usage, UsageField
+from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
-from legato.server.http.errors import naming_fields
 from legato.server.openai.logprobs import (
     ChatLogprobs,
     PromptLogprobs,
@@ -148,6 +148,11 @@ async def create_chat_completion(
         created=int(time.time()),
         model=context.model_name,
     )
-    job = Job.of(asked, prompts, arrival=arrival, operation="chat")
-    with naming_fields(prompt="messages", max_tokens=asked.output_limit_name):
-        return await respond(job, run_job(context, job), answer_format, asked)
+    job = Job.of(
+        asked,
+        prompts,
+        arrival=arrival,
+        operation="chat",
+        field_names={"prompt": "messages", "max_tokens": asked.output_limit_name},
+    )
+    return await respond(context, job, answer_format, asked)

@@ -1,8 +1,7 @@
 """POST /v1/completions: how it answers. What it takes: `requests/completion.py`."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Literal
 
@@ -11,12 +10,13 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.core.outputs import FinishReason, TokenLogprobs
+from legato.core.outputs import TokenLogprobs
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
-from legato.server.generation.answer import Usage, UsageField, respond
-from legato.server.generation.job import Job, PromptDelta, run_job
+from legato.server.generation.answer import respond
+from legato.server.generation.answer_format import Usage, UsageField
+from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
     CompletionLogprobs,
@@ -165,25 +165,4 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         created=int(time.time()),
         model=context.model_name,
     )
-    deltas = run_job(context, job)
-    if asked.is_echo_only:
-        deltas = _without_output(deltas)
-    return await respond(job, deltas, answer_format, asked)
-
-
-async def _without_output(
-    deltas: AsyncGenerator[PromptDelta, None],
-) -> AsyncGenerator[PromptDelta, None]:
-    async with aclosing(deltas):
-        async for prompt_index, delta in deltas:
-            yield (
-                prompt_index,
-                msgspec.structs.replace(
-                    delta,
-                    text="",
-                    token_ids=(),
-                    logprobs=None if delta.logprobs is None else (),
-                    finish_reason=delta.finish_reason and FinishReason.LENGTH,
-                    stop_reason=None,
-                ),
-            )
+    return await respond(context, job, answer_format, asked)

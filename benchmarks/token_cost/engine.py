@@ -1,0 +1,83 @@
+"""An engine process whose model computes nothing: a step lasts as long as it is told to.
+
+    python -m benchmarks.token_cost.engine STEP_S FD
+
+All else is the engine's own. What it takes of a processor is what a token costs outside the model.
+"""
+
+import sys
+import time
+
+from legato.bench.simulation.profiled_server import calibrate
+from legato.bench.simulation.profiles import PROFILES
+from legato.bench.simulation.run import simulated_engine
+from legato.core.config import EngineConfig
+from legato.core.stats import CacheInfo
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.process import main as engine_process
+from legato.engine.process.messages import EngineInfo
+from legato.engine.startup import build
+from legato.executor.simulated import VirtualClock
+
+_PROFILE = PROFILES["llama-3-8b-h100"]
+_VOCAB_SIZE = 2**16
+"""Any prompt's tokens are below; those that are sampled are below the executor's own bound."""
+
+
+class _WallClock(VirtualClock):
+    """A clock that is slept through."""
+
+    def __init__(self) -> None:
+        """Nothing is kept: the machine's clock goes by itself."""
+
+    @property
+    def now_s(self) -> float:  # type: ignore[override]
+        return time.monotonic()
+
+    def advance_to(self, time_s: float) -> None:
+        time.sleep(max(0.0, time_s - self.now_s))
+
+
+def main(step_s: float, fd: int) -> int:
+    def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
+        return _build(config, step_s)
+
+    build.build_engine = build_engine
+    return engine_process.main(fd)
+
+
+def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]:
+    num_tokens, max_model_len = _PROFILE.kv_cache_tokens, _PROFILE.max_model_len
+    engine = simulated_engine(
+        _WallClock(),
+        config.scheduler,
+        belief=calibrate(
+            _PROFILE.costs,
+            max_model_len=max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            noise=0.0,
+            seed=0,
+        ),
+        step_time_s=lambda _plan: step_s,
+        max_model_len=max_model_len,
+        kv_cache_tokens=num_tokens,
+    )
+    block_size = config.cache.block_size
+    info = EngineInfo(
+        model=config.model.model,
+        served_model_name="simulated",
+        max_model_len=max_model_len,
+        vocab_size=_VOCAB_SIZE,
+        cache=CacheInfo(
+            num_blocks=num_tokens // block_size,
+            block_size=block_size,
+            enable_prefix_caching=False,
+        ),
+        slo_classes=config.scheduler.classes,
+        settings={},
+    )
+    return engine, info
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2])))

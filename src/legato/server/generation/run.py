@@ -1,0 +1,86 @@
+"""Runs a job, and notes how that went."""
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from legato.core.errors import InvalidRequestError
+from legato.core.outputs import FinishReason
+from legato.engine.errors import EngineDeadError, OverloadedError
+from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.submission import Submission
+from legato.observe.metrics.request_metrics import INVALID
+from legato.observe.metrics.request_recorder import JobRecorder
+from legato.server.context import Context
+from legato.server.generation.answer_recorder import AnswerRecorder
+from legato.server.generation.job import Job
+from legato.server.http.errors import shutting_down
+
+TakeChoice = Callable[[int, CompletionDelta], object]
+"""Is given the index of a completion among all of a job, and what is new of it: `Take`'s terms."""
+
+
+@asynccontextmanager
+async def running(
+    context: Context, job: Job, answer: AnswerRecorder, take: TakeChoice
+) -> AsyncGenerator[Submission]:
+    """Have all completions made, and measure them; leaving aborts what still runs.
+
+    Args:
+        answer: told of what comes and of the end; of what is sent, the caller tells it.
+        take: given each delta, as it comes.
+
+    Raises:
+        ApiError: the engine is gone because the server is shutting down.
+        Exception: as `EngineClient.submitted`, and what the block raises.
+    """
+    recorder = _recorder(context, job)
+    reason = FinishReason.ABORT
+
+    def take_measured(prompt_index: int, delta: CompletionDelta) -> None:
+        choice = prompt_index * job.params.n + delta.index
+        recorder.take(
+            choice,
+            delta.output,
+            num_tokens=len(delta.token_ids),
+            finish_reason=delta.finish_reason,
+            received_s=delta.received_s,
+        )
+        answer.take(choice, delta)
+        take(choice, delta)
+
+    try:
+        async with context.client.submitted(
+            job.prompts,
+            job.params,
+            service=job.service,
+            request_id=job.arrival.request_id,
+            take=take_measured,
+        ) as submission:
+            yield submission
+    except (InvalidRequestError, OverloadedError) as error:
+        why = error.reason if isinstance(error, OverloadedError) else INVALID
+        recorder.refuse(why, time.monotonic())
+        raise
+    except Exception as error:
+        reason = FinishReason.ERROR
+        is_stopped = context.lifecycle.is_draining and not context.client.is_alive
+        if isinstance(error, EngineDeadError) and is_stopped:
+            raise shutting_down() from error
+        raise
+    finally:
+        answer.end(sys.exception())
+        recorder.end(reason, time.monotonic())
+
+
+def _recorder(context: Context, job: Job) -> JobRecorder:
+    return JobRecorder(
+        context.metrics,
+        prompt_lens=[len(prompt) for prompt in job.prompts],
+        n=job.params.n,
+        max_tokens=job.params.max_tokens,
+        slo_class=job.service.slo_class,
+        tenant=job.service.tenant,
+        arrival_s=job.arrival.received_s,
+    )

@@ -1,0 +1,123 @@
+"""An answer in server-sent events, each of which is written the moment its delta comes."""
+
+import logging
+from collections import deque
+from http import HTTPStatus
+
+from msgspec import UNSET
+from starlette.types import Receive, Scope, Send
+
+from legato.engine.errors import SlowReaderError
+from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.submission import Submission
+from legato.server.context import Context
+from legato.server.generation.answer_format import AnswerFormat, UsageCounter, UsageField, shown
+from legato.server.generation.answer_recorder import AnswerRecorder
+from legato.server.generation.job import Job
+from legato.server.generation.run import running
+from legato.server.http.bodies import DONE, EventResponse, encode_json, event
+from legato.server.http.errors import as_api_error, naming_fields
+from legato.server.http.outlet import Outlet
+from legato.server.requests.outcome import Generation
+
+logger = logging.getLogger(__name__)
+
+
+class EventWriter:
+    """Words the deltas of one job as events."""
+
+    def __init__(self, job: Job, answer_format: AnswerFormat, asked: Generation) -> None:
+        self._format = answer_format
+        self._asked = asked
+        self._usage = UsageCounter(job.prompts)
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        delta = shown(delta, self._asked)
+        self._usage.add(choice, delta)
+        return event(encode_json(self._format.chunk(choice, delta, self._usage_field)))
+
+    def end(self) -> bytes:
+        """What follows the last delta."""
+        if not self._asked.include_usage:
+            return DONE
+        return event(encode_json(self._format.usage_chunk(self._usage.so_far))) + DONE
+
+    @property
+    def _usage_field(self) -> UsageField:
+        if self._asked.continuous_usage_stats:
+            return self._usage.so_far
+        return None if self._asked.include_usage else UNSET
+
+
+class StreamedAnswer(EventResponse):
+    """Runs a job and writes what comes of it; errors before the first delta have their own status.
+
+    While the client is behind, deltas are kept for it. One too many ends the stream.
+    """
+
+    def __init__(
+        self, context: Context, job: Job, recorder: AnswerRecorder, writer: EventWriter
+    ) -> None:
+        super().__init__()
+        self._context = context
+        self._job = job
+        self._recorder = recorder
+        self._writer = writer
+        self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key choice
+        self._max_unread = job.num_choices * context.max_unread_tokens
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Raises as `running`, as long as nothing is sent."""
+        self._outlet = Outlet.of(scope)
+        has_begun = False
+        try:
+            with naming_fields(**self._job.field_names), self._outlet.watched(self._write_unread):
+                async with running(
+                    self._context, self._job, self._recorder, self._take
+                ) as submission:
+                    await submission.begun.wait()
+                    submission.check()
+                    await self.begin(send)
+                    has_begun = True
+                    await self._write_all(submission)
+            end = self._writer.end()
+        except Exception as error:
+            if not has_begun:
+                raise
+            end = _error_event(error)
+        await self.finish(send, end)
+
+    def _take(self, choice: int, delta: CompletionDelta) -> None:
+        if self._outlet.is_writable and not self._unread:
+            self._write(choice, delta)
+            return
+        if len(self._unread) == self._max_unread:
+            self._unread.clear()
+            raise SlowReaderError(
+                f"the stream was ended: {self._max_unread} of its tokens waited to be read"
+            )
+        self._unread.append((choice, delta))
+
+    async def _write_all(self, submission: Submission) -> None:
+        """Return once everything is written; raises what ended the submission, if an error did."""
+        self._write_unread()
+        await submission.ended.wait()
+        while self._unread:
+            await self._outlet.caught_up()
+            self._write_unread()
+        submission.check()
+
+    def _write_unread(self) -> None:
+        while self._unread and self._outlet.is_writable:
+            self._write(*self._unread.popleft())
+
+    def _write(self, choice: int, delta: CompletionDelta) -> None:
+        self._outlet.write(self._writer.delta(choice, delta))
+        self._recorder.sent(choice, delta)
+
+
+def _error_event(error: Exception) -> bytes:
+    api_error = as_api_error(error)
+    if api_error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("a stream failed", exc_info=error)
+    return event(api_error.body) + DONE
