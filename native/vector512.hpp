@@ -138,7 +138,9 @@ inline ShortPairs fill_pairs(const int16_t *pair) {
     return {_mm512_set1_epi32(both)};
 }
 inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
-    return {_mm512_dpwssd_epi32(total.values, a.values, b.values)};
+    // Of the intrinsic, GCC 12 makes two copies of the total besides.
+    asm("vpdpwssd %2, %1, %0" : "+v"(total.values) : "v"(a.values), "v"(b.values));
+    return total;
 }
 
 // 32 numbers, which bfloat16 has exactly.

@@ -74,7 +74,7 @@ def test_kernels_agree(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", params(QUANTIZED))
 def test_wherever_the_blocks_went(backend: Backend) -> None:
-    """Swapped out and in, or computed beside others, a stream gets the tokens that it gets alone."""
+    """Swapped out and in, or beside others, a stream gets the tokens that it gets alone."""
     alone, _ = run_by_hand(backend)
     expected = alone.add("a", prompt(80), logprobs=0)
     alone.step(a=80)
