@@ -49,7 +49,7 @@ def main() -> None:
         with console.status(f"{name}: loading") as status:
             llm = LLM(quantization=quantization, kv_cache_memory_bytes=2**31)
             status.update(f"{name}: perplexity")
-            perplexity = _perplexity(llm, arguments.windows)
+            perplexity = measure_perplexity(llm, arguments.windows)
             status.update(f"{name}: speed")
             token_s = {count: _token_s(llm, count) for count in STREAMS}
         outcomes.append(Outcome(name, perplexity, token_s))
@@ -71,13 +71,19 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _perplexity(llm: LLM, num_windows: int) -> float:
+def windows_of_text(num_windows: int, length: int = _WINDOW) -> list[list[int]]:
+    """So many pieces of Python's own documentation, one behind the other, in tokens."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     tokens = load_tokenizer(resolve_source(DEFAULT_MODEL, None)).encode(text)
-    windows = [tokens[i * _WINDOW : (i + 1) * _WINDOW] for i in range(num_windows)]
+    return [tokens[i * length : (i + 1) * length] for i in range(num_windows)]
+
+
+def measure_perplexity(llm: LLM, num_windows: int) -> float:
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     answers = llm.generate(
-        [{"prompt_token_ids": window} for window in windows], params, use_tqdm=False
+        [{"prompt_token_ids": window} for window in windows_of_text(num_windows)],
+        params,
+        use_tqdm=False,
     )
     entries = itertools.chain(*(answer.outputs[0].prompt_logprobs or [] for answer in answers))
     return math.exp(-statistics.fmean(entry.logprob for entry in entries))

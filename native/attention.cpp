@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace legato {
 
@@ -30,10 +31,16 @@ struct Scratch {
     alignas(64) float scores[kQueries * kKeys];
     alignas(64) bf16 weights[kQueries * kKeys];
     alignas(64) bf16 last_values[kGroup * kLargestHead];
+    alignas(64) CodeRow queries[kTaskRows * kLargestHead];  // [rows, D]
+    alignas(64) float value_scales[kKeys];
+    float query_scales[kTaskRows], weight_scales[kQueries];
     alignas(64) float sums[kTaskRows * kLargestHead];  // [rows, D]
     float maximum[kTaskRows], denominator[kTaskRows];
 };
 
+// Over keys and values in `Number`: where that is a code of 8 bits, queries and weights are rounded to
+// rows that go with it, and the codes' scales are factors of the scores and of the weights.
+template <typename Number>
 class Task {
 public:
     // `next` is the task behind it, or null.
@@ -48,6 +55,7 @@ public:
           num_rows_(task.end - task.first) {
         const size_t row = static_cast<size_t>(chunk_.first_row) * call.group + task.first;
         queries_ = call.queries + (task.kv_head * call.query_rows + row) * head_dim_;
+        if constexpr (kIsQuantized) round_queries();
     }
 
     void run() {
@@ -63,63 +71,125 @@ public:
     }
 
 private:
+    static constexpr bool kIsQuantized = std::is_same_v<Number, int8_t>;
+    using Row = std::conditional_t<kIsQuantized, CodeRow, bf16>;
+
     int position(int row) const { return chunk_.start + (task_.first + row) / call_.group; }
+
+    void round_queries() {
+        alignas(64) float query[kLargestHead];
+        for (int row = 0; row < num_rows_; ++row) {
+            for (int dim = 0; dim < head_dim_; dim += 16)
+                store(query + dim, load_bf16(queries_ + row * head_dim_ + dim));
+            s_.query_scales[row] = round_row(query, head_dim_, s_.queries + row * head_dim_);
+        }
+    }
 
     // Query rows [first, first + count) to keys [key, key + num_keys).
     void attend(int first, int count, int key, int num_keys) {
-        score(queries_ + first * head_dim_, count, key, num_keys);
-        for (int i = 0; i < count; ++i)
-            weigh(first + i, s_.scores + i * kKeys, s_.weights + i * kKeys, key, num_keys);
+        score(first, count, key, num_keys);
+        if constexpr (kIsQuantized) gather_value_scales(key, num_keys);
+        for (int i = 0; i < count; ++i) weigh(first + i, i, key, num_keys);
         add_values(s_.sums + first * head_dim_, count, key, num_keys);
     }
 
-    const bf16 *key_tiles(int key) const { return at(call_.keys, task_, key); }
-    const bf16 *value_tiles(int key) const { return at(call_.values, task_, key); }
+    const Row *queries() const {
+        if constexpr (kIsQuantized) return s_.queries;
+        else return queries_;
+    }
+    // [count, kKeys]
+    Row *weights() const { return reinterpret_cast<Row *>(s_.weights); }
 
-    // Where the 32 keys from `key` on begin: both layouts take head_dim values a key.
-    const bf16 *at(const bf16 *cache, const AttentionTask &task, int key) const {
+    // 32 keys, or their values, and their scales where they are quantized.
+    struct Tiles {
+        const Number *numbers;
+        const float *scales;
+    };
+
+    Tiles keys_at(int key) const { return at(call_.keys, task_, key); }
+    Tiles values_at(int key) const { return at(call_.values, task_, key); }
+
+    // Those from `key` on: both layouts take head_dim numbers a key.
+    Tiles at(const std::byte *cache, const AttentionTask &task, int key) const {
         const auto &shape = call_.shape;
         const size_t block = call_.chunks[task.chunk].blocks[key / shape.block_size];
-        return cache + block * shape.block_values() + task.kv_head * shape.head_values() +
-               static_cast<size_t>(key % shape.block_size) * head_dim_;
+        const auto *const head = reinterpret_cast<const Number *>(
+            cache + block * shape.block_bytes() + task.kv_head * shape.head_bytes());
+        const int offset = key % shape.block_size;
+        return {head + static_cast<size_t>(offset) * head_dim_,
+                reinterpret_cast<const float *>(head + shape.head_values()) + offset};
     }
 
     // Blocks lie anywhere, so nothing but the task knows what comes next: behind the scores of some
-    // keys their values, and behind those the keys that follow, or the next task's first.
-    long ahead_of_keys(const bf16 *keys, int key) const { return value_tiles(key) - keys; }
-    long ahead_of_values(const bf16 *values, int key) const {
+    // keys their values, and behind those the keys that follow, or the next task's first. How far
+    // ahead that is; the scales are asked for at once.
+    long ahead_of_keys(const Number *keys, int key) const { return expect(values_at(key)) - keys; }
+    long ahead_of_values(const Number *values, int key) const {
         key += kKeys;
-        if (key < task_.end_key) return key_tiles(key) - values;
+        if (key < task_.end_key) return expect(keys_at(key)) - values;
         if (next_ == nullptr) return 0;
         key += next_->first_key - round_up(task_.end_key, kGroup);
-        return key < next_->end_key ? at(call_.keys, *next_, key) - values : 0;
+        return key < next_->end_key ? expect(at(call_.keys, *next_, key)) - values : 0;
+    }
+    static const Number *expect(const Tiles &tiles) {
+        if constexpr (kIsQuantized)
+            for (int key = 0; key < kGroup; key += 16) prefetch(tiles.scales + key);
+        return tiles.numbers;
     }
 
-    void score(const bf16 *queries, int count, int first_key, int num_keys) {
+    void score(int first, int count, int first_key, int num_keys) {
         const int head_dim = head_dim_;
-        const long query_bytes = head_dim * sizeof(bf16);
-        const StripShape strip{count, head_dim / kTileDepth, query_bytes, kTileRowBytes,
-                               kKeys * sizeof(float)};
+        const Row *const queries = this->queries() + first * head_dim;
+        const StripShape strip{count,
+                               head_dim / kTileDepth,
+                               static_cast<long>(head_dim * sizeof(Row)),
+                               kTileDepth * static_cast<long>(sizeof(Number)),
+                               kKeys * sizeof(float),
+                               s_.query_scales + first};
         for (int key = 0; key < num_keys; key += kGroup) {
-            const bf16 *const keys = key_tiles(first_key + key);
+            const Tiles tiles = keys_at(first_key + key);
+            const Number *const keys = tiles.numbers;
             const long ahead = ahead_of_keys(keys, first_key + key);
             const auto operands = [=](int step) {
-                const bf16 *const rows = queries + step * kTileDepth;
-                const bf16 *const columns = keys + step * kTileValues;
-                return Operands{rows, rows + kTileRows * head_dim, columns,
-                                columns + 16 * head_dim, ahead};
+                const Row *const rows = queries + step * kTileDepth;
+                const Number *const columns = keys + step * kTileValues;
+                return Operands<Row, Number>{rows, rows + kTileRows * head_dim, columns,
+                                             columns + 16 * head_dim, ahead};
             };
             multiply_strip<false>(strip, operands, s_.scores + key);
+            if constexpr (kIsQuantized) scale_scores(count, tiles.scales, s_.scores + key);
+        }
+    }
+
+    // Scores of 32 keys with each of `count` rows.
+    static void scale_scores(int count, const float *key_scales, float *scores) {
+        const Floats left = load(key_scales), right = load(key_scales + 16);
+        for (int i = 0; i < count; ++i, scores += kKeys) {
+            store(scores, load(scores) * left);
+            store(scores + 16, load(scores + 16) * right);
+        }
+    }
+
+    // Those behind the last key were another request's: a weight of zero does not undo their NaN.
+    void gather_value_scales(int first_key, int num_keys) {
+        for (int key = 0; key < num_keys; key += kGroup) {
+            const float *const from = values_at(first_key + key).scales;
+            for (int i = 0; i < kGroup; i += 16)
+                store(s_.value_scales + key + i,
+                      keep_seen(load(from + i), key + i, 0, num_keys, 0.0f));
         }
     }
 
     // Softmax over these keys, continued from those before them (Milakov and Gimelshein, 2018).
-    void weigh(int row, const float *scores, bf16 *weights, int first_key, int num_keys) {
+    void weigh(int row, int index, int first_key, int num_keys) {
+        float *const scores = s_.scores + index * kKeys;
+        Row *const weights = this->weights() + index * kKeys;
         const int last = position(row);
         const int low = std::max(call_.plan.visibility.first_key(last) - first_key, 0);
         const int high = std::min(last + 1 - first_key, num_keys);
         if (low >= high) {
-            std::fill_n(weights, round_up(num_keys, kGroup), bf16{0});
+            std::fill_n(weights, round_up(num_keys, kGroup), Row{0});
+            s_.weight_scales[index] = 0.0f;
             return;
         }
         const bool is_all = low == 0 && high == kKeys;
@@ -128,6 +198,19 @@ private:
         rescale(row, maximum);
         s_.denominator[row] += is_all ? weigh_all(scores, maximum, weights)
                                       : weigh_seen(scores, maximum, low, high, num_keys, weights);
+        if constexpr (kIsQuantized)
+            s_.weight_scales[index] = round_row(scores, round_up(num_keys, kGroup), weights);
+    }
+
+    // Hands weights of 32 keys on to what multiplies them with values: as they are rounded, or in the
+    // scores' place and times the scales of the values.
+    void keep_weights(float *scores, Row *weights, int key, Floats left, Floats right) const {
+        if constexpr (kIsQuantized) {
+            store(scores + key, left * load(s_.value_scales + key));
+            store(scores + key + 16, right * load(s_.value_scales + key + 16));
+        } else {
+            store_bf16(weights + key, left, right);
+        }
     }
 
     static float max_of_all(const float *scores) {
@@ -146,7 +229,7 @@ private:
     }
 
     // The sum of the weights, which are 2^(score - maximum).
-    static float weigh_all(const float *scores, float maximum, bf16 *weights) {
+    float weigh_all(float *scores, float maximum, Row *weights) const {
         const Floats shift = fill(maximum);
         Floats total[4];
         for (auto &part : total) part = fill(0.0f);
@@ -157,20 +240,24 @@ private:
                 const Floats right = exp2_fast(load(from + 16) - shift);
                 total[i] = total[i] + left;
                 total[i + 1] = total[i + 1] + right;
-                store_bf16(weights + key + 16 * i, left, right);
+                keep_weights(scores, weights, key + 16 * i, left, right);
             }
         return sum((total[0] + total[1]) + (total[2] + total[3]));
     }
 
-    static float weigh_seen(const float *scores, float maximum, int low, int high, int num_keys,
-                            bf16 *weights) {
+    float weigh_seen(float *scores, float maximum, int low, int high, int num_keys,
+                     Row *weights) const {
         const Floats shift = fill(maximum);
         Floats total = fill(0.0f);
-        for (int key = 0; key < round_up(num_keys, kGroup); key += 16) {
+        const auto seen = [=](int key) {
             const Floats all = exp2_fast(load(scores + key) - shift);
-            const Floats seen = keep_seen(all, key, low, high, 0.0f);
-            total = total + seen;
-            store_bf16(weights + key, seen);
+            return keep_seen(all, key, low, high, 0.0f);
+        };
+        for (int key = 0; key < round_up(num_keys, kGroup); key += kGroup) {
+            const Floats left = seen(key), right = seen(key + 16);
+            total = total + left;
+            total = total + right;
+            keep_weights(scores, weights, key, left, right);
         }
         return sum(total);
     }
@@ -193,27 +280,34 @@ private:
     }
 
     void add_values(float *sums, int count, int first_key, int num_keys) {
-        const int num_whole = round_down(num_keys, kGroup);
+        const int num_whole = kIsQuantized ? num_keys : round_down(num_keys, kGroup);
         if (num_whole < num_keys) copy_last_values(first_key + num_whole, num_keys - num_whole);
-        const long value_bytes = head_dim_ * 2 * sizeof(bf16), sum_bytes = head_dim_ * sizeof(float);
-        const StripShape strip{count, (num_keys + kGroup - 1) / kGroup, kKeys * sizeof(bf16),
-                               value_bytes, sum_bytes};
+        const StripShape strip{count,
+                               (num_keys + kGroup - 1) / kGroup,
+                               kKeys * sizeof(Row),
+                               static_cast<long>(head_dim_ * 2 * sizeof(Number)),
+                               static_cast<long>(head_dim_ * sizeof(float)),
+                               s_.weight_scales};
         for (int dim = 0; dim < head_dim_; dim += 32) {
             const auto operands = [=, this](int step) {
                 const int key = step * kGroup;
-                const bf16 *const whole = value_tiles(first_key + key);
-                const bf16 *const values = (key < num_whole ? whole : s_.last_values) + dim * 2;
-                const bf16 *const weights = s_.weights + key;
+                const Number *const whole = values_at(first_key + key).numbers;
+                const Number *const values = (key < num_whole ? whole : last_values()) + dim * 2;
+                const Row *const weights = this->weights() + key;
                 const long ahead = ahead_of_values(values - dim * 2, first_key + key);
-                return Operands{weights, weights + kTileRows * kKeys, values, values + 32, ahead};
+                return Operands<Row, Number>{weights, weights + kTileRows * kKeys, values,
+                                             values + 32, ahead};
             };
             multiply_strip<true>(strip, operands, sums + dim);
         }
     }
 
+    const Number *last_values() const { return reinterpret_cast<const Number *>(s_.last_values); }
+
     // What lies behind the last key was another request's: a weight of zero does not undo its NaN.
+    // Codes have none.
     void copy_last_values(int key, int count) {
-        const bf16 *const values = value_tiles(key);
+        const Number *const values = values_at(key).numbers;
         const int num_whole = count / 2 * 2 * head_dim_;
         std::copy_n(values, num_whole, s_.last_values);
         std::fill(s_.last_values + num_whole, s_.last_values + kGroup * head_dim_, bf16{0});
@@ -229,6 +323,12 @@ private:
     const int head_dim_, num_rows_;
     const bf16 *queries_;
 };
+
+void run(const AttentionCall &call, const AttentionTask &task, const AttentionTask *next,
+         Scratch &scratch) {
+    if (call.shape.is_quantized) Task<int8_t>(call, task, next, scratch).run();
+    else Task<bf16>(call, task, next, scratch).run();
+}
 
 void write_output(const AttentionCall &call, const AttentionTask &task, int row,
                   const float *sums, float denominator) {
@@ -365,7 +465,7 @@ void attend(const AttentionCall &call, Phase &phase) {
         const size_t first = share * share_size, end = std::min(first + share_size, tasks.size());
         for (size_t index = first; index < end; ++index) {
             const AttentionTask *const next = index + 1 < end ? &tasks[index + 1] : nullptr;
-            Task(call, tasks[index], next, *scratch.get()).run();
+            run(call, tasks[index], next, *scratch.get());
             finish(call, tasks[index], *scratch.get());
         }
     });

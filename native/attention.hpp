@@ -4,35 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache.hpp"
 #include "matrix.hpp"
 #include "thread_pool.hpp"
 
 namespace legato {
-
-// Keys and values of one layer lie in blocks [num_kv_heads, block_size, head_dim], which strips
-// read without rearranging: keys as [block_size / 16, head_dim / 2, 16, 2], so that 16 keys are the
-// columns of a tile, and values as [block_size / 2, head_dim, 2].
-struct CacheShape {
-    int num_kv_heads, head_dim, block_size;
-
-    size_t head_values() const { return static_cast<size_t>(block_size) * head_dim; }
-    size_t block_values() const { return num_kv_heads * head_values(); }
-
-    // Where the head's part of a token's block begins.
-    size_t head_at(int kv_head, int64_t slot) const {
-        return slot / block_size * block_values() + kv_head * head_values();
-    }
-    // Where a token's key and value begin in that: a key's pairs of values lie 16 pairs apart, and
-    // a value's values lie 2 apart.
-    size_t key_at(int64_t slot) const {
-        const int64_t offset = slot % block_size;
-        return offset / 16 * 16 * head_dim + offset % 16 * 2;
-    }
-    size_t value_at(int64_t slot) const {
-        const int64_t offset = slot % block_size;
-        return offset / 2 * 2 * head_dim + offset % 2;
-    }
-};
 
 // One request's rows [first_row, first_row + num_rows) of the batch, at positions from `start` on.
 struct Chunk {
@@ -78,24 +54,15 @@ struct AttentionCall {
     int group;            // query heads a key/value head
     const bf16 *queries;  // [K, query_rows, D], in units of log2(e) / sqrt(D)
     size_t query_rows;    // of each key/value head, with room for a tile more
-    const bf16 *keys, *values;
+    const std::byte *keys, *values;
     const TiledRows &output;  // [T, K * group * D]
     float *parts;             // [num_parts, part_floats]
 };
 
 constexpr int kTaskRows = 256;  // query rows that read keys and values together
-constexpr int kLargestHead = 256;
 
 // Floats that a part takes: for each of its query rows a sum, a maximum and a denominator.
 inline size_t part_floats(int head_dim) { return kTaskRows * (static_cast<size_t>(head_dim) + 2); }
-
-// Writes one token's key and value, float [D] each, into the cache.
-void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key);
-void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slot,
-                 const float *value);
-
-// Brings what the two will write near: a key is spread over many lines.
-void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape, int64_t slot);
 
 // By all threads: all tasks, and then the merges.
 void attend(const AttentionCall &call, Phase &phase);

@@ -33,7 +33,7 @@ using PlainCache = std::tuple<uintptr_t, uintptr_t, int>;
 std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
     std::vector<LayerCache> caches;
     for (const auto &[keys, values, window] : plain)
-        caches.push_back({at<bf16>(keys), at<bf16>(values), window});
+        caches.push_back({at<std::byte>(keys), at<std::byte>(values), window});
     return caches;
 }
 
@@ -75,11 +75,11 @@ NB_MODULE(LEGATO_MODULE, m) {
     nb::class_<Step>(m, "Step").def(
         "__init__",
         [](Step *self, std::vector<PlainChunk> chunks, std::vector<int64_t> slots,
-           std::tuple<int, int, int> shape, int group, int num_threads) {
-            const auto [num_kv_heads, head_dim, block_size] = shape;
+           std::tuple<int, int, int, bool> shape, int group, int num_threads) {
+            const auto [num_kv_heads, head_dim, block_size, is_quantized] = shape;
             new (self) Step(chunks_of(std::move(chunks)), std::move(slots),
-                            CacheShape{num_kv_heads, head_dim, block_size}, group,
-                            num_threads);
+                            CacheShape{num_kv_heads, head_dim, block_size, is_quantized},
+                            group, num_threads);
         },
         "chunks"_a, "slots"_a, "shape"_a, "group"_a, "num_threads"_a);
 

@@ -64,7 +64,7 @@ private:
 
 // One layer's keys and values, and what of them its queries see.
 struct LayerCache {
-    bf16 *keys, *values;
+    std::byte *keys, *values;
     int window;
 };
 

@@ -1,6 +1,8 @@
 // Strips of tiles in Intel AMX: 16 rows of 64 bytes, whose products are summed in float.
 #pragma once
 
+#include <type_traits>
+
 #include "tiles.hpp"
 
 namespace legato {
@@ -28,6 +30,15 @@ public:
     TileScope(const TileScope &) = delete;
 };
 
+// What rows are rounded to that are multiplied with codes, which tiles hold as bfloat16 as well.
+using CodeRow = bf16;
+
+// Makes `count` values, a multiple of 16, a row. Returns its scale.
+inline float round_row(const float *values, int count, CodeRow *row) {
+    for (int i = 0; i < count; i += 16) store_bf16(row + i, load(values + i));
+    return 1.0f;
+}
+
 // As multiply_strip(), of one row of tiles or two, with all their rows.
 template <bool adds, bool is_pair, typename OperandsAt>
 inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) {
@@ -46,7 +57,7 @@ inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) 
         _tile_zero(3);
     }
     for (int step = 0; step < shape.num_steps; ++step) {
-        const Operands operands = at(step);
+        const Operands<bf16, bf16> operands = at(step);
         _tile_loadd(6, operands.left, shape.pair_bytes);
         _tile_loadd(4, operands.upper, shape.row_bytes);
         _tile_dpbf16ps(0, 4, 6);
@@ -66,12 +77,46 @@ inline void multiply_tiles(const StripShape &shape, OperandsAt at, float *sums) 
     }
 }
 
+// Pairs of codes of 32 columns, as tiles.
+struct WideColumns {
+    alignas(64) bf16 left[kTileValues], right[kTileValues];
+
+    void widen(const int8_t *from_left, const int8_t *from_right, long pair_values, long ahead) {
+        for (long pair = 0; pair < kTileDepth / 2; ++pair) {
+            const int8_t *const from[] = {from_left + pair * pair_values,
+                                          from_right + pair * pair_values};
+            prefetch(from[0] + ahead);
+            prefetch(from[1] + ahead);
+            widen_bytes(left + pair * kTileDepth, from[0]);
+            widen_bytes(right + pair * kTileDepth, from[1]);
+        }
+    }
+};
+
+// Operands whose columns are widened, into the same place each time.
+inline auto as_tiles(const Operands<bf16, bf16> &operands, const StripShape &, WideColumns &) {
+    return operands;
+}
+inline auto as_tiles(const Operands<bf16, int8_t> &operands, const StripShape &shape,
+                     WideColumns &wide) {
+    wide.widen(operands.left, operands.right, shape.pair_bytes, operands.ahead);
+    return Operands<bf16, bf16>{operands.upper, operands.lower, wide.left, wide.right, 0};
+}
+template <typename Column>
+long tile_pair_bytes(const Operands<bf16, Column> &, const StripShape &shape) {
+    return std::is_same_v<Column, int8_t> ? kTileRowBytes : shape.pair_bytes;
+}
+
 // sums [num_rows, 32] = the rows times the columns, or that added; at(step) has the operands. May
 // read and write rows up to the next multiple of 16.
 template <bool adds, typename OperandsAt>
 inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
-    if (shape.num_rows > kTileRows) multiply_tiles<adds, true>(shape, at, sums);
-    else multiply_tiles<adds, false>(shape, at, sums);
+    WideColumns wide;
+    const auto tiles_at = [&](int step) { return as_tiles(at(step), shape, wide); };
+    StripShape tiles = shape;
+    tiles.pair_bytes = tile_pair_bytes(at(0), shape);
+    if (shape.num_rows > kTileRows) multiply_tiles<adds, true>(tiles, tiles_at, sums);
+    else multiply_tiles<adds, false>(tiles, tiles_at, sums);
 }
 
 }  // namespace legato

@@ -1,6 +1,9 @@
 // Strips as tiles_amx.hpp has them, in vector registers.
 #pragma once
 
+#include <type_traits>
+
+#include "codes.hpp"
 #include "memory.hpp"
 #include "tiles.hpp"
 
@@ -20,21 +23,31 @@ public:
     TileScope(const TileScope &) = delete;
 };
 
+// What rows are rounded to that are multiplied with codes: 256 such products fit 32 bits.
+using CodeRow = int16_t;
+
+// Makes `count` values, a multiple of 16, a row. Returns its scale.
+inline float round_row(const float *values, int count, CodeRow *row) {
+    return round_to_codes(values, count, row);
+}
+
 // Where a row of a step begins.
-inline const bf16 *row_of(const Operands &operands, int row, long row_values) {
+template <typename Row, typename Column>
+inline const Row *row_of(const Operands<Row, Column> &operands, int row, long row_values) {
     return row < kTileRows ? operands.upper + row * row_values
                            : operands.lower + (row - kTileRows) * row_values;
 }
 
 // Rows [first_row, first_row + kBlockRows) of a strip, as they are multiplied.
-#ifdef __AVX512F__
-class BlockRows {
+template <typename Row>
+class PlainRows {
 public:
     template <typename OperandsAt>
-    BlockRows(const StripShape &shape, int first_row, int, OperandsAt)
-        : row_values_(shape.row_bytes / sizeof(bf16)), first_row_(first_row) {}
+    PlainRows(const StripShape &shape, int first_row, int, OperandsAt)
+        : row_values_(shape.row_bytes / sizeof(Row)), first_row_(first_row) {}
 
-    const bf16 *at(const Operands &operands, int, int row) const {
+    template <typename Column>
+    const Row *at(const Operands<Row, Column> &operands, int, int row) const {
         return row_of(operands, first_row_, row_values_) + row * row_values_;
     }
 
@@ -42,19 +55,23 @@ private:
     const long row_values_;
     const int first_row_;
 };
+
+#ifdef __AVX512F__
+template <typename Row>
+using BlockRows = PlainRows<Row>;
 #else
 // Widened once for all columns: there is no instruction that multiplies bfloat16.
-class BlockRows {
+class WideRows {
 public:
     template <typename OperandsAt>
-    BlockRows(const StripShape &shape, int first_row, int num_rows, OperandsAt at)
+    WideRows(const StripShape &shape, int first_row, int num_rows, OperandsAt at)
         : row_values_(shape.num_steps * kTileDepth) {
         static thread_local Buffer<float> room;
         room.reserve(kBlockRows * row_values_);
         values_ = room.get();
         const long row_values = shape.row_bytes / sizeof(bf16);
         for (int step = 0; step < shape.num_steps; ++step) {
-            const Operands operands = at(step);
+            const auto operands = at(step);
             float *to = values_ + step * kTileDepth;
             for (int row = 0; row < num_rows; ++row, to += row_values_) {
                 const bf16 *const from = row_of(operands, first_row + row, row_values);
@@ -63,7 +80,7 @@ public:
         }
     }
 
-    const float *at(const Operands &, int step, int row) const {
+    const float *at(const Operands<bf16, bf16> &, int step, int row) const {
         return values_ + row * row_values_ + step * kTileDepth;
     }
 
@@ -71,50 +88,82 @@ private:
     const long row_values_;
     float *values_;
 };
+
+template <typename Row>
+using BlockRows = std::conditional_t<std::is_same_v<Row, bf16>, WideRows, PlainRows<Row>>;
 #endif
+
+// What sums of products begin with, and what they come to.
+template <bool adds>
+inline Floats first_total(const bf16 *, const float *sums) {
+    return adds ? load(sums) : fill(0.0f);
+}
+template <bool adds>
+inline Ints first_total(const int8_t *, const float *) {
+    return fill(int32_t{0});
+}
+template <bool adds>
+inline Floats final_sum(Floats total, const StripShape &, int, const float *) {
+    return total;
+}
+template <bool adds>
+inline Floats final_sum(Ints total, const StripShape &shape, int row, const float *sums) {
+    const Floats scaled = to_floats(total) * fill(shape.row_scales[row]);
+    return adds ? load(sums) + scaled : scaled;
+}
 
 // As multiply_strip(), of a block's rows and some halves of the columns.
 //
 // The first rows bring near what lies ahead. With few of them the time goes into waiting for memory:
 // processors fetch ahead by themselves, but no further than to the page's end.
-template <bool adds, int num_rows, typename OperandsAt>
-inline void multiply_block(const StripShape &shape, const BlockRows &rows, int first_row,
+template <bool adds, int num_rows, typename Row, typename Column, typename OperandsAt>
+inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, int first_row,
                            int first_half, OperandsAt at, float *sums) {
-    const long pair_values = shape.pair_bytes / sizeof(bf16);
+    const long pair_values = shape.pair_bytes / sizeof(Column);
     const long row_sums = shape.sum_bytes / sizeof(float);
     float *const block_sums = sums + first_row * row_sums + 16 * first_half;
-    Floats totals[num_rows][kBlockHalves];
+    const Column *const kind = nullptr;
+    decltype(first_total<adds>(kind, sums)) totals[num_rows][kBlockHalves];
     for (int row = 0; row < num_rows; ++row)
         for (int half = 0; half < kBlockHalves; ++half)
-            totals[row][half] = adds ? load(block_sums + row * row_sums + 16 * half) : fill(0.0f);
+            totals[row][half] = first_total<adds>(kind, block_sums + row * row_sums + 16 * half);
     for (int step = 0; step < shape.num_steps; ++step) {
-        const Operands operands = at(step);
+        const Operands<Row, Column> operands = at(step);
         for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-            Pairs columns[kBlockHalves];
+            decltype(load_pairs(kind)) columns[kBlockHalves];
             for (int half = 0; half < kBlockHalves; ++half) {
-                const bf16 *const from =
+                const Column *const from =
                     (first_half + half ? operands.right : operands.left) + pair * pair_values;
                 if (first_row == 0) prefetch(from + operands.ahead);
                 columns[half] = load_pairs(from);
             }
 #pragma GCC unroll 8  // else sums are kept in memory
             for (int row = 0; row < num_rows; ++row) {
-                const Pairs values = fill_pairs(rows.at(operands, step, row) + 2 * pair);
+                const auto values = fill_pairs(rows.at(operands, step, row) + 2 * pair);
                 for (int half = 0; half < kBlockHalves; ++half)
                     totals[row][half] = add_products(totals[row][half], values, columns[half]);
             }
         }
     }
     for (int row = 0; row < num_rows; ++row)
-        for (int half = 0; half < kBlockHalves; ++half)
-            store(block_sums + row * row_sums + 16 * half, totals[row][half]);
+        for (int half = 0; half < kBlockHalves; ++half) {
+            float *const to = block_sums + row * row_sums + 16 * half;
+            store(to, final_sum<adds>(totals[row][half], shape, first_row + row, to));
+        }
 }
+
+template <typename Row, typename Column>
+Row row_type(const Operands<Row, Column> &);
+template <typename Row, typename Column>
+Column column_type(const Operands<Row, Column> &);
 
 template <bool adds, int num_rows, typename OperandsAt>
 inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt at, float *sums) {
-    const BlockRows rows(shape, first_row, num_rows, at);
+    using Row = decltype(row_type(at(0)));
+    using Column = decltype(column_type(at(0)));
+    const BlockRows<Row> rows(shape, first_row, num_rows, at);
     for (int half = 0; half < 2; half += kBlockHalves)
-        multiply_block<adds, num_rows>(shape, rows, first_row, half, at, sums);
+        multiply_block<adds, num_rows, Row, Column>(shape, rows, first_row, half, at, sums);
 }
 
 // Of fewer rows than a block.

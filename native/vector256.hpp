@@ -18,6 +18,9 @@ struct Ints {
 struct Pairs {  // of bfloat16 values, widened
     Floats even, odd;
 };
+struct ShortPairs {  // of 16-bit numbers
+    __m256i low, high;
+};
 
 inline Floats fill(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 inline Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
@@ -163,6 +166,11 @@ inline void store_bytes(int8_t *to, Ints x) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(to), bytes);
 }
 
+inline void store_shorts(int16_t *to, Ints x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), words);
+}
+
 // The lowest 4 bits of each, whatever is above them.
 inline Floats lowest_4_bits(Ints x) { return to_floats(x & fill(int32_t{0x0f})); }
 
@@ -212,6 +220,21 @@ inline Pairs fill_pairs(const float *pair) { return {fill(pair[0]), fill(pair[1]
 // total + both products of each lane's pairs.
 inline Floats add_products(Floats total, Pairs a, Pairs b) {
     return fma(a.odd, b.odd, fma(a.even, b.even, total));
+}
+
+inline ShortPairs load_pairs(const int8_t *from) {
+    const auto *halves = reinterpret_cast<const __m128i *>(from);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+inline ShortPairs fill_pairs(const int16_t *pair) {
+    int32_t both;
+    __builtin_memcpy(&both, pair, 4);
+    return {_mm256_set1_epi32(both), _mm256_set1_epi32(both)};
+}
+inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
+    return {_mm256_add_epi32(total.low, _mm256_madd_epi16(a.low, b.low)),
+            _mm256_add_epi32(total.high, _mm256_madd_epi16(a.high, b.high))};
 }
 
 }  // namespace legato

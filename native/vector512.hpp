@@ -18,6 +18,9 @@ struct Ints {
 struct Pairs {  // of bfloat16 values
     __m512bh values;
 };
+struct ShortPairs {  // of 16-bit numbers
+    __m512i values;
+};
 
 inline Floats fill(float value) { return {_mm512_set1_ps(value)}; }
 inline Floats load(const float *from) { return {_mm512_loadu_ps(from)}; }
@@ -85,6 +88,10 @@ inline void store_bytes(int8_t *to, Ints x) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm512_cvtsepi32_epi8(x.values));
 }
 
+inline void store_shorts(int16_t *to, Ints x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtsepi32_epi16(x.values));
+}
+
 // The lowest 4 bits of each, whatever is above them.
 inline Floats lowest_4_bits(Ints x) {
     const __m512 floats = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -119,6 +126,30 @@ inline Pairs fill_pairs(const bf16 *pair) {
 // total + both products of each lane's pairs.
 inline Floats add_products(Floats total, Pairs a, Pairs b) {
     return {_mm512_dpbf16_ps(total.values, a.values, b.values)};
+}
+
+inline ShortPairs load_pairs(const int8_t *from) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+    return {_mm512_cvtepi8_epi16(bytes)};
+}
+inline ShortPairs fill_pairs(const int16_t *pair) {
+    int32_t both;
+    __builtin_memcpy(&both, pair, 4);
+    return {_mm512_set1_epi32(both)};
+}
+inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
+    // Of the intrinsic, GCC 12 makes two copies of the total besides.
+    asm("vpdpwssd %2, %1, %0" : "+v"(total.values) : "v"(a.values), "v"(b.values));
+    return total;
+}
+
+// 32 numbers, which bfloat16 has exactly.
+inline void widen_bytes(bf16 *to, const int8_t *from) {
+    const auto floats = [](const int8_t *bytes) {
+        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes));
+        return Floats{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow))};
+    };
+    store_bf16(to, floats(from), floats(from + 16));
 }
 
 }  // namespace legato

@@ -11,13 +11,17 @@ KEY_VALUES = 2 * 2 * 2 * 32  # of a token: layers, keys and values, heads, value
 
 
 def test_a_decode_reads_the_weights_and_its_keys() -> None:
-    work = work_of(SPEC, step_shape(num_decodes=3, context=50), value_bytes=2, weight_bytes=1000)
+    work = work_of(
+        SPEC, step_shape(num_decodes=3, context=50), token_bytes=2 * KEY_VALUES, weight_bytes=1000
+    )
     assert work.num_bytes == 1000 + 2 * KEY_VALUES * 150
     assert work.num_flops == 2 * 3 * (LAYERS + HEAD) + 4 * 2 * 4 * 32 * 150
 
 
 def test_a_chunk_sees_what_is_before_each_of_its_tokens() -> None:
-    work = work_of(SPEC, step_shape(chunk=3, start=10), value_bytes=2, weight_bytes=1000)
+    work = work_of(
+        SPEC, step_shape(chunk=3, start=10), token_bytes=2 * KEY_VALUES, weight_bytes=1000
+    )
     assert work.num_bytes == 1000 + 2 * KEY_VALUES * 13
     assert work.num_flops == 2 * 3 * LAYERS + 4 * 2 * 4 * 32 * (11 + 12 + 13)
 

@@ -1,7 +1,7 @@
 """The kernels that executor tests run on, each with the model and the cache that go together."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,28 +19,46 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True)
 class Backend:
-    """Attributes: tolerance: how far its log probabilities may be from exact ones."""
+    """Attributes:
+    tolerance: how far its log probabilities may be from exact ones.
+    is_quantized: its cache is.
+    """
 
     name: str
     tolerance: float
+    is_quantized: bool = False
+
+    @property
+    def kernels(self) -> str:
+        """What has to run here."""
+        return self.name.removesuffix("-int8")
 
     def make(self, spec: DecoderSpec, num_blocks: int) -> tuple[Model, AttentionBackend]:
         """The same weights on every backend, and a cache that holds no numbers yet."""
         sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
-        if self.name.startswith("torch"):
-            plain = random_decoder(spec, getattr(torch, self.name.removeprefix("torch-")))
-            torch_attention = TorchAttentionBackend(plain.cache, **sizes, device=CPU)
-            torch_attention.blocks.fill_(torch.nan)
-            return plain, torch_attention
-        native = native_model(spec, NativeKernels(2, self.name))
-        attention = NativeAttentionBackend(native, **sizes)
-        attention.blocks.fill_(torch.nan)
-        return native, attention
+        model, attention = self._make(spec, sizes)
+        # As floats, all bits set are NaN.
+        attention.blocks.fill_(-1 if self.is_quantized else torch.nan)
+        return model, attention
+
+    def _make(self, spec: DecoderSpec, sizes: dict[str, int]) -> tuple[Model, AttentionBackend]:
+        if self.kernels.startswith("torch"):
+            plain = random_decoder(spec, getattr(torch, self.kernels.removeprefix("torch-")))
+            cache = replace(plain.cache, is_quantized=self.is_quantized)
+            return plain, TorchAttentionBackend(cache, **sizes, device=CPU)
+        native = native_model(spec, NativeKernels(2, self.kernels))
+        cache = replace(native.cache, is_quantized=self.is_quantized)
+        return native, NativeAttentionBackend(native, cache, **sizes)
 
 
 EXACT = Backend("torch-float32", 1e-4)
 ROUNDED = Backend("torch-bfloat16", 0.1)
 NATIVE = [Backend(name, 0.1) for name in ("amx", "avx512", "avx2")]
+QUANTIZED = [
+    Backend(f"{plain.name}-int8", max(plain.tolerance, 0.15), is_quantized=True)
+    for plain in (EXACT, *NATIVE)
+]
+"""With a cache of 8 bits."""
 
 
 def params(backends: Iterable[Backend]) -> list[object]:
@@ -51,7 +69,7 @@ def params(backends: Iterable[Backend]) -> list[object]:
             backend,
             id=backend.name,
             marks=pytest.mark.skipif(
-                backend.name not in here, reason=f"no {backend.name} kernels run here"
+                backend.kernels not in here, reason=f"no {backend.kernels} kernels run here"
             ),
         )
         for backend in backends

@@ -41,7 +41,7 @@ def native_model(changes: dict[str, float]) -> tuple[Model, AttentionBackend]:
         pytest.skip("no native kernels run here")
     model = NativeModel(SPEC, NativeKernels(1, native_instructions()[0]))
     model.load_weights(weights(SPEC, changes).items())
-    return model, NativeAttentionBackend(model, num_blocks=2, block_size=BLOCK_SIZE)
+    return model, NativeAttentionBackend(model, model.cache, num_blocks=2, block_size=BLOCK_SIZE)
 
 
 def check(made: tuple[Model, AttentionBackend], vocab_size: int = SPEC.vocab_size) -> None:

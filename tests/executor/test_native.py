@@ -1,6 +1,7 @@
 """Native layers against the Python ones in float32: random architectures, tables and chunks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,8 +58,8 @@ def runners(spec: DecoderSpec, num_blocks: int, kernels: NativeKernels) -> list[
     """Native, Python in bfloat16, Python in float32."""
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
     native = native_model(spec, kernels)
-    backend = NativeAttentionBackend(native, **sizes)
-    backend._cache.fill_(torch.nan)  # what was not written must not be read
+    backend = NativeAttentionBackend(native, native.cache, **sizes)
+    backend.blocks.fill_(torch.nan)  # what was not written must not be read
     found = [Runner(native, backend)]
     for dtype in (torch.bfloat16, torch.float32):
         plain = random_decoder(spec, dtype)
@@ -130,13 +131,17 @@ def test_long_contexts_are_shared_among_threads(
 
 @pytest.mark.parametrize("instructions", native_instructions())
 @pytest.mark.parametrize("chunks", [[600], [1, 599], [256, 256, 88], [37] * 16 + [8]])
-def test_chunks_do_not_change_a_bit(chunks: list[int], instructions: str) -> None:
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_chunks_do_not_change_a_bit(
+    chunks: list[int], instructions: str, is_quantized: bool
+) -> None:
     """A row is summed in one order, whatever is computed beside it; keys are not split so far."""
     prompt = token_array((3 * j * j + j) % VOCAB_SIZE for j in range(600))
     logits = []
     for lengths in ([599, 1], chunks):
         native = native_model(SPECS["grouped"], NativeKernels(2, instructions))
-        backend = NativeAttentionBackend(native, num_blocks=19, block_size=BLOCK_SIZE)
+        cache = replace(native.cache, is_quantized=is_quantized)
+        backend = NativeAttentionBackend(native, cache, num_blocks=19, block_size=BLOCK_SIZE)
         runner = Runner(native, backend)
         message = AddRequest(
             request_id="0", prompt_token_ids=prompt, params=SamplingParams(max_tokens=1)

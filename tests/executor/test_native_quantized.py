@@ -100,7 +100,7 @@ def test_weights_quantized_in_part(name: str) -> None:
 def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:
     model = NativeModel(spec, NativeKernels(2, native_instructions()[0]))
     model.load_weights(weights)
-    attention = NativeAttentionBackend(model, num_blocks=2, block_size=BLOCK_SIZE)
+    attention = NativeAttentionBackend(model, model.cache, num_blocks=2, block_size=BLOCK_SIZE)
     hand = ByHand(TorchExecutor(model, attention, BLOCK_SIZE), range(2))
     stream = hand.add("a", prompt(40), prompt_logprobs=0)
     hand.step(a=40)

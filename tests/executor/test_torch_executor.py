@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import TokenLogprobs
-from tests.executor.backends import EXACT, NATIVE, ROUNDED, Backend, params
+from tests.executor.backends import EXACT, NATIVE, QUANTIZED, ROUNDED, Backend, params
 from tests.executor.by_hand import SPEC, Stream, prompt, run_by_hand
 from tests.model.dense import packed_logits
 from tests.model.random_models import random_decoder
@@ -16,7 +16,7 @@ from tests.profiles import examples
 
 EVERYTHING = {"logprobs": 3, "prompt_logprobs": 2}
 
-on_all_backends = pytest.mark.parametrize("backend", params([EXACT, ROUNDED, *NATIVE]))
+on_all_backends = pytest.mark.parametrize("backend", params([EXACT, ROUNDED, *NATIVE, *QUANTIZED]))
 
 
 def assert_as_whole(stream: Stream, backend: Backend) -> None:

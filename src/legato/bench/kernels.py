@@ -95,6 +95,7 @@ class _Steps:
         self._executor = parts.executor
         self._spec = parts.spec
         self._model = parts.model
+        self._cache = parts.cache
         self._block_size = parts.kv.block_size
         self._known: set[str] = set()
         self._step_id = 0
@@ -122,7 +123,7 @@ class _Steps:
         work = work_of(
             self._spec,
             StepShape.of(plan),
-            value_bytes=self._model.cache.dtype.itemsize,
+            token_bytes=self._cache.token_bytes,
             weight_bytes=self._model.num_weight_bytes,
         )
         return MeasuredKernel(name, work, times_s[len(times_s) // 2])
@@ -144,11 +145,11 @@ class _Steps:
         return plan
 
 
-def work_of(spec: DecoderSpec, shape: StepShape, *, value_bytes: int, weight_bytes: int) -> Work:
+def work_of(spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int) -> Work:
     """Weights, keys and values that a step reads, and what it multiplies.
 
     Args:
-        value_bytes: of each number in the cache.
+        token_bytes: of a token's keys and values in the cache.
         weight_bytes: of all weights.
     """
     qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -156,12 +157,11 @@ def work_of(spec: DecoderSpec, shape: StepShape, *, value_bytes: int, weight_byt
         qkv_size + spec.num_heads * spec.head_dim + 3 * spec.intermediate_size
     )
     layers, head = spec.num_layers * layer, spec.vocab_size * spec.hidden_size
-    key_values = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
     num_keys = shape.decode_context + shape.prefill_context
     num_pairs = shape.decode_context + shape.prefill_area
     attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * num_pairs
     return Work(
-        num_bytes=weight_bytes + value_bytes * key_values * num_keys,
+        num_bytes=weight_bytes + token_bytes * num_keys,
         num_flops=2 * (layers * shape.num_tokens + head * shape.num_samples) + attention,
     )
 

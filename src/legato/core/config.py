@@ -23,6 +23,7 @@ DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
+KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
 Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
@@ -49,7 +50,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     dtype: Annotated[
         DType,
         Flag(
-            "data type of weights and cache",
+            "data type of weights and cache, unless --kv-cache-dtype says otherwise",
             default="the checkpoint's own, bfloat16 for a GGUF file",
         ),
     ] = "auto"
@@ -85,6 +86,14 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     flag_group = "KV cache"
 
     block_size: Annotated[Count, Flag("tokens a block", metavar="TOKENS")] = 32
+    kv_cache_dtype: Annotated[
+        KVCacheDType,
+        Flag(
+            "what keys and values are held in: int8 rounds them, with a scale a token and head, so "
+            "that nearly twice the tokens fit",
+            default="the model's data type",
+        ),
+    ] = "auto"
     kv_cache_memory_bytes: Annotated[
         Count | None,
         Flag(

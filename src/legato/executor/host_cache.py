@@ -16,7 +16,7 @@ class HostCache:
     """As many blocks as `num_slots`, pinned where a GPU is to read them.
 
     Args:
-        blocks: of the cache, [layers, 2, num_blocks, values of a block].
+        blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
     """
 
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:

@@ -16,6 +16,10 @@ NamedWeights = Iterable[tuple[str, torch.Tensor | QuantizedWeight]]
 """(name in transformers' checkpoints, weight)"""
 
 
+SCALE_BYTES = 4
+"""Of the float32 that a unit of a quantized key, or value, stands for."""
+
+
 class StepAttention(Protocol):
     """Attention over one step's packed batch, bound to the KV cache and its block tables."""
 
@@ -50,28 +54,49 @@ class StepAttention(Protocol):
 class CacheSpec:
     """What attention keeps of each token: in every layer, a key and a value [K, D].
 
+    Each layer has two tensors of blocks, one for keys and one for values. A block is one run of
+    memory, which copies move as it is: K heads, one behind the other. A head's part of a block is
+
+    - the numbers [block_size, D] of its tokens, in whichever order the backend's kernels want,
+    - and behind them, where the cache is quantized, float32 scales [block_size] of these tokens.
+
+    Quantized numbers are int8, from -127 to 127, and stand for their products with the scale.
+
     Attributes:
         sliding_windows: one entry a layer: keys visible to a query, None where all are.
+        dtype: of keys and values, in which they are kept unless they are quantized.
+        is_quantized: they are kept in int8.
     """
 
     num_kv_heads: int
     head_dim: int
     sliding_windows: tuple[int | None, ...]
     dtype: torch.dtype
+    is_quantized: bool = False
 
     @property
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
     @property
-    def layer_values(self) -> int:
-        """Numbers in a token's keys, or values, of one layer."""
-        return self.num_kv_heads * self.head_dim
+    def kept_dtype(self) -> torch.dtype:
+        """Of the numbers in the cache."""
+        return torch.int8 if self.is_quantized else self.dtype
+
+    @property
+    def head_numbers(self) -> int:
+        """What a token's key, or value, of one head takes, counted in `kept_dtype`."""
+        return self.head_dim + (SCALE_BYTES if self.is_quantized else 0)
+
+    @property
+    def layer_numbers(self) -> int:
+        """What a token's keys, or values, of one layer take, likewise."""
+        return self.num_kv_heads * self.head_numbers
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's keys and values in all layers."""
-        return 2 * self.num_layers * self.layer_values * self.dtype.itemsize
+        """Of a token's keys and values in all layers, with their scales."""
+        return 2 * self.num_layers * self.layer_numbers * self.kept_dtype.itemsize
 
 
 class Model(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.base import NamedWeights, StepAttention
+from legato.model.base import CacheSpec, NamedWeights, StepAttention
 from legato.model.decoder import Embedding
 from legato.model.layers import RMSNorm
 from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
@@ -254,6 +254,7 @@ class NativeStep:
     """A step's packed batch as native layers see it. They attend themselves.
 
     Args:
+        cache: what the caches keep.
         chunks: (first row, number of rows, position of the first, block ids) of each request.
         slots: of each row that is not padding.
         caches: (address of the keys, of the values, sliding window or 0) of each layer.
@@ -262,13 +263,14 @@ class NativeStep:
     def __init__(
         self,
         model: NativeModel,
+        cache: CacheSpec,
         block_size: int,
         chunks: Sequence[tuple[int, int, int, list[int]]],
         slots: list[int],
         caches: Sequence[tuple[int, int, int]],
     ) -> None:
         spec, kernels = model.spec, model.kernels
-        shape = spec.num_kv_heads, spec.head_dim, block_size
+        shape = spec.num_kv_heads, spec.head_dim, block_size, cache.is_quantized
         group = spec.num_heads // spec.num_kv_heads
         self.native = kernels.extension.Step(chunks, slots, shape, group, kernels.num_threads)
         self.caches = caches

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ from legato.executor.memory import (
 from legato.executor.torch_executor import TorchExecutor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
-from legato.model.base import Model
+from legato.model.base import SCALE_BYTES, CacheSpec, Model
 from legato.model.loader import load_model, open_checkpoint, resolve_dtype
 from legato.model.native import (
     NativeKernels,
@@ -56,6 +56,7 @@ class EngineParts:
 
     Attributes:
         config: resolved.
+        cache: what the cache keeps of each token.
         kernels: the native ones' set of instructions, or "torch".
         untaken: what of the cache's memory may be taken while there is nothing to do.
     """
@@ -63,6 +64,7 @@ class EngineParts:
     config: EngineConfig
     spec: DecoderSpec
     model: Model
+    cache: CacheSpec
     kv: KVCacheManager
     executor: TorchExecutor
     max_model_len: int
@@ -138,7 +140,9 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     )
     _compile_kernels(model, scheduler_config)
     start.end("weights")
-    bytes_per_block = config.cache.block_size * model.cache.token_bytes
+    cache = replace(model.cache, is_quantized=config.cache.kv_cache_dtype == "int8")
+    _check_scales(cache, config.cache.block_size)
+    bytes_per_block = config.cache.block_size * cache.token_bytes
     num_blocks = num_cache_blocks(
         config.cache,
         bytes_per_block=bytes_per_block,
@@ -154,7 +158,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
         enable_prefix_caching=config.cache.enable_prefix_caching,
         num_host_slots=num_host_slots,
     )
-    attention = _attention(model, kv)
+    attention = _attention(model, cache, kv)
     if config.cache.kv_cache_memory_bytes is not None and device.type == "cpu":
         logger.info("taking %.2f GiB for the KV cache", num_blocks * bytes_per_block / 2**30)
         take_memory(attention.blocks)
@@ -171,6 +175,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
         resolved,
         checkpoint.spec,
         model,
+        cache,
         kv,
         TorchExecutor(model, attention, kv.block_size, num_host_slots=num_host_slots),
         max_model_len,
@@ -184,6 +189,15 @@ def _untaken(config: CacheConfig, attention: AttentionBackend) -> UntakenPages |
     if is_sized or not is_on_cpu or not config.take_memory_when_idle:
         return None
     return UntakenPages(attention.blocks)
+
+
+def _check_scales(cache: CacheSpec, block_size: int) -> None:
+    """The scales behind the numbers of a block have to lie at multiples of their size."""
+    if cache.is_quantized and block_size * cache.head_dim % SCALE_BYTES:
+        raise ConfigError(
+            f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
+            f"be a multiple of {SCALE_BYTES}"
+        )
 
 
 def _native_kernels(
@@ -208,15 +222,15 @@ def _native_kernels(
     return None
 
 
-def _attention(model: Model, kv: KVCacheManager) -> AttentionBackend:
+def _attention(model: Model, cache: CacheSpec, kv: KVCacheManager) -> AttentionBackend:
     sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
     try:
         with raising_memory_error():
             if isinstance(model, NativeModel):
-                return NativeAttentionBackend(model, **sizes)
-            return TorchAttentionBackend(model.cache, **sizes, device=model.device)
+                return NativeAttentionBackend(model, cache, **sizes)
+            return TorchAttentionBackend(cache, **sizes, device=model.device)
     except MemoryError as error:
-        num_bytes = kv.num_blocks * kv.block_size * model.cache.token_bytes
+        num_bytes = kv.num_blocks * kv.block_size * cache.token_bytes
         raise ConfigError(
             f"there is no memory for a KV cache of {num_bytes:,} bytes: {advice()}"
         ) from error
@@ -282,6 +296,7 @@ def calibration_file(parts: EngineParts) -> CalibrationFile:
         "dtype": str(parts.model.dtype),
         "quantization": str(parts.config.model.quantization),
         "kernels": parts.kernels,
+        "kv cache": _name(parts.cache.kept_dtype),
         "device": _device_name(parts.model.device),
         "threads": str(torch.get_num_threads()),
         "block size": str(parts.kv.block_size),
@@ -318,7 +333,7 @@ def _device(wanted: str) -> torch.device:
 def _describe(parts: EngineParts) -> EngineInfo:
     config, model, kv = parts.config, parts.model, parts.kv
     num_cache_tokens = kv.num_blocks * kv.block_size
-    cache_bytes = num_cache_tokens * model.cache.token_bytes
+    cache_bytes = num_cache_tokens * parts.cache.token_bytes
     return EngineInfo(
         model=config.model.model,
         served_model_name=config.model.model,
@@ -332,14 +347,14 @@ def _describe(parts: EngineParts) -> EngineInfo:
         slo_classes=config.scheduler.classes,
         settings={
             "model": config.model.model,
-            "dtype": str(model.dtype).removeprefix("torch."),
+            "dtype": _name(model.dtype),
             "device": str(model.device),
             "threads": str(torch.get_num_threads()),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,
             "max model length": f"{parts.max_model_len:,} tokens",
             "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
-            f"{cache_bytes / 2**30:.2f} GiB",
+            f"{cache_bytes / 2**30:.2f} GiB, {_name(parts.cache.kept_dtype)}",
             "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
             "policy": config.scheduler.policy,
             "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
@@ -349,6 +364,10 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "max running": f"{config.scheduler.max_num_seqs}",
         },
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _step_budget(config: SchedulerConfig) -> str:

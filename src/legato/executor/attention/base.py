@@ -13,7 +13,7 @@ class AttentionBackend(Protocol):
 
     @property
     def blocks(self) -> torch.Tensor:
-        """The cache, [layers, 2, num_blocks, values of a block]; what it writes is in the cache."""
+        """The cache, [layers, 2, num_blocks, numbers of a block]; writing here is writing there."""
         ...
 
     def begin_step(self, batch: PackedBatch) -> StepAttention:

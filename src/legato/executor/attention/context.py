@@ -1,16 +1,19 @@
 """What a request has in the cache, as tensors that PyTorch's attention operators can read."""
 
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from legato.executor.attention.rounding import dequantize
 from legato.executor.batch import PackedBatch
 
 MIN_RUN_IN_PLACE = 128
 """Tokens from which a call of its own is cheaper than copying a run."""
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]  # each [1, K, S, D]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+"""Of the same shape: [1, K, S, D] as a context has them."""
 Runs = list[tuple[int, int]]
 """Slots [start, end) of adjacent blocks, in token order."""
 
@@ -31,8 +34,20 @@ def slot_runs(batch: PackedBatch, block_size: int) -> list[Runs]:
     return [runs[a:b] for a, b in pairwise((0, *cuts.searchsorted(ends).tolist()))]
 
 
+class Context(Protocol):
+    """Keys and values of some of a request's tokens, in every layer."""
+
+    def pieces(self, layer: int) -> list[KeysValues]:
+        """All tokens, in any order."""
+        ...
+
+    def in_order(self, layer: int) -> KeysValues:
+        """All tokens in one piece, in token order."""
+        ...
+
+
 class CachedContext:
-    """Keys and values of some of a request's tokens, in every layer.
+    """Where they lie as they are.
 
     The views of all layers are made together, once a step: making them anew in each layer took
     longer than attending did.
@@ -50,13 +65,46 @@ class CachedContext:
         self._short = [view for view, long in zip(views, is_long, strict=True) if not long]
 
     def pieces(self, layer: int) -> list[KeysValues]:
-        """All tokens, in any order: long runs where they lie, the short ones copied together."""
+        """Long runs where they lie, the short ones copied together."""
         pieces = [(views[2 * layer], views[2 * layer + 1]) for views in self._long]
         return [*pieces, _join(self._short, layer)] if self._short else pieces
 
     def in_order(self, layer: int) -> KeysValues:
-        """All tokens in one piece, in token order."""
         return _join(self._runs, layer)
+
+
+class QuantizedContext:
+    """Where they have to be read in full to be what they stand for.
+
+    Args:
+        codes: [L, 2, num_blocks, K, block_size, D] int8.
+        scales: the same without D, float32.
+        runs: that hold the tokens.
+        dtype: of what is read.
+    """
+
+    def __init__(
+        self, codes: torch.Tensor, scales: torch.Tensor, runs: Runs, dtype: torch.dtype
+    ) -> None:
+        self._codes, self._scales, self._dtype = codes, scales, dtype
+        self._runs = runs
+
+    def pieces(self, layer: int) -> list[KeysValues]:
+        return [self.in_order(layer)] if self._runs else []
+
+    def in_order(self, layer: int) -> KeysValues:
+        both = torch.cat([self._read(layer, start, end) for start, end in self._runs], dim=2)
+        return both[0].unsqueeze(0), both[1].unsqueeze(0)
+
+    def _read(self, layer: int, start: int, end: int) -> torch.Tensor:
+        """[2, K, end - start, D], though only blocks are read."""
+        block_size = self._codes.shape[4]
+        first, last = start // block_size, -(-end // block_size)
+        rows = dequantize(
+            self._codes[layer, :, first:last], self._scales[layer, :, first:last], self._dtype
+        )
+        offset = start - first * block_size
+        return rows.transpose(1, 2).flatten(2, 3)[:, :, offset : offset + end - start]
 
 
 def _views(cache: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 
 from legato.executor.batch import PackedBatch
+from legato.model.base import CacheSpec
 from legato.model.native import NativeModel, NativeStep
 
 BLOCK_MULTIPLE = 32
@@ -12,15 +13,16 @@ BLOCK_MULTIPLE = 32
 
 
 class NativeAttentionBackend:
-    """Keys and values of each layer, in the layout that native/attention.hpp tells."""
+    """Keys and values of each layer, in the order that native/cache.hpp tells."""
 
-    def __init__(self, model: NativeModel, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: NativeModel, spec: CacheSpec, *, num_blocks: int, block_size: int
+    ) -> None:
         assert block_size % BLOCK_MULTIPLE == 0
-        self._model, self._block_size = model, block_size
-        spec = model.cache
-        block_values = block_size * spec.layer_values
+        self._model, self._spec, self._block_size = model, spec, block_size
+        shape = (spec.num_layers, 2, num_blocks, block_size * spec.layer_numbers)
         # Not zeros, which would touch every page: see `take_memory`.
-        self._cache = torch.empty((spec.num_layers, 2, num_blocks, block_values), dtype=spec.dtype)
+        self._cache = torch.empty(shape, dtype=spec.kept_dtype)
         self._addresses = [
             (keys.data_ptr(), values.data_ptr(), window or 0)
             for (keys, values), window in zip(self._cache, spec.sliding_windows, strict=True)
@@ -43,4 +45,4 @@ class NativeAttentionBackend:
             )
         ]
         slots = batch.slot_mapping.tolist()
-        return NativeStep(self._model, self._block_size, chunks, slots, self._addresses)
+        return NativeStep(self._model, self._spec, self._block_size, chunks, slots, self._addresses)

@@ -10,7 +10,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from legato.executor.attention.context import CachedContext, KeysValues, Runs, slot_runs
+from legato.executor.attention.cache import KeyValueCache, make_cache
+from legato.executor.attention.context import Context, KeysValues, Runs, slot_runs
 from legato.executor.attention.partial import attend_part, merge_parts
 from legato.executor.batch import PackedBatch
 from legato.model.base import CacheSpec
@@ -53,47 +54,34 @@ def _chunks(batch: PackedBatch, block_size: int) -> list[_Chunk]:
 
 
 class TorchAttentionBackend:
-    """One key and one value cache a layer, each [num_blocks * block_size, K, D]."""
+    """Attends in a cache of its own, quantized or not."""
 
     def __init__(
         self, spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        shape = (spec.num_layers, 2, num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
-        # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
-        self._cache = torch.empty(shape, dtype=spec.dtype, device=device)
-        # Keys and values of each layer in turn.
-        self._written = self._cache.flatten(0, 1).unbind(0)
+        self._device = device
+        self._cache = make_cache(spec, num_blocks=num_blocks, block_size=block_size, device=device)
 
     @property
     def blocks(self) -> torch.Tensor:
-        num_layers, pair, _, num_kv_heads, head_dim = self._cache.shape
-        return self._cache.view(num_layers, pair, -1, self.block_size * num_kv_heads * head_dim)
+        return self._cache.blocks
 
     def begin_step(self, batch: PackedBatch) -> "TorchStepAttention":
-        slots = torch.from_numpy(batch.slot_mapping).to(self._cache.device, non_blocking=True)
-        return TorchStepAttention(
-            self._cache, self._written, slots, _chunks(batch, self.block_size)
-        )
+        slots = torch.from_numpy(batch.slot_mapping).to(self._device, non_blocking=True)
+        return TorchStepAttention(self._cache, slots, _chunks(batch, self.block_size))
 
 
 class TorchStepAttention:
-    """See `StepAttention`; the new keys and values are read from the batch, the rest from cache."""
+    """See `StepAttention`; a long chunk's own keys and values are not read from the cache again."""
 
-    def __init__(
-        self,
-        cache: torch.Tensor,
-        written: tuple[torch.Tensor, ...],
-        slots: torch.Tensor,
-        chunks: list[_Chunk],
-    ) -> None:
+    def __init__(self, cache: KeyValueCache, slots: torch.Tensor, chunks: list[_Chunk]) -> None:
         self._cache = cache
-        self._written = written
         self._slots = slots
         self._chunks = chunks
         self._sizes = [chunk.num_tokens for chunk in chunks]
         # Key window, value by chunk: what it reads, and a mask if it needs one.
-        self._contexts: dict[int | None, list[tuple[CachedContext, torch.Tensor | None]]] = {}
+        self._contexts: dict[int | None, list[tuple[Context, torch.Tensor | None]]] = {}
 
     def attend(
         self,
@@ -108,8 +96,7 @@ class TorchStepAttention:
         num_padding = len(query) - len(self._slots)
         if num_padding:
             query, key, value = query[:-num_padding], key[:-num_padding], value[:-num_padding]
-        self._written[2 * layer].index_copy_(0, self._slots, key)
-        self._written[2 * layer + 1].index_copy_(0, self._slots, value)
+        key, value = self._cache.write(layer, self._slots, key, value)
         # Heads of a group are rows of one product in a decode, so each key is read once for them.
         grouped = query.view(len(query), key.shape[1], -1, key.shape[2]).split(self._sizes)  # type: ignore[no-untyped-call]
         attended: list[torch.Tensor] = []
@@ -133,14 +120,12 @@ class TorchStepAttention:
 
     def _visible(
         self, sliding_window: int | None, query: torch.Tensor
-    ) -> list[tuple[CachedContext, torch.Tensor | None]]:
+    ) -> list[tuple[Context, torch.Tensor | None]]:
         """What each chunk reads from the cache: worked out once a step, not once a layer."""
         if sliding_window not in self._contexts:
             self._contexts[sliding_window] = [
                 (
-                    CachedContext(
-                        self._cache, _clip(chunk.runs, *_visible_tokens(chunk, sliding_window))
-                    ),
+                    self._cache.context(_clip(chunk.runs, *_visible_tokens(chunk, sliding_window))),
                     _mask(chunk, sliding_window, query),
                 )
                 for chunk in self._chunks

@@ -1,0 +1,74 @@
+#include "cache.hpp"
+
+#include "codes.hpp"
+
+namespace legato {
+
+namespace {
+
+void round_to_bf16(const float *values, int count, bf16 *rounded) {
+    for (int i = 0; i < count; i += 16) store_bf16(rounded + i, load(values + i));
+}
+
+template <typename Number>
+void spread_key(const Number *numbers, int count, Number *to) {
+    for (int dim = 0; dim < count; dim += 2, to += 32) {
+        to[0] = numbers[dim];
+        to[1] = numbers[dim + 1];
+    }
+}
+
+template <typename Number>
+void spread_value(const Number *numbers, int count, Number *to) {
+    for (int dim = 0; dim < count; ++dim) to[2 * dim] = numbers[dim];
+}
+
+// Writes [head_dim] values as `spread` lays out the numbers that stand for them.
+template <typename Spread>
+void write(std::byte *head, const CacheShape &shape, size_t at, int64_t slot, const float *values,
+           Spread spread) {
+    if (shape.is_quantized) {
+        alignas(64) int8_t codes[kLargestHead];
+        const float scale = round_to_codes(values, shape.head_dim, codes);
+        *reinterpret_cast<float *>(head + shape.scale_at(slot)) = scale;
+        spread(codes, shape.head_dim, reinterpret_cast<int8_t *>(head) + at);
+    } else {
+        alignas(64) bf16 rounded[kLargestHead];
+        round_to_bf16(values, shape.head_dim, rounded);
+        spread(rounded, shape.head_dim, reinterpret_cast<bf16 *>(head) + at);
+    }
+}
+
+void expect(const std::byte *from, size_t num_bytes) {
+    for (size_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i, 1);
+}
+
+}  // namespace
+
+void write_key(std::byte *keys, const CacheShape &shape, int kv_head, int64_t slot,
+               const float *key) {
+    write(keys + shape.head_at(kv_head, slot), shape, shape.key_at(slot), slot, key,
+          [](auto *numbers, int count, auto *to) { spread_key(numbers, count, to); });
+}
+
+void write_value(std::byte *values, const CacheShape &shape, int kv_head, int64_t slot,
+                 const float *value) {
+    write(values + shape.head_at(kv_head, slot), shape, shape.value_at(slot), slot, value,
+          [](auto *numbers, int count, auto *to) { spread_value(numbers, count, to); });
+}
+
+void expect_token(const std::byte *keys, const std::byte *values, const CacheShape &shape,
+                  int64_t slot) {
+    const size_t number = shape.is_quantized ? sizeof(int8_t) : sizeof(bf16);
+    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+        const std::byte *const key = keys + shape.head_at(kv_head, slot);
+        const std::byte *const value = values + shape.head_at(kv_head, slot);
+        expect(key + shape.key_at(slot) * number, 16 * shape.head_dim * number);
+        expect(value + shape.value_at(slot) * number, 2 * shape.head_dim * number);
+        if (!shape.is_quantized) continue;
+        expect(key + shape.scale_at(slot), sizeof(float));
+        expect(value + shape.scale_at(slot), sizeof(float));
+    }
+}
+
+}  // namespace legato

@@ -1,0 +1,95 @@
+"""The memory that PyTorch's attention keeps keys and values in, plain or quantized."""
+
+from typing import Protocol
+
+import torch
+
+from legato.executor.attention.context import (
+    CachedContext,
+    Context,
+    KeysValues,
+    QuantizedContext,
+    Runs,
+)
+from legato.executor.attention.rounding import dequantize, quantize
+from legato.model.base import CacheSpec
+
+
+class KeyValueCache(Protocol):
+    """Slots for keys and values [K, D] in every layer."""
+
+    @property
+    def blocks(self) -> torch.Tensor:
+        """[layers, 2, num_blocks, numbers of a block]."""
+        ...
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> KeysValues:
+        """Keep keys and values [T, K, D]; returns them as whoever reads the cache sees them."""
+        ...
+
+    def context(self, runs: Runs) -> Context:
+        """What lies in these slots."""
+        ...
+
+
+def make_cache(
+    spec: CacheSpec, *, num_blocks: int, block_size: int, device: torch.device
+) -> KeyValueCache:
+    # Not zeros, which would touch every page: on a CPU memory is then taken as it is used.
+    shape = (spec.num_layers, 2, num_blocks, block_size * spec.layer_numbers)
+    blocks = torch.empty(shape, dtype=spec.kept_dtype, device=device)
+    kind = _QuantizedCache if spec.is_quantized else _PlainCache
+    return kind(blocks, spec, block_size)
+
+
+class _PlainCache:
+    """Blocks of numbers [block_size, K, D], so that adjacent blocks are one strided tensor."""
+
+    def __init__(self, blocks: torch.Tensor, spec: CacheSpec, block_size: int) -> None:
+        self.blocks = blocks
+        num_layers, pair, num_blocks, _ = blocks.shape
+        self._slots = blocks.view(
+            num_layers, pair, num_blocks * block_size, spec.num_kv_heads, spec.head_dim
+        )
+        # Keys and values of each layer in turn.
+        self._written = self._slots.flatten(0, 1).unbind(0)
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> KeysValues:
+        self._written[2 * layer].index_copy_(0, slots, key)
+        self._written[2 * layer + 1].index_copy_(0, slots, value)
+        return key, value
+
+    def context(self, runs: Runs) -> Context:
+        return CachedContext(self._slots, runs)
+
+
+class _QuantizedCache:
+    """Blocks as `CacheSpec` describes them, a head's tokens in their order."""
+
+    def __init__(self, blocks: torch.Tensor, spec: CacheSpec, block_size: int) -> None:
+        self.blocks = blocks
+        self._block_size, self._dtype = block_size, spec.dtype
+        heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, -1)
+        num_codes = block_size * spec.head_dim
+        # [L, 2, num_blocks, K, block_size, D], and the same without D
+        self._codes = heads[..., :num_codes].view(*heads.shape[:4], block_size, -1)
+        self._scales = heads[..., num_codes:].view(torch.float32)
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> KeysValues:
+        where = slots // self._block_size, slice(None), slots % self._block_size
+        seen: list[torch.Tensor] = []
+        for pair, rows in enumerate((key, value)):
+            codes, scales = quantize(rows)
+            self._codes[layer, pair][where] = codes
+            self._scales[layer, pair][where] = scales
+            seen.append(dequantize(codes, scales, rows.dtype))
+        return seen[0], seen[1]
+
+    def context(self, runs: Runs) -> Context:
+        return QuantizedContext(self._codes, self._scales, runs, self._dtype)
