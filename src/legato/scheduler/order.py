@@ -17,6 +17,7 @@ from legato.core.config import PrefillOrder
 from legato.core.request import Request
 
 Order = Callable[[Request], float]
+Rank = tuple[int, float]
 
 PRIORITY_STEP_S = 10.0
 """One step of priority goes before what arrived this much earlier."""
@@ -63,13 +64,17 @@ HIT_AWARE: frozenset[PrefillOrder] = frozenset(("srf", "lpm"))
 """Orders in which a rank depends on what is in the cache."""
 
 
-def rank(request: Request, order: Order) -> tuple[int, float]:
-    """The whole sort key: preempted requests, whose streams stand still, before all others."""
+def rank(request: Request, order: Order, *, gives_up: bool = True) -> Rank:
+    """The whole sort key: preempted requests, whose streams stand still, before all others.
+
+    Args:
+        gives_up: whether the late may have to wait for the timely. Where load is shed they are few,
+            and what they were promised when they were admitted is owed to them.
+    """
     priority_s = PRIORITY_STEP_S * request.message.service.priority
-    return _group(request, order), order(request) + priority_s
-
-
-def _group(request: Request, order: Order) -> int:
+    group = TIMELY
     if request.num_preemptions:
-        return PREEMPTED
-    return LATE if request.is_late and order is edf else TIMELY
+        group = PREEMPTED
+    elif gives_up and request.is_late and order is edf:
+        group = LATE
+    return group, order(request) + priority_s

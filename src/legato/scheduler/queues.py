@@ -6,7 +6,7 @@ from itertools import chain
 
 from legato.core.request import Request
 from legato.scheduler.fair_queue import FairQueue, is_lates_turn
-from legato.scheduler.order import LATE, PREEMPTED, Order, rank
+from legato.scheduler.order import LATE, PREEMPTED, Order, Rank, rank
 from legato.scheduler.tenants import Tenant, Tenants
 
 Place = tuple[bool, float, bool, float]
@@ -31,12 +31,14 @@ class Queues:
 
     Attributes:
         is_lost: whether a request that waits can no longer have its first token in time.
+        gives_up: whether those that are late wait behind those that are not.
     """
 
     def __init__(self, order: Order, tenants: Tenants) -> None:
         self.order = order
         self.tenants = tenants
         self.is_lost: Callable[[Request], bool] = never
+        self.gives_up = True
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
@@ -61,7 +63,7 @@ class Queues:
         """Let a request wait, at the place that its rank now gives it."""
         self.tenant(request).count(waiting=1)
         self._waiting[request.request_id] = request
-        request.rank = rank(request, self.order)
+        request.rank = self._rank(request)
         self._fair[request.is_best_effort].add(request)
 
     def next_waiting(self, *, best_effort: bool) -> Request | None:
@@ -78,7 +80,7 @@ class Queues:
 
     def place(self, request: Request) -> Place:
         """Of a request with others of its kind, best-effort or not."""
-        group, rank_s = rank(request, self.order)
+        group, rank_s = self._rank(request)
         if group == PREEMPTED:
             return False, 0.0, False, rank_s
         tenant = self.tenant(request)
@@ -93,11 +95,11 @@ class Queues:
         self, request: Request, cost_s: Callable[[Request], float]
     ) -> Iterator[Request]:
         """Those that wait with a promise and would go before a request that is about to."""
-        return self._fair[False].before(request, rank(request, self.order), cost_s)
+        return self._fair[False].before(request, self._rank(request), cost_s)
 
     def num_waiting_before(self, request: Request) -> int:
         """About how many `waiting_before` yields."""
-        return self._fair[False].num_before(request, rank(request, self.order))
+        return self._fair[False].num_before(request, self._rank(request))
 
     def has_late(self, tenant: Tenant) -> bool:
         """Whether requests of a tenant wait that have a promise and are late."""
@@ -135,7 +137,7 @@ class Queues:
         """Give a waiting request the place that its rank has come to be."""
         queue = self._fair[request.is_best_effort]
         queue.remove(request)
-        request.rank = rank(request, self.order)
+        request.rank = self._rank(request)
         queue.add(request)
 
     def admit(self, request: Request) -> None:
@@ -157,6 +159,9 @@ class Queues:
             self._stop(request)
         else:
             self._leave(request)
+
+    def _rank(self, request: Request) -> Rank:
+        return rank(request, self.order, gives_up=self.gives_up)
 
     def _stop(self, request: Request) -> None:
         del self.running[request.request_id]

@@ -152,6 +152,7 @@ class Scheduler:
             self._step_time, config.max_num_batched_tokens, config.idle_limit_s
         )
         self._queues.is_lost = self._lateness.is_lost
+        self._queues.gives_up = not config.shed_load
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
