@@ -3,8 +3,8 @@
     python -m benchmarks.cache_quantization [--windows 16] [--repeats 3] [--out out]
 
 Beside the model's own dtype: perplexity over Python's own documentation, 1,024 tokens at a time;
-how far greedy answers to 32 pieces of it go before they part; and the time of a decode step with 64
-streams of 512 tokens and 8 of 4,096, both caches in turn. Writes cache_quantization.json.
+how far greedy answers to 32 pieces of it go before they part; and the time of a decode step of a
+few shapes, both caches in turn. Writes cache_quantization.json.
 """
 
 import argparse

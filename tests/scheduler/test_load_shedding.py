@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-import sys
 from typing import Any
 
 import msgspec
@@ -33,16 +32,6 @@ _STEP_S = 1.0
 """More than the longest step takes, at whose end it is seen who is late."""
 
 
-def deep_copy(scheduler: Scheduler) -> Scheduler:
-    """A block's node refers to the one before it, as far as prompts are long."""
-    usual = sys.getrecursionlimit()
-    sys.setrecursionlimit(20 * usual)
-    try:
-        return copy.deepcopy(scheduler)
-    finally:
-        sys.setrecursionlimit(usual)
-
-
 class SheddingHarness(Harness):
     """Steps last exactly what is believed. `refused` says what would have become of a request."""
 
@@ -60,7 +49,7 @@ class SheddingHarness(Harness):
         """Key request id, value the TTFT in seconds that it would have had."""
 
     def add(self, request_id: str, *args: Any, **service: Any) -> None:
-        before = deep_copy(self.scheduler)
+        before = copy.deepcopy(self.scheduler)
         super().add(request_id, *args, **service)
         if self.finish_reasons[request_id] == [FinishReason.REFUSED]:
             self.refused[request_id] = served_ttft_s(before, self.added[request_id])

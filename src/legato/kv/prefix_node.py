@@ -1,6 +1,8 @@
 """A node of the tree of blocks."""
 
+import copy
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -27,6 +29,15 @@ class Node(msgspec.Struct, eq=False):
     slot: int = -1
     # Nearly all have one child at most, for which a dictionary would be most of the node.
     _children: "Node | dict[Key, Node] | None" = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Node":
+        # A struct is copied parts first, which never ends where a child refers to its parent.
+        node = memo[id(self)] = Node(
+            None, self.key, self.block_id, self.num_missing, self.num_users, self.slot
+        )
+        node.parent = copy.deepcopy(self.parent, memo)
+        node._children = copy.deepcopy(self._children, memo)
+        return node
 
     @property
     def is_computed(self) -> bool:
