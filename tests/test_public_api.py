@@ -38,6 +38,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "quantization",
         "kernels",
         "block_size",
+        "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
         "take_memory_when_idle",

@@ -76,7 +76,7 @@ def test_shedding_load_keeps_the_promise_to_those_that_are_admitted() -> None:
     assert len(refused) + len(admitted) == len(workload)
     assert all(record.retry_after_s is not None and record.retry_after_s > 0 for record in refused)
     assert ttft_attainment(admitted, 3.0) >= 0.9
-    assert ttft_attainment(records[False], 3.0) <= 0.7
+    assert ttft_attainment(records[False], 3.0) <= 0.8
 
 
 def overload(seed: int, jitter_seed: int) -> Workload:
