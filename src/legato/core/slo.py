@@ -15,11 +15,8 @@ MAX_PRIORITY = 100
 """Of `priority`, and of its negative."""
 MAX_CACHE_SALT = 256
 """Characters of `cache_salt`; a key of 32 random bytes has 43 or 64."""
-
-
-P99 = 0.99
-"""What a promise on gaps is for, unless it says otherwise."""
-LEAST_QUANTILE, MOST_QUANTILE = 0.5, 0.9999
+LEAST_QUANTILE, P99, MOST_QUANTILE = 0.5, 0.99, 0.9999
+"""Shares of a request's gaps that a promise may be for; P99 unless it says otherwise."""
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
