@@ -45,12 +45,12 @@ void multiply_quantized(const TiledRows &rows, int num_rows, const PackedMatrix 
     static thread_local Buffer<bf16> unpacked;
     alignas(64) float sums[kRowPair * kPanel];
     const bool are_few = num_rows <= kFewRows;
-    bool is_ready = false;
+    if (!are_few) unpacked.reserve(kPanel * matrix.depth);
+    bool needs_rows = are_few;  // which a thread without a share does not round
     const TileScope scope;
     phase.run(num_shares, [&](int share) {
-        if (!is_ready && are_few) few.assign(rows, num_rows, matrix.depth);
-        else if (!is_ready) unpacked.reserve(kPanel * matrix.depth);
-        is_ready = true;
+        if (needs_rows) few.assign(rows, num_rows, matrix.depth);
+        needs_rows = false;
         const int first = share * panels_a_share;
         const int end = std::min(first + panels_a_share, matrix.num_panels);
         for (int panel = first; panel < end; ++panel) {

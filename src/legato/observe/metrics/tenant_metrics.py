@@ -1,9 +1,10 @@
 """Metrics by tenant: of the first few that came, and of all others together."""
 
 from collections.abc import Callable
+from operator import attrgetter
 
-from legato.core.stats import OTHER_TENANTS, EngineStats
-from legato.observe.metrics.registry import MetricRegistry
+from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats
+from legato.observe.metrics.registry import MetricRegistry, Rows
 from legato.observe.metrics.request_metrics import TTFT_S
 
 _LABEL = "tenant"
@@ -23,28 +24,28 @@ class TenantMetrics:
             "tenant_service_seconds",
             "Predicted time of steps, as far as it was a tenant's requests'.",
             _LABEL,
-            read=lambda: {(tenant.name,): tenant.service_s for tenant in stats().tenants},
+            read=self._by_tenant(attrgetter("service_s")),
             own=True,
         )
         tenants.read_gauges(
             "tenant_requests_running",
             "Requests of a tenant that have blocks.",
             _LABEL,
-            read=lambda: {(tenant.name,): tenant.num_running for tenant in stats().tenants},
+            read=self._by_tenant(attrgetter("num_running")),
             own=True,
         )
         tenants.read_gauges(
             "tenant_requests_waiting",
             "Requests of a tenant that do not run yet.",
             _LABEL,
-            read=lambda: {(tenant.name,): tenant.num_waiting for tenant in stats().tenants},
+            read=self._by_tenant(attrgetter("num_waiting")),
             own=True,
         )
         tenants.read_counters(
             "tenant_requests_refused",
             "Completions of a tenant refused because of load.",
             _LABEL,
-            read=lambda: {(tenant.name,): tenant.num_refused for tenant in stats().tenants},
+            read=self._by_tenant(attrgetter("num_refused")),
             own=True,
         )
         self._ttft_s = tenants.histogram(
@@ -54,6 +55,9 @@ class TenantMetrics:
             _LABEL,
             own=True,
         )
+
+    def _by_tenant(self, number: Callable[[TenantStats], float]) -> Callable[[], Rows]:
+        return lambda: {(tenant.name,): number(tenant) for tenant in self._stats().tenants}
 
     def first_token(self, tenant: str, ttft_s: float) -> None:
         """A completion of a tenant has begun."""
