@@ -26,7 +26,9 @@ def test_help_names_the_commands() -> None:
 
 def test_commands_load_what_they_need_when_they_run() -> None:
     code = (
-        "import sys, legato.cli.main\n"
+        "import sys\n"
+        "from legato.cli.main import _COMMANDS, _parser\n"
+        "_parser(_COMMANDS)\n"
         "sys.exit(str({'torch', 'transformers', 'fastapi', 'rich'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

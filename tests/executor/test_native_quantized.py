@@ -1,5 +1,6 @@
 """Products with quantized weights: many rows as in bfloat16, few rows rounded to 8 bits."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -95,6 +96,15 @@ def test_weights_quantized_in_part(name: str) -> None:
     )
     assert as_codes == as_numbers
     assert num_bytes < 0.7 * num_plain_bytes
+
+
+@pytest.mark.parametrize("name", ["biases", "normed heads, untied"])
+def test_weights_may_come_in_any_order(name: str) -> None:
+    weights = list(random_decoder(SPECS[name], torch.bfloat16).checkpoint_slots().items())
+    in_order = prompt_scores(SPECS[name], weights)
+    for seed in range(3):
+        random.Random(seed).shuffle(weights)
+        assert prompt_scores(SPECS[name], weights) == in_order
 
 
 def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:

@@ -17,7 +17,7 @@ from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.model.checkpoint_defaults import load_defaults
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
 from legato.model.source import ModelSource, resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.model.tokenizer import Tokenizer, _Pretrained, load_tokenizer
 
 TEXTS = [
     "Hello, world!",
@@ -128,8 +128,13 @@ def test_defaults(tmp_path: Path, smollm2: Tokenizer) -> None:
 
 
 def wrap(metadata: dict[str, Any]) -> Tokenizer:
+    """As `load_tokenizer`, and compared with what transformers makes of a copy of the backend."""
     backend, options = build_gguf_tokenizer(metadata)
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **options))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, **options)
+    ours = Tokenizer(_Pretrained(backend, **options))
+    assert ours.backend.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.eos_token_id == theirs.eos_token_id
+    return ours
 
 
 def sentencepiece_metadata() -> dict[str, Any]:

@@ -19,7 +19,7 @@ FORBIDDEN = {
     "legato.engine.startup.build": {
         "transformers", "tokenizers", "scipy", "rich", "pydantic", "fastapi", "sympy"
     },
-    "legato.cli.main": {"torch", "numpy", "fastapi", "uvicorn", "rich"},
+    "legato.cli.serve": {"torch", "numpy", "fastapi", "uvicorn", "rich"},
 }  # fmt: skip
 
 

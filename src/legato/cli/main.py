@@ -3,23 +3,25 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from legato.cli import (
-    bench,
-    calibrate,
-    chat,
-    demo,
-    explain,
-    generate,
-    serve,
-    simulate,
-    trace,
-    tune,
-)
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from legato.core.memory import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
+_COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "demo",
+    "calibrate",
+    "bench",
+    "simulate",
+    "tune",
+    "explain",
+    "trace",
+)
+"""Each is a module of this package."""
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -27,7 +29,8 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(_asked_for(argv)).parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         if getattr(args, "loads_model", False):
@@ -45,23 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _asked_for(argv: Sequence[str]) -> Sequence[str]:
+    """The command that is named first, which need not wait for the others' imports; or all."""
+    return argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
+
+
+def _parser(commands: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="legato", description="LLM serving whose streams never stall.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (
-        serve,
-        generate,
-        chat,
-        demo,
-        calibrate,
-        bench,
-        simulate,
-        tune,
-        explain,
-        trace,
-    ):
-        command.add_parser(subparsers)
+    for command in commands:
+        import_module(f"legato.cli.{command}").add_parser(subparsers)
     return parser

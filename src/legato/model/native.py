@@ -7,9 +7,11 @@ none runs on this processor.
 """
 
 import math
+import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,6 +55,7 @@ _NORMS = {
     "key_norm": "self_attn.k_norm",
 }
 """Likewise."""
+_OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def native_instructions() -> list[str]:
@@ -184,25 +187,36 @@ class NativeModel:
 
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
-        """What is quantized stays so, but for the embedding and for matrices quantized in part."""
-        found = {name: _as_computed(name, weight) for name, weight in weights}
-        self.num_weight_bytes = sum(
-            weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
-            for name, weight in found.items()
-            if self.spec.reads_every_step(name)
-        )
-        embedding = found.pop("model.embed_tokens.weight")
-        copy_plain(embedding, self._embed_tokens.weight)
-        self._norm.weight.copy_(plain(found.pop("model.norm.weight")))
-        head = embedding if self.spec.tie_word_embeddings else found.pop("lm_head.weight")
-        self._lm_head = NativeLinear(head, self.kernels)
+        """What is quantized stays so, but for the embedding and for matrices quantized in part.
+
+        A layer is packed once all of it is read, while those behind it are read.
+        """
+        num_bytes = 0
+        others: dict[str, _Weight] = {}
+        unpacked: defaultdict[int, dict[str, _Weight]] = defaultdict(dict)  # key the layer
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
-            layers = threads.map(
-                lambda own: self._make_layer(_take_parts(own)),
-                [_take_layer(found, index) for index in range(self.spec.num_layers)],
-            )
-            self._layers = list(layers)  # kept for `_native`, which only points to them
+            layers: dict[int, Future[object]] = {}
+            for name, found in weights:
+                weight = _as_computed(name, found)
+                num_bytes += _num_bytes(weight) if self.spec.reads_every_step(name) else 0
+                match = _OF_LAYER.fullmatch(name)
+                if match is None:
+                    others[name] = weight
+                    continue
+                layer, own = int(match[1]), unpacked[int(match[1])]
+                own[match[2]] = weight
+                if len(own) == _num_parts(self.spec):
+                    layers[layer] = threads.submit(self._make_layer, unpacked.pop(layer))
+            embedding = others["model.embed_tokens.weight"]
+            head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
+            packed_head = threads.submit(NativeLinear, head, self.kernels)
+            copy_plain(embedding, self._embed_tokens.weight)
+            self._norm.weight.copy_(plain(others["model.norm.weight"]))
+            self._lm_head = packed_head.result()
+            # Kept for `_native`, which only points to them.
+            self._layers = [layers[index].result() for index in range(self.spec.num_layers)]
         self._native = self._join(self._layers)
+        self.num_weight_bytes = num_bytes
 
     def forward(
         self,
@@ -234,9 +248,9 @@ class NativeModel:
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)
 
-    def _make_layer(self, weights: Mapping[str, _Weight]) -> object:
+    def _make_layer(self, own: dict[str, _Weight]) -> object:
         """The extension copies the weights, so that nothing here has to outlive the call."""
-        spec = self.spec
+        weights, spec = _take_parts(own), self.spec
         sizes = (
             spec.hidden_size,
             spec.intermediate_size,
@@ -303,11 +317,15 @@ def _as_computed(name: str, weight: _Weight) -> _Weight:
     return weight.to(torch.float32 if name.endswith("norm.weight") else _DTYPE).contiguous()
 
 
-def _take_layer(found: dict[str, _Weight], index: int) -> dict[str, _Weight]:
-    """One layer's weights by their names within it."""
-    prefix = f"model.layers.{index}."
-    names = [name for name in found if name.startswith(prefix)]
-    return {name.removeprefix(prefix): found.pop(name) for name in names}
+def _num_bytes(weight: _Weight) -> int:
+    return weight.num_bytes(_DTYPE) if isinstance(weight, QuantizedWeight) else weight.nbytes
+
+
+def _num_parts(spec: DecoderSpec) -> int:
+    """How many weights a layer has in checkpoints."""
+    num_matrices = sum(map(len, _MATRICES.values()))
+    num_biases = 3 * spec.qkv_bias + spec.output_bias + 3 * spec.mlp_bias
+    return num_matrices + num_biases + (4 if spec.qk_norm else 2)
 
 
 def _take_parts(own: dict[str, _Weight]) -> dict[str, _Weight]:

@@ -1,5 +1,6 @@
 """Text to token ids and back, and conversations to text. Torch-free: the text processes use it."""
 
+import codecs
 import json
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -43,7 +44,9 @@ class Tokenizer:
         self._added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
         self._is_byte_level = _is_byte_level(self.backend)
-        self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
+        vocab = self.backend.get_vocab()
+        self.max_token_chars = max(map(len, vocab), default=1)
+        self._num_ids = 1 + max(vocab.values(), default=-1)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
             self.template_problem = (
@@ -57,10 +60,9 @@ class Tokenizer:
         Raises:
             UnsupportedModelError: a token's id is beyond all vocabularies.
         """
-        num_ids = 1 + max(self.backend.get_vocab().values(), default=-1)
-        if num_ids > _MAX_TOKEN_IDS:
-            raise UnsupportedModelError(f"the tokenizer has a token with id {num_ids - 1}")
-        return Vocabulary.of(map(self.token_bytes, range(num_ids)), self.special_token_ids)
+        if self._num_ids > _MAX_TOKEN_IDS:
+            raise UnsupportedModelError(f"the tokenizer has a token with id {self._num_ids - 1}")
+        return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt."""
@@ -82,7 +84,7 @@ class Tokenizer:
         if piece is None:
             return b""
         if self._is_byte_level:
-            return bytes(map(_byte_of_letter().__getitem__, piece))
+            return codecs.charmap_encode(piece, "strict", _byte_of_letter())[0]
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return piece.replace(_SPACE, " ").encode()
@@ -149,6 +151,14 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
 
+class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """transformers' wrapper around a new backend, of which its own constructor makes a copy."""
+
+    def __init__(self, backend: TokenizerBackend, **options: Any) -> None:
+        self._tokenizer = backend
+        super().__init__(**options)
+
+
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """Load the tokenizer beside a checkpoint: its tokenizer.json, or what a GGUF file describes.
 
@@ -159,7 +169,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         metadata = GGUFFile(source.path).metadata
         with refusing_what_fails(source.path):
             backend, options = build_gguf_tokenizer(metadata)
-            return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **options))
+            return Tokenizer(_Pretrained(backend, **options))
     if not (source.path / "tokenizer.json").is_file():
         raise UnsupportedModelError(
             f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
@@ -179,12 +189,12 @@ def _is_byte_level(backend: TokenizerBackend) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's spelling of bytes (Radford et al., 2019): key the letter, value the byte.
+def _byte_of_letter() -> dict[int, int]:
+    """GPT-2's spelling of bytes (Radford et al., 2019): key the letter's code, value the byte.
 
     Printable Latin-1 characters stand for themselves, the rest for the letters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    table = {byte: byte for byte in printable}
+    return table | {0x100 + index: byte for index, byte in enumerate(others)}

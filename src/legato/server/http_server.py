@@ -57,7 +57,6 @@ async def serve_until_stopped(
     )
     client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.
-    gc.collect()
     gc.freeze()
     lifecycle = Lifecycle()
     server = _Server(

@@ -6,6 +6,7 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import uvloop
 
@@ -78,10 +79,11 @@ async def _serve(
     async with contextlib.AsyncExitStack() as closing:
         text = TextProcesses(source, config.timeout_prompt_s)
         closing.push_async_callback(text.close)
-        serving = asyncio.create_task(asyncio.to_thread(_imported))
+        loaded = asyncio.create_task(text.loaded())
+        serving = asyncio.create_task(_imported(behind=loaded))
         client = await EngineClient.start(
             engine_config,
-            text.loaded(),
+            loaded,
             served_model_name=config.served_model_name,
             timeout_s=config.timeout_engine_s,
         )
@@ -96,8 +98,16 @@ async def _serve(
         return await (await serving)(client, text, config, listener, on_ready)
 
 
-def _imported() -> Callable[..., Awaitable[int]]:
-    """What serves, whose imports take a third of a second: meanwhile the other processes load."""
+async def _imported(*, behind: asyncio.Task[Any]) -> Callable[..., Awaitable[int]]:
+    """What serves, whose imports take a third of a second: meanwhile the engine loads.
+
+    Not while the tokenizer loads, too: of two cores, one is the engine's, which takes longest.
+    """
+    await asyncio.wait([behind])
+    return await asyncio.to_thread(_import)
+
+
+def _import() -> Callable[..., Awaitable[int]]:
     with uncollected():
         from legato.server.http_server import serve_until_stopped
 

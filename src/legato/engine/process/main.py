@@ -9,6 +9,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +20,6 @@ from legato.core.memory import describe_shortage, is_shortage
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.engine.errors import EngineFaultError
-from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.messages import (
     Control,
@@ -31,6 +31,9 @@ from legato.engine.process.messages import (
     StepOutputs,
 )
 from legato.engine.startup.parts import StartParts
+
+if TYPE_CHECKING:
+    from legato.engine.loop.engine_loop import EngineLoop
 
 _YOUNG_PER_FULL_COLLECTION = 10_000
 
@@ -87,7 +90,7 @@ def _serve(channel: Channel) -> int:
         channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
 
 
-def _events(messages: Iterable[FromFrontEnd], engine: EngineLoop) -> list[Event]:
+def _events(messages: Iterable[FromFrontEnd], engine: "EngineLoop") -> list[Event]:
     """What is for the scheduler; the rest is done."""
     events: list[Event] = []
     for message in messages:

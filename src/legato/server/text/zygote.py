@@ -89,7 +89,6 @@ class Zygote:
         if tokenizer.template_problem is None:
             self._try_template(tokenizer, asked.timeout_s)
         self._send(TextLoaded(tokenizer.vocabulary, defaults, tokenizer.template_problem))
-        gc.collect()
         gc.freeze()  # a child that collects would otherwise get a copy of all that it looks at
         self._obey(tokenizer, defaults, asked.timeout_s)
 
