@@ -130,6 +130,19 @@ def test_outputs_are_shared_too(kv: KVCacheManager) -> None:
     assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_computed_tokens == 12
 
 
+def test_what_drafts_have_filled_is_shared_once_the_request_has_their_tokens(
+    kv: KVCacheManager,
+) -> None:
+    request = request_for("a", HELLO)
+    assert kv.reserve(request)
+    compute(kv, request, 12)
+    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 8
+    for token_id in (1, 2, 3):
+        request.append(token_id, 0.0)
+    compute(kv, request, 12)
+    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 12
+
+
 def test_the_same_block_twice_becomes_one(kv: KVCacheManager) -> None:
     """Both compute the block of their last token; the second finds it there already."""
     first, second = request_for("a", [*HELLO][:8]), request_for("b", [*HELLO][:8])

@@ -138,9 +138,11 @@ class KVCacheManager:
         if not self._is_sharing:
             return
         table = self._tables[request.request_id]
-        num_full = request.num_computed_tokens // self.block_size
+        # Of drafts that were right, the request is only told after this.
+        num_tokens = min(request.num_computed_tokens, request.num_tokens)
+        num_full = num_tokens // self.block_size
         if table.num_full <= table.num_shared:
-            table.last.note_computed(request.num_computed_tokens)
+            table.last.note_computed(num_tokens)
             if table.num_shared < num_full:
                 self._share_own(request, table, num_full)
         table.num_full = num_full
