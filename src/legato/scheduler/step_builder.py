@@ -358,7 +358,7 @@ class StepBuilder:
         running = self._queues.running
         kept: list[Request] = []
         for request in requests:
-            if request.request_id in running:
+            if request.num_expected_tokens > request.num_reserved_tokens:
                 self._make_room(request)
             if request.request_id in running:
                 self._in_step.add(request.request_id)
@@ -367,10 +367,8 @@ class StepBuilder:
 
     def _make_room(self, request: Request) -> None:
         """Preempt until a decode's token finds a block; in the end perhaps the request itself."""
-        victim = None
-        while victim is not request and not self._kv.reserve(request):
-            victim = self._victim()
-            self._preempt(victim)
+        while request.request_id in self._queues.running and not self._kv.reserve(request):
+            self._preempt(self._victim())
 
     def _victim(self) -> Request:
         """The latest admitted of those that it harms least, without a promise if there are any.
