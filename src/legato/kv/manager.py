@@ -141,6 +141,8 @@ class KVCacheManager:
         # Of drafts that were right, the request is only told after this.
         num_tokens = min(request.num_computed_tokens, request.num_tokens)
         num_full = num_tokens // self.block_size
+        if num_full == table.num_full and not table.last.num_missing:
+            return
         if table.num_full <= table.num_shared:
             table.last.note_computed(num_tokens)
             if table.num_shared < num_full:

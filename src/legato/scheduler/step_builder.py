@@ -96,6 +96,7 @@ class StepBuilder:
                 is_stream = request.is_stream
             (self._streams if is_stream else self._begun).append(request)
         self._note_pace(running)
+        self._runs_best_effort = any(request.is_best_effort for request in running)
 
     @property
     def must_wait(self) -> bool:
@@ -130,6 +131,8 @@ class StepBuilder:
             self._preempt(victim)
 
     def _yielding_request(self) -> Request | None:
+        if not self._runs_best_effort:
+            return None
         request = self._queues.next_waiting(best_effort=False)
         if request is None or self._has_place(request) or not self._can_pace(request):
             return None
