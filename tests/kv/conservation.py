@@ -9,9 +9,9 @@ from legato.kv.prefix_node import Node
 
 def check_blocks(kv: KVCacheManager) -> None:
     """Every block is free, in the tree or one request's own; users are counted right."""
-    nodes = _descendants(kv._tree._root)
-    cached = [node.block_id for node in nodes if not node.is_spilled]
-    own = [b for table in tables(kv) for b in table.block_ids[len(table.shared) :]]
+    nodes = _descendants(kv._tree.root)
+    cached = [b for node in nodes if not node.is_spilled for b in node.places]
+    own = [b for table in tables(kv) for b in table.block_ids[table.num_shared :]]
     taken = cached + own
     assert len(taken) == len(set(taken)), "a block is in two places"
     assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
@@ -21,9 +21,13 @@ def check_blocks(kv: KVCacheManager) -> None:
     _check_eviction_order(kv._host._spilled)
     for node in nodes:
         assert node.parent is not None
-        assert node.parent.child(node.key) is node
-        assert node.parent.is_computed or not node.is_computed, "computed after what is not"
-        assert node.is_computed or node.num_users, "nobody will ever compute it"
+        assert node.parent.children[node.key] is node
+        assert node.start == node.parent.end
+        assert len(node.tokens) == node.num_blocks * kv.block_size > 0
+        assert 0 <= node.num_missing <= len(node.tokens)
+        is_begun = node.num_missing < len(node.tokens)
+        assert not (node.parent.num_missing and is_begun), "computed after what is not"
+        assert not node.num_missing or node.num_users, "nobody will ever compute it"
 
 
 def tables(kv: KVCacheManager) -> list[_Table]:
@@ -34,36 +38,41 @@ def tables(kv: KVCacheManager) -> list[_Table]:
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
     users: Counter[Node] = Counter()
     for table in tables(kv):
-        users.update(table.shared)
-        parents = [kv._tree._root, *table.shared[:-1]]
-        assert all(n.parent is p for n, p in zip(table.shared, parents, strict=False))
-        assert table.block_ids[: len(table.shared)] == tuple(n.block_id for n in table.shared)
+        way = _way(table.last)
+        users.update(way)
+        assert table.num_shared * kv.block_size == table.last.end
+        assert table.block_ids[: table.num_shared].tolist() == [b for n in way for b in n.places]
     for node in nodes:
         assert node.num_users == users[node], "a wrong number of users"
     unused = {node for node in nodes if not node.num_users and not node.is_spilled}
     assert unused == set(kv._tree._unused), "what nobody uses can be evicted, and nothing else"
-    assert kv.num_free_blocks == kv._pool.num_free + len(unused)
+    num_unused = sum(node.num_blocks for node in unused)
+    assert kv.num_free_blocks == kv._pool.num_free + num_unused
 
 
 def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:
     spilled = {node for node in nodes if node.is_spilled}
     assert spilled == set(kv._host._spilled), "what is spilled is used by nobody"
-    taken = [node.slot for node in spilled] + kv._host._free
+    taken = [slot for node in spilled for slot in node.places] + kv._host._free
     assert sorted(taken) == list(range(len(taken))), "slots are conserved"
     for node in spilled:
-        assert node.is_computed
-        assert node.block_id == -1
-        assert all(child.is_spilled for child in node.children)
+        assert not node.num_missing
+        assert all(child.is_spilled for child in node.children.values())
 
 
 def _check_eviction_order(order: Iterable[Node]) -> None:
     place = {node: i for i, node in enumerate(order)}
     for node in place:
-        assert all(place.get(child, -1) < place[node] for child in node.children)
+        assert all(place.get(child, -1) < place[node] for child in node.children.values())
+
+
+def _way(last: Node) -> list[Node]:
+    """The nodes from the root down to one, but for the root."""
+    return [*_way(last.parent), last] if last.parent is not None else []
 
 
 def _descendants(node: Node) -> list[Node]:
     found: list[Node] = []
-    for child in node.children:
+    for child in node.children.values():
         found += [child, *_descendants(child)]
     return found

@@ -21,7 +21,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, NUM_BLOCKS + 2), after=st.none() | st.integers(0, NUM_BLOCKS - 1))
     def allocate(self, count: int, after: int | None) -> None:
-        num_free = self.pool.num_free
+        num_free, free, widest = self.pool.num_free, self.free_blocks(), self.widest_gap()
         block_ids = self.pool.allocate(count, after=after)
         if count > num_free:
             assert block_ids is None
@@ -29,6 +29,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         assert block_ids is not None
         assert len(block_ids) == count
+        if count and (after is None or after + 1 not in free):
+            width, start = widest
+            assert block_ids[0] == start + max(0, width - count) // 2
         self.held.append(block_ids)
 
     @rule(data=st.data())
@@ -46,11 +49,18 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def double_free_is_refused(self, data: st.DataObject) -> None:
-        taken = {b for block_ids in self.held for b in block_ids}
-        free = sorted(set(range(NUM_BLOCKS)) - taken)
+        free = sorted(self.free_blocks())
         if free:
             with pytest.raises(ValueError, match="free"):
                 self.pool.free([data.draw(st.sampled_from(free))])
+
+    def free_blocks(self) -> set[int]:
+        return {*range(NUM_BLOCKS)} - {b for block_ids in self.held for b in block_ids}
+
+    def widest_gap(self) -> tuple[int, int]:
+        """Width and start of the widest run of free blocks, the last of them."""
+        runs = runs_of(sorted(self.free_blocks()))
+        return max(((end - start, start) for start, end in runs), default=(0, 0))
 
     @invariant()
     def conserved(self) -> None:

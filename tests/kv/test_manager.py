@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from legato.core.request import Request
 from legato.kv.block_pool import runs_of
-from legato.kv.manager import KVCacheManager, PrefixMatch
+from legato.kv.manager import KVCacheManager
 from tests.kv.conservation import check_blocks
 from tests.kv.requests import request_for
 from tests.profiles import examples
@@ -28,6 +28,12 @@ def compute(kv: KVCacheManager, request: Request, num_tokens: int | None = None)
     """Compute the request up to `num_tokens`, by default all of it."""
     request.num_computed_tokens = request.num_tokens if num_tokens is None else num_tokens
     kv.commit(request)
+
+
+def found(kv: KVCacheManager, request: Request) -> tuple[int, int, int | None]:
+    """Tokens that are in the cache, those of them that are computed, and who writes the next."""
+    way = kv.match(request)
+    return way.num_tokens, way.num_computed_tokens, way.next_block
 
 
 def served(kv: KVCacheManager, request: Request) -> Request:
@@ -70,9 +76,9 @@ def test_reserve_is_all_or_nothing() -> None:
 
 def test_full_blocks_outlive_their_request(kv: KVCacheManager) -> None:
     served(kv, request_for("a", HELLO))
-    assert kv.match(request_for("b", HELLO)) == PrefixMatch(8, 8, None)
-    assert kv.match(request_for("b", [*HELLO][:6])) == PrefixMatch(4, 4, None)
-    assert kv.match(request_for("b", [1, *HELLO])) == PrefixMatch(0, 0, None)
+    assert found(kv, request_for("b", HELLO)) == (8, 8, None)
+    assert found(kv, request_for("b", [*HELLO][:6])) == (4, 4, None)
+    assert found(kv, request_for("b", [1, *HELLO])) == (0, 0, None)
     assert kv.usage == 0.0
 
 
@@ -85,7 +91,7 @@ def test_the_last_token_is_never_cached(kv: KVCacheManager) -> None:
 def test_blocks_are_shared_chunk_by_chunk_while_they_are_computed(kv: KVCacheManager) -> None:
     first, second = request_for("a", HELLO), request_for("b", HELLO)
     assert kv.reserve(first)
-    assert kv.match(second) == PrefixMatch(8, 0, kv.next_block(first))
+    assert found(kv, second) == (8, 0, kv.next_block(first))
     assert kv.reserve(second)
     assert kv.num_free_blocks == 16 - 2 - 2, "two shared ones, and one of each one's own"
     for num_tokens, num_shared in ((3, 3), (4, 4), (7, 7), (10, 8)):
@@ -124,6 +130,19 @@ def test_outputs_are_shared_too(kv: KVCacheManager) -> None:
     assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_computed_tokens == 12
 
 
+def test_what_drafts_have_filled_is_shared_once_the_request_has_their_tokens(
+    kv: KVCacheManager,
+) -> None:
+    request = request_for("a", HELLO)
+    assert kv.reserve(request)
+    compute(kv, request, 12)
+    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 8
+    for token_id in (1, 2, 3):
+        request.append(token_id, 0.0)
+    compute(kv, request, 12)
+    assert kv.match(request_for("b", [*HELLO, 1, 2, 3])).num_tokens == 12
+
+
 def test_the_same_block_twice_becomes_one(kv: KVCacheManager) -> None:
     """Both compute the block of their last token; the second finds it there already."""
     first, second = request_for("a", [*HELLO][:8]), request_for("b", [*HELLO][:8])
@@ -147,7 +166,7 @@ def test_a_block_that_another_is_to_compute_does_not_take_its_place(kv: KVCacheM
 def test_what_is_to_be_scored_is_computed_but_left_behind(kv: KVCacheManager) -> None:
     served(kv, request_for("a", HELLO))
     scored = request_for("b", [*HELLO, 1, 2, 3], prompt_logprobs=1)
-    assert kv.match(scored) == PrefixMatch(0, 0, None)
+    assert found(kv, scored) == (0, 0, None)
     served(kv, scored)
     assert kv.match(request_for("c", [*HELLO, 1, 2, 3])).num_tokens == 12
     scored.append(7, 0.0)

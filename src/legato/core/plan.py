@@ -13,7 +13,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request, computed in one step.
 
     Attributes:
-        block_ids: the request's block table up to at least `start + num_tokens` tokens.
+        block_ids: the request's block table up to at least `start + num_tokens` tokens. As long as
+            it is the same object, it is the same table.
         num_samples: how many of the chunk's last rows are sampled: 0 inside a prompt, 1 where the
             chunk reaches the request's last token, and 1 more for each draft.
         kind: what it is to everybody: to the step-time model, to metrics and to traces.
@@ -24,7 +25,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     start: int
     num_tokens: int
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[int]
     num_samples: int
     kind: ChunkKind
     ended_by: EndedBy | None = None

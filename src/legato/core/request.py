@@ -65,8 +65,6 @@ class Request:
         in_flight_since_s, in_flight_until_s: when the step in flight that brings its first token,
             and the last one that brings any, are expected to end.
         num_reserved_tokens: that its blocks have room for; kept by the KV manager.
-        block_keys: what the KV manager looks up its full blocks by, as far as it has asked for
-            them; kept, because their hashes then are, too.
         rank: its place among those that wait for prefill; lower goes first.
         num_hit_tokens: of its tokens, those that were in the cache when the scheduler last looked,
             computed or about to be by another request; until it runs, blocks may come and go.
@@ -84,7 +82,6 @@ class Request:
     """
 
     __slots__ = (
-        "block_keys",
         "finish_reason",
         "first_token_s",
         "foreseen_s",
@@ -135,7 +132,6 @@ class Request:
         self.last_token_s: float | None = None
         self.token_due_s = math.inf
         self.token_ids: TokenIds = message.prompt_token_ids[:]
-        self.block_keys: list[bytes] = []
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_reserved_tokens = 0
         self.num_hit_tokens = 0

@@ -50,7 +50,7 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
-        self._block_ids: tuple[int, ...] = ()
+        self._block_ids: Sequence[int] = ()
         self._block_row = np.zeros(0, dtype=np.int32)
 
     def append(self, token_id: int) -> None:
@@ -70,7 +70,7 @@ class SequenceState:
             output_token_ids=self.token_ids[self.num_prompt_tokens : num_tokens],
         )
 
-    def block_row(self, block_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    def block_row(self, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """int32 [blocks]; remembered, since a request's blocks change every few steps."""
         if block_ids is not self._block_ids:
             self._block_ids = block_ids

@@ -6,8 +6,9 @@ can, and a new one is put in the middle of the widest gap, which leaves its neig
 """
 
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 
-from sortedcontainers import SortedDict, SortedList
+_MOST_STALE = 64
 
 
 class BlockPool:
@@ -16,10 +17,14 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = 0
-        self._end_of: SortedDict = SortedDict()  # key start of a free run, value its end
-        self._by_width: SortedList = SortedList()  # (width, start) of each free run
+        self._is_free = bytearray(num_blocks)
+        self._end_of: dict[int, int] = {}  # key start of a free run, value its end
+        self._start_of: dict[int, int] = {}  # the other way round
+        # Of each free run -(width * stride + start), among others that are none any more.
+        self._widest: list[int] = []
+        self._stride = num_blocks + 1
         if num_blocks:
-            self._insert(0, num_blocks)
+            self._release(0, num_blocks)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int] | None:
         """Take `count` blocks, right of block `after` where free; None, taking none, if short.
@@ -30,12 +35,12 @@ class BlockPool:
         if count > self.num_free:
             return None
         block_ids: list[int] = []
-        if after is not None and after + 1 in self._end_of:
+        if after is not None and count and after + 1 in self._end_of:
             block_ids += self._take(after + 1, after + 1, count)
         while len(block_ids) < count:
             missing = count - len(block_ids)
-            width, start = self._by_width[-1]
-            block_ids += self._take(start, start + max(0, width - missing) // 2, missing)
+            start, end = self._widest_run()
+            block_ids += self._take(start, start + max(0, end - start - missing) // 2, missing)
         return block_ids
 
     def free(self, block_ids: Iterable[int]) -> None:
@@ -45,47 +50,49 @@ class BlockPool:
             ValueError: a block was free already.
         """
         for start, end in runs_of(sorted(block_ids)):
+            if self._is_free.find(1, start, end) >= 0:
+                raise ValueError(f"blocks [{start}, {end}) overlap free blocks")
             self._release(start, end)
 
     def _take(self, run_start: int, start: int, count: int) -> range:
         """Cut [start, start + count), or as much of it as there is, out of a free run."""
-        run_end = self._end_of[run_start]
+        run_end = self._end_of.pop(run_start)
         end = min(start + count, run_end)
         # [run_start, start) stays free | [start, end) is handed out | [end, run_end) stays free
-        self._remove(run_start, run_end)
-        if run_start < start:
-            self._insert(run_start, start)
         if end < run_end:
             self._insert(end, run_end)
+        else:
+            del self._start_of[run_end]
+        if run_start < start:
+            self._insert(run_start, start)
+        self._is_free[start:end] = bytes(end - start)
+        self.num_free -= end - start
         return range(start, end)
 
     def _release(self, start: int, end: int) -> None:
-        position = self._end_of.bisect_right(start)
-        if position:
-            left_start, left_end = self._end_of.peekitem(position - 1)
-            if left_end > start:
-                raise ValueError(f"blocks [{start}, {end}) overlap free blocks")
-            if left_end == start:
-                self._remove(left_start, left_end)
-                start = left_start
-        position = self._end_of.bisect_left(end)
-        if position and self._end_of.peekitem(position - 1)[0] >= start:
-            raise ValueError(f"blocks [{start}, {end}) overlap free blocks")
+        self._is_free[start:end] = b"\1" * (end - start)
+        self.num_free += end - start
         if end in self._end_of:
-            right_end = self._end_of[end]
-            self._remove(end, right_end)
-            end = right_end
+            end = self._end_of.pop(end)
+        if start in self._start_of:
+            start = self._start_of.pop(start)
         self._insert(start, end)
+
+    def _widest_run(self) -> tuple[int, int]:
+        """Start and end of the widest free run, the last of them; there must be one."""
+        while True:
+            width, start = divmod(-self._widest[0], self._stride)
+            if self._end_of.get(start) == start + width:
+                return start, start + width
+            heappop(self._widest)
 
     def _insert(self, start: int, end: int) -> None:
         self._end_of[start] = end
-        self._by_width.add((end - start, start))
-        self.num_free += end - start
-
-    def _remove(self, start: int, end: int) -> None:
-        del self._end_of[start]
-        self._by_width.remove((end - start, start))
-        self.num_free -= end - start
+        self._start_of[end] = start
+        heappush(self._widest, (start - end) * self._stride - start)
+        if len(self._widest) > _MOST_STALE + 2 * len(self._end_of):
+            self._widest = [(s - e) * self._stride - s for s, e in self._end_of.items()]
+            heapify(self._widest)
 
 
 def runs_of(block_ids: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
 from legato.kv.prefix_node import Node
 
@@ -26,39 +27,42 @@ class HostPool:
         moves, self._moves = tuple(self._moves), []
         return moves
 
-    def spill(self, node: Node) -> Node | None:
-        """Take over a block that is evicted.
+    def spill(self, node: Node) -> None:
+        """Take over a node that is evicted, or as much of its start as there are slots for.
 
-        Returns:
-            the block that is lost for it, which may be itself; None where there was a free slot.
+        What is lost for it, or of it, leaves the tree.
         """
-        lost = None
-        if self._free:
-            slot = self._free.pop()
-        elif self._spilled:
-            lost, _ = self._spilled.popitem(last=False)
-            slot = lost.slot
-        else:
-            return node
-        self._moves.append(BlockMove(node.block_id, slot, to_host=True))
-        node.block_id, node.slot = -1, slot
+        while len(self._free) < node.num_blocks and self._spilled:
+            oldest = next(iter(self._spilled))
+            num_blocks = min(node.num_blocks - len(self._free), oldest.num_blocks)
+            self._free += oldest.cut(num_blocks)
+            if not oldest.places:
+                del self._spilled[oldest]
+                oldest.leave()
+        if len(self._free) < node.num_blocks:
+            node.cut(node.num_blocks - len(self._free))
+        if not node.places:
+            node.leave()
+            return
+        slots = block_array(self._free.pop() for _ in node.places)
+        self._moves += map(BlockMove, node.places, slots, [True] * len(slots))
+        node.places, node.is_spilled = slots, True
         self._spilled[node] = None
-        return lost
 
     def hold(self, node: Node) -> None:
-        """Keep a spilled block, because it is about to be restored."""
-        del self._spilled[node]
+        """Keep a spilled node, because it is about to be restored."""
+        self._spilled.pop(node, None)
 
     def let_go(self, node: Node) -> None:
-        """Give up on restoring a block."""
+        """Give up on restoring a node."""
         self._spilled[node] = None
 
-    def restore(self, node: Node, block_id: int) -> None:
-        """Copy a block that is held back, to where it is used from now on."""
-        self._moves.append(BlockMove(block_id, node.slot, to_host=False))
-        self.replace(node, block_id)
+    def restore(self, node: Node, block_ids: BlockIds) -> None:
+        """Copy a node that is held back, to where it is used from now on."""
+        self._moves += map(BlockMove, block_ids, node.places, [False] * len(block_ids))
+        self.replace(node, block_ids)
 
-    def replace(self, node: Node, block_id: int) -> None:
-        """Use a block with the same contents in the place of one that is held."""
-        self._free.append(node.slot)
-        node.block_id, node.slot = block_id, -1
+    def replace(self, node: Node, block_ids: BlockIds) -> None:
+        """Use blocks with the same contents in the place of those that are held."""
+        self._free += node.places
+        node.places, node.is_spilled = block_ids, False

@@ -1,43 +1,32 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable
 
+from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
 from legato.kv.host_pool import HostPool
-from legato.kv.prefix_node import Key, Node
+from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
 
 
-class PrefixMatch(NamedTuple):
-    """What of a request is in the cache.
-
-    Attributes:
-        num_tokens: in blocks that it would share, computed or to be computed by another request.
-        num_computed_tokens: of these, those at the start that are computed.
-        next_block: that the first of the others goes to; None where there are none.
-    """
-
-    num_tokens: int
-    num_computed_tokens: int
-    next_block: int | None
-
-
 class _Table:
-    """Blocks of one request: [0, len(shared)) are nodes of the tree, the rest are its own.
+    """Blocks of one request: those up to `num_shared` are in the tree, the rest are its own.
 
     Attributes:
-        block_ids: all of them, in token order.
-        num_full: blocks from the start on that are known to be computed.
+        last: the node that the last shared one is in; the tree's root where there is none.
+        block_ids: all of them, in token order. What steps in flight name is never changed: other
+            blocks are another array.
+        num_full: blocks from the start on that the request has found to be computed.
     """
 
-    __slots__ = ("block_ids", "num_full", "shared")
+    __slots__ = ("block_ids", "last", "num_full", "num_shared")
 
-    def __init__(self, shared: list[Node], block_ids: tuple[int, ...]) -> None:
-        self.shared = shared
+    def __init__(self, last: Node, num_shared: int, block_ids: BlockIds) -> None:
+        self.last = last
+        self.num_shared = num_shared
         self.block_ids = block_ids
         self.num_full = 0
 
@@ -95,43 +84,46 @@ class KVCacheManager:
         """Fraction of the blocks that requests use, in [0, 1]."""
         return 1.0 - self.num_free_blocks / self._pool.num_blocks
 
-    def match(self, request: Request) -> PrefixMatch:
-        """Look up a request that has no blocks."""
-        path = self._match(request)
-        num_full = _num_full(path, 0)
-        return PrefixMatch(
-            num_tokens=len(path) * self.block_size,
-            num_computed_tokens=self._num_computed(path, num_full),
-            next_block=path[num_full].block_id if num_full < len(path) else None,
-        )
+    def match(self, request: Request) -> Way:
+        """What of a request, which has no blocks, is in blocks that it would share."""
+        end = self._num_shareable(request)
+        return self._tree.match(self._sought(request), end)
 
     def fits(self, request: Request, *, spare_blocks: int = 0) -> bool:
         """Whether a request without blocks would find them, and `spare_blocks` would be left."""
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # What others use already takes nothing away; looked up only where it matters.
-        return missing <= 0 or missing <= sum(n.num_users > 0 for n in self._match(request))
+        return missing <= 0 or missing <= self.match(request).num_used_tokens // self.block_size
 
-    def reserve(self, request: Request) -> bool:
+    def reserve(self, request: Request, found: Way | None = None) -> bool:
         """Make room for all tokens that a request has once the steps in flight have landed.
 
         Blocks with the same tokens are taken where there are. `Request.num_reserved_tokens` tells
         beforehand where there is nothing to do.
+
+        Args:
+            found: what `match` has just found of it, where it was asked.
 
         Returns:
             False, and nothing changed, where there are not enough free blocks.
         """
         table = self._tables.get(request.request_id)
         if table is None:
-            return self._begin(request)
+            return self._begin(request, found or self.match(request))
         missing = self._num_blocks(request) - len(table.block_ids)
         if missing > 0 and not self._grow(table, missing):
             return False
         request.num_reserved_tokens = len(table.block_ids) * self.block_size
         return True
 
-    def block_ids(self, request: Request) -> tuple[int, ...]:
+    def block_ids(self, request: Request) -> BlockIds:
         """The request's block table: token i lies in block `i // block_size` of it."""
         return self._tables[request.request_id].block_ids
+
+    def block_tables(self, requests: Iterable[Request]) -> list[BlockIds]:
+        """The same of each."""
+        tables = self._tables
+        return [tables[request.request_id].block_ids for request in requests]
 
     def next_block(self, request: Request) -> int:
         """The block that its next chunk begins in."""
@@ -139,24 +131,23 @@ class KVCacheManager:
 
     def num_computed_tokens(self, request: Request) -> int:
         """Tokens at its start that are computed in blocks that it shares, by whichever request."""
-        table = self._tables[request.request_id]
-        table.num_full = _num_full(table.shared, table.num_full)
-        return self._num_computed(table.shared, table.num_full)
+        return self._tables[request.request_id].last.num_computed_tokens
 
     def commit(self, request: Request) -> None:
         """Share what has come to be computed, which is up to `num_computed_tokens`."""
         if not self._is_sharing:
             return
         table = self._tables[request.request_id]
-        num_full, num_more = divmod(request.num_computed_tokens, self.block_size)
-        while table.num_full < num_full:
-            if table.num_full < len(table.shared):
-                table.shared[table.num_full].num_missing = 0
-            elif table.num_full == len(table.shared):
-                self._share_own(request, table)
-            table.num_full += 1
-        if num_more and num_full < len(table.shared):
-            table.shared[num_full].num_missing = self.block_size - num_more
+        # Of drafts that were right, the request is only told after this.
+        num_tokens = min(request.num_computed_tokens, request.num_tokens)
+        num_full = num_tokens // self.block_size
+        if num_full == table.num_full and not table.last.num_missing:
+            return
+        if table.num_full <= table.num_shared:
+            table.last.note_computed(num_tokens)
+            if table.num_shared < num_full:
+                self._share_own(request, table, num_full)
+        table.num_full = num_full
 
     def release(self, request: Request) -> None:
         """Let go of all blocks of a request; one that has none is ignored."""
@@ -185,27 +176,28 @@ class KVCacheManager:
             self._leaving.append((self._num_begun, table))
 
     def _free(self, table: _Table) -> None:
-        own = table.block_ids[len(table.shared) :]
-        self._pool.free([*own, *self._tree.release(table.shared)])
+        own = table.block_ids[table.num_shared :]
+        self._pool.free([*own, *self._tree.release(table.last)])
 
-    def _begin(self, request: Request) -> bool:
-        path = self._match(request)
-        num_here = sum(not node.is_spilled for node in path)
-        self._tree.use(path)
-        here = path[:num_here]
-        table = _Table(here, tuple(node.block_id for node in here))
-        if not self._grow(table, self._num_blocks(request) - num_here):
-            self._tree.release(path)
+    def _begin(self, request: Request, found: Way) -> bool:
+        nodes = self._tree.use(found)
+        last = nodes[-1] if nodes else self._tree.root
+        here = [node for node in nodes if not node.is_spilled]
+        shared = block_array()
+        for node in here:
+            shared += node.places
+        table = _Table(last, len(shared), shared)
+        if not self._grow(table, self._num_blocks(request) - len(shared)):
+            self._tree.release(last)
             return False
-        self._tree.restore(path[num_here:], table.block_ids[num_here : len(path)])
-        table.shared = path
-        first, end = len(path), self._num_shareable(request)
-        self._tree.extend(
-            path,
-            self._key_run(request, first, end),
-            table.block_ids[first:end],
-            num_missing=self.block_size,
-        )
+        for node in nodes[len(here) :]:
+            self._host.restore(node, table.block_ids[self._blocks_of(node)])
+        end = self._num_shareable(request) // self.block_size
+        added = table.block_ids[last.end // self.block_size : end]
+        if added:
+            sought = self._sought(request)
+            last = self._tree.extend(last, sought, added, num_missing=self.block_size)
+        table.last, table.num_shared = last, last.end // self.block_size
         self._tables[request.request_id] = table
         request.num_reserved_tokens = len(table.block_ids) * self.block_size
         return True
@@ -214,88 +206,63 @@ class KVCacheManager:
         """Add blocks of its own to a table."""
         if count > self.num_free_blocks:
             return False
-        last = table.block_ids[-1] if table.block_ids else None
-        fresh = self._pool.allocate(min(count, self._pool.num_free), after=last)
-        assert fresh is not None
-        # What was one request's lies side by side, though it is evicted from its end on.
-        evicted = sorted(self._tree.evict(count - len(fresh)))
-        table.block_ids = (*table.block_ids, *fresh, *evicted)
+        num_fresh = min(count, self._pool.num_free)
+        if num_fresh:
+            last = table.block_ids[-1] if table.block_ids else None
+            fresh = self._pool.allocate(num_fresh, after=last)
+            assert fresh is not None
+            table.block_ids = table.block_ids + block_array(fresh)
+        if count > num_fresh:
+            # What was one request's lies side by side, though it is evicted from its end on.
+            evicted = sorted(self._tree.evict(count - num_fresh))
+            table.block_ids = table.block_ids + block_array(evicted)
         return True
 
-    def _share_own(self, request: Request, table: _Table) -> None:
-        """Put the first block of its own, which is full, into the tree.
+    def _share_own(self, request: Request, table: _Table, num_full: int) -> None:
+        """Put its own blocks up to `num_full`, which are computed, into the tree.
 
-        Where another request was faster, its block takes the place of this one. One that is still
+        Where another request was faster, its blocks take the place of these. One that is still
         to be computed cannot, so that this block and those after it stay the request's own.
         """
-        index = len(table.shared)
-        (key,) = self._keys(request, index, index + 1)
-        block_id = table.block_ids[index]
-        twin = self._tree.child(table.shared, key)
-        if twin is None:
-            self._tree.extend(table.shared, [key], [block_id], num_missing=0)
-        elif twin.is_computed:
-            self._tree.use([twin])
-            table.shared.append(twin)
-            if twin.is_spilled:
-                self._host.replace(twin, block_id)
+        sought, end = self._sought(request), num_full * self.block_size
+        twins = self._tree.match(sought, end, below=table.last)
+        if twins.nodes:
+            num_tokens = twins.num_computed_tokens // self.block_size * self.block_size
+            self._take_over(table, twins.up_to(num_tokens))
+            if num_tokens < twins.num_tokens:
                 return
-            table.block_ids = (
-                *table.block_ids[:index],
-                twin.block_id,
-                *table.block_ids[index + 1 :],
-            )
-            self._let_go(_Table([], (block_id,)))
+        added = table.block_ids[table.num_shared : num_full]
+        if added:
+            table.last = self._tree.extend(table.last, sought, added, num_missing=0)
+            table.num_shared = num_full
 
-    def _num_computed(self, path: list[Node], num_full: int) -> int:
-        """Tokens at the start of a way that are computed, of which `num_full` blocks are."""
-        num_tokens = num_full * self.block_size
-        if num_full < len(path):
-            num_tokens += self.block_size - path[num_full].num_missing
-        return num_tokens
+    def _take_over(self, table: _Table, twins: Way) -> None:
+        """Use computed blocks of the tree in the place of its own with the same tokens."""
+        for node in self._tree.use(twins):
+            taken = self._blocks_of(node)
+            own = table.block_ids[taken]
+            table.last, table.num_shared = node, taken.stop
+            if node.is_spilled:
+                self._host.replace(node, own)
+                continue
+            before, after = table.block_ids[: taken.start], table.block_ids[taken.stop :]
+            table.block_ids = before + node.places + after
+            self._let_go(_Table(self._tree.root, 0, own))
 
-    def _match(self, request: Request) -> list[Node]:
-        return self._tree.match(self._keys(request, 0, self._num_shareable(request)))
+    def _blocks_of(self, node: Node) -> slice:
+        """Which of the blocks of its users are in a node."""
+        return slice(node.start // self.block_size, node.end // self.block_size)
 
-    def _keys(self, request: Request, first: int, end: int) -> Iterator[Key]:
-        """Of the request's blocks [first, end), made as they are asked for, twice as many again."""
-        keys = request.block_keys
-        for index in range(first, end):
-            if index == len(keys):
-                keys += self._new_keys(request, index, min(end, 2 * index + 8))
-            yield keys[index]
-
-    def _key_run(self, request: Request, first: int, end: int) -> list[Key]:
-        """Of the request's blocks [first, end), at once."""
-        keys = request.block_keys
-        if len(keys) < end:
-            keys += self._new_keys(request, len(keys), end)
-        return keys[first:end]
-
-    def _new_keys(self, request: Request, first: int, end: int) -> list[Key]:
-        size = self.block_size
-        tokens = request.token_ids[first * size : end * size].tobytes()
-        step = len(tokens) // (end - first)
-        keys = [tokens[start : start + step] for start in range(0, len(tokens), step)]
+    def _sought(self, request: Request) -> SoughtTokens:
         salt = request.message.service.cache_salt
-        if not first and salt is not None:
-            # Longer than a block's tokens, so that it is never taken for one without a salt.
-            keys[0] = f"{salt}\0".encode() + keys[0]
-        return keys
+        return SoughtTokens(request.token_ids, self.block_size, salt)
 
     def _num_shareable(self, request: Request) -> int:
-        """Blocks at the start of a request that it may take computed from others."""
+        """Tokens in the blocks at its start that a request may take computed from others."""
         wants_scores = request.params.prompt_logprobs is not None
         if not self._is_sharing or (wants_scores and not request.num_output_tokens):
             return 0  # what is not computed cannot be scored
-        return (request.num_tokens - 1) // self.block_size
+        return (request.num_tokens - 1) // self.block_size * self.block_size
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)
-
-
-def _num_full(path: list[Node], known: int) -> int:
-    """Nodes at the start of a way that are computed, of which `known` are known to be."""
-    while known < len(path) and not path[known].num_missing:
-        known += 1
-    return known

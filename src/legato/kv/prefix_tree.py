@@ -1,15 +1,18 @@
 """Which blocks hold which tokens: a radix tree of full blocks, shared by all that begin alike.
 
-A node is one block of tokens under its parent, so that the way from the root spells all tokens from
-the start of a request on, which are what its keys and values depend on. Children are looked up by
-their tokens themselves: equal hashes of other tokens never pass for a hit.
+A node is a run of blocks under its parent, so that the way from the root spells all tokens from
+the start of a request on, which are what its keys and values depend on. It is split where requests
+come to differ in what they use of it, and grows at its end while one request alone uses it: what is
+done to a prompt of however many blocks is done to a few nodes. Children are looked up by the tokens
+of their first blocks themselves: equal hashes of other tokens never pass for a hit.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
+from legato.core.block_ids import BlockIds, block_array
+from legato.core.token_ids import token_array
 from legato.kv.host_pool import HostPool
-from legato.kv.prefix_node import Key, Node
+from legato.kv.prefix_node import Node, SoughtTokens, Way
 
 
 class PrefixTree:
@@ -19,78 +22,108 @@ class PrefixTree:
 
     Args:
         host: where evicted blocks go.
+
+    Attributes:
+        root: a node without blocks, and without users.
+        num_unused: blocks that could be evicted.
     """
 
     def __init__(self, host: HostPool) -> None:
         self._host = host
-        self._root = Node(None, b"", -1, num_missing=0, num_users=0)
+        self.root = Node(None, b"", 0, token_array(()), block_array())
+        self.num_unused = 0
         # Least recently used first. A request uses the whole way down to its last block and lets
-        # go of the deepest first, so that a node always stands behind those below it: the first
-        # one is a leaf, and finding what to evict takes no search.
+        # go of the deepest first, so that a node always stands behind those below it: the last
+        # block of the first one is a leaf, and finding what to evict takes no search.
         self._unused: OrderedDict[Node, None] = OrderedDict()
 
-    @property
-    def num_unused(self) -> int:
-        """Blocks that could be evicted."""
-        return len(self._unused)
+    def match(self, sought: SoughtTokens, end: int, *, below: Node | None = None) -> Way:
+        """The way that the tokens up to `end` lead down, without using it.
 
-    def match(self, keys: Iterable[Key]) -> list[Node]:
-        """The way down as far as it exists, without using it."""
-        path: list[Node] = []
-        node: Node | None = self._root
-        for key in keys:
-            assert node is not None
-            node = node.child(key)
-            if node is None:
+        Args:
+            below: where to begin, with the tokens after it.
+        """
+        node = below or self.root
+        nodes: list[Node] = []
+        num_tokens = node.end
+        while num_tokens < end:
+            child = node.children.get(sought.key(num_tokens))
+            if child is None:
                 break
-            path.append(node)
-        return path
+            node = child
+            nodes.append(node)
+            num_equal = node.num_equal(sought, end)
+            num_tokens += num_equal
+            if num_equal < len(node.tokens):
+                break
+        return Way(nodes, num_tokens)
 
-    def child(self, path: list[Node], key: Key) -> Node | None:
-        """The node under the end of a way from the root, which may have no step yet."""
-        return (path[-1] if path else self._root).child(key)
+    def use(self, way: Way) -> list[Node]:
+        """Keep the blocks of a way, and all above them, where they are until they are released.
 
-    def extend(
-        self, path: list[Node], keys: Iterable[Key], block_ids: Iterable[int], *, num_missing: int
-    ) -> None:
-        """Put blocks, one under the other, at the end of a way, used by whoever goes this way."""
-        parent = path[-1] if path else self._root
-        path += parent.add_chain(keys, block_ids, num_missing=num_missing)
-
-    def use(self, nodes: Iterable[Node]) -> None:
-        """Keep nodes, and all above them, where they are until they are released."""
+        Returns:
+            the nodes that they now are.
+        """
+        nodes = way.nodes
+        if nodes and nodes[-1].end > way.num_tokens:
+            nodes = [*nodes[:-1], self._split(nodes[-1], way.num_tokens)]
         for node in nodes:
             if not node.num_users:
-                if node.slot >= 0:
-                    self._host.hold(node)
-                else:
-                    del self._unused[node]
+                self._keep(node)
             node.num_users += 1
+        return nodes
 
-    def restore(self, nodes: Iterable[Node], block_ids: Iterable[int]) -> None:
-        """Bring spilled nodes, which are in use, back into blocks."""
-        for node, block_id in zip(nodes, block_ids, strict=True):
-            self._host.restore(node, block_id)
+    def extend(
+        self, node: Node, sought: SoughtTokens, block_ids: BlockIds, *, num_missing: int
+    ) -> Node:
+        """Put blocks under the end of a node, used by one who uses the node.
 
-    def release(self, path: list[Node]) -> list[int]:
-        """Stop using a way from the root.
+        Args:
+            num_missing: tokens of each that are to be computed: none, or all.
+
+        Returns:
+            the node that they are in.
+        """
+        start = node.end
+        tokens = sought.token_ids[start : start + len(block_ids) * sought.block_size]
+        num_missing *= len(block_ids)
+        if node.num_users == 1 and not node.children:
+            assert num_missing or not node.num_missing, "computed after what is not"
+            node.tokens += tokens
+            node.places += block_ids
+            node.num_missing += num_missing
+            return node
+        child = Node(
+            node,
+            sought.key(start),
+            start,
+            tokens,
+            block_ids,
+            num_missing=num_missing,
+            num_users=1,
+        )
+        node.add(child)
+        return child
+
+    def release(self, last: Node) -> list[int]:
+        """Stop using a node, and all above it.
 
         Returns:
             Blocks that were in the tree and are not any more: those that were not computed to their
             end, and that nobody else waits for.
         """
         dropped: list[int] = []
-        for node in reversed(path):
+        node = last
+        while node.parent is not None:
+            parent = node.parent
             node.num_users -= 1
-            if node.num_users:
-                continue
-            if node.slot >= 0:
-                self._host.let_go(node)
-            elif not node.num_missing:
-                self._unused[node] = None
-            else:
-                dropped.append(node.block_id)
-                node.leave()
+            if not node.num_users:
+                dropped += self._drop_missing(node)
+                if node.places:
+                    self._let_go(node)
+                else:
+                    node.leave()
+            node = parent
         return dropped
 
     def evict(self, count: int) -> list[int]:
@@ -99,11 +132,51 @@ class PrefixTree:
         What is in them is spilled, or forgotten.
         """
         block_ids: list[int] = []
-        pop, host = self._unused.popitem, self._host
-        for _ in range(count):
-            node, _ = pop(last=False)
-            block_ids.append(node.block_id)
-            lost = host.spill(node) if host.num_slots else node
-            if lost is not None:
-                lost.leave()
+        while len(block_ids) < count:
+            node = next(iter(self._unused))
+            num_blocks = min(count - len(block_ids), node.num_blocks)
+            self.num_unused -= num_blocks
+            if self._host.num_slots:
+                block_ids += self._spill(node, num_blocks)
+            else:
+                block_ids += node.cut(num_blocks)
+                if not node.places:
+                    del self._unused[node]
+                    node.leave()
         return block_ids
+
+    def _spill(self, node: Node, num_blocks: int) -> BlockIds:
+        """Move the last blocks of the least recently used node to host memory."""
+        del self._unused[node]
+        if num_blocks < node.num_blocks:
+            above = node.split(node.num_blocks - num_blocks)
+            self._unused[above] = None
+            self._unused.move_to_end(above, last=False)
+        block_ids = node.places[::-1]
+        self._host.spill(node)
+        return block_ids
+
+    def _split(self, node: Node, end: int) -> Node:
+        """The part of a node up to a token, as a node of its own."""
+        return node.split((end - node.start) * node.num_blocks // len(node.tokens))
+
+    def _keep(self, node: Node) -> None:
+        """Take a node out of the order of those that nobody uses; just split off, it is in none."""
+        if node.is_spilled:
+            self._host.hold(node)
+        else:
+            self._unused.pop(node, None)
+            self.num_unused -= node.num_blocks
+
+    def _let_go(self, node: Node) -> None:
+        if node.is_spilled:
+            self._host.let_go(node)
+        else:
+            self._unused[node] = None
+            self.num_unused += node.num_blocks
+
+    def _drop_missing(self, node: Node) -> BlockIds:
+        if not node.num_missing:
+            return block_array()
+        size = len(node.tokens) // node.num_blocks
+        return node.cut(-(-node.num_missing // size))

@@ -30,10 +30,12 @@ class Lateness:
         self._now_s = 0.0
         self._streams = StepShape()
         self._limit_s = idle_limit_s
+        self._beside_s: tuple[float, float] | None = None
 
     def begin_step(self, now_s: float, *, is_idle: bool) -> None:
         """The time to compare with from here on; without streams where the engine was idle."""
         self._now_s = now_s
+        self._beside_s = None
         if is_idle:
             self._streams, self._limit_s = StepShape(), self._idle_limit_s
 
@@ -43,6 +45,7 @@ class Lateness:
         self._streams.num_decode_rows = self._streams.num_samples = shape.num_decode_rows
         self._streams.decode_context = shape.decode_context
         self._limit_s = limit_s
+        self._beside_s = None
 
     def is_lost(self, request: Request) -> bool:
         deadline_s = request.ttft_deadline_s
@@ -56,14 +59,21 @@ class Lateness:
         num_tokens = request.num_missing_tokens
         start = request.num_tokens - num_tokens
         prompt_s = self._model.chunk_s(self._streams, start, num_tokens)
-        streams_s = self._model.seconds(self._streams)
+        streams_s, room_s = self._streams_and_room_s()
         num_steps = math.ceil(num_tokens / self._longest_chunk)
-        if self._limit_s < UNLIMITED:
-            room_s = max(
-                self._limit_s / self._model.caution - streams_s, _LEAST_ROOM * self._limit_s
-            )
-            num_steps = max(num_steps, math.ceil(prompt_s / room_s))
+        num_steps = max(num_steps, math.ceil(prompt_s / room_s))
         step_s = prompt_s / num_steps + streams_s
         # One more may be under way, and some begin with prompts that are late.
         num_steps += 1 + num_steps // (LATE_TURN - 1)
         return num_steps * step_s * self._model.slowness
+
+    def _streams_and_room_s(self) -> tuple[float, float]:
+        """What the streams take of a step, and what they leave; the same throughout a step."""
+        if self._beside_s is None:
+            streams_s = self._model.seconds(self._streams)
+            room_s = UNLIMITED
+            if self._limit_s < UNLIMITED:
+                room_s = self._limit_s / self._model.caution - streams_s
+                room_s = max(room_s, _LEAST_ROOM * self._limit_s)
+            self._beside_s = streams_s, room_s
+        return self._beside_s

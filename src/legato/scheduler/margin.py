@@ -28,6 +28,9 @@ class Margin:
 
     Args:
         quantile: of a request's gaps, that are promised to be in time.
+
+    Attributes:
+        value: share of its prediction that a step is allowed to take longer.
     """
 
     def __init__(self, quantile: float = 0.99) -> None:
@@ -40,13 +43,7 @@ class Margin:
         self._missed = _AIMED_AT * (1.0 - quantile)
         window = max(_LEAST_STEPS, min(_MOST_STEPS, round(1.0 / self._missed)))
         self._errors = RecentQuantile(window, 1.0 - self._missed, self._errors)
-
-    @property
-    def value(self) -> float:
-        """Share of its prediction that a step is allowed to take longer."""
-        largest = self._errors.value if len(self._errors) else 0.0
-        least = _LEAST if self._errors.fullness >= _TELLING else _UNKNOWN
-        return min(_MOST, max(least, largest + _SPARE) + self._extra)
+        self._update()
 
     def observe(self, error: float) -> None:
         """A step with prefill beside decodes has been delivered."""
@@ -57,8 +54,15 @@ class Margin:
         self._extra += _WIDENING * (is_beyond - self._missed)
         self._extra = min(_MOST_EXTRA, max(0.0, self._extra))
         self._errors.add(error)
+        self._update()
 
     def expire(self) -> None:
         """Forget a little: a margin that keeps prefill out of all steps would never be observed."""
         self._extra = max(0.0, self._extra - _WIDENING * self._missed)
         self._errors.add(None)
+        self._update()
+
+    def _update(self) -> None:
+        largest = self._errors.value if len(self._errors) else 0.0
+        least = _LEAST if self._errors.fullness >= _TELLING else _UNKNOWN
+        self.value = min(_MOST, max(least, largest + _SPARE) + self._extra)

@@ -148,8 +148,9 @@ class Scheduler:
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
         assert config.max_num_batched_tokens is not None
+        self._idle_limit_s = config.idle_limit_s
         self._lateness = Lateness(
-            self._step_time, config.max_num_batched_tokens, config.idle_limit_s
+            self._step_time, config.max_num_batched_tokens, self._idle_limit_s
         )
         self._queues.is_lost = self._lateness.is_lost
         self._queues.gives_up = not config.shed_load
@@ -187,6 +188,7 @@ class Scheduler:
             ChainMap(*(flight.first_blocks for flight in self._in_flight)),
             now_s=now_s,
             begins_s=begins_s,
+            idle_limit_s=self._idle_limit_s,
         )
         if self._in_flight and step.must_wait:
             return None

@@ -1,6 +1,6 @@
 """A step under construction: the shared parts that every policy is made of."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ScheduledChunk
@@ -33,6 +33,7 @@ class StepBuilder:
     Args:
         in_flight_blocks: the `first_blocks` of all steps in flight.
         begins_s: when the step can begin, which is when those in flight have ended.
+        idle_limit_s: how long it may take if no token is due.
 
     Attributes:
         first_blocks: the first block of each prefill chunk; key the block, value the request's id.
@@ -56,6 +57,7 @@ class StepBuilder:
         *,
         now_s: float,
         begins_s: float,
+        idle_limit_s: float,
     ) -> None:
         self._queues = queues
         self._kv = kv
@@ -67,6 +69,7 @@ class StepBuilder:
         self._config = config
         self._now_s = now_s
         self._begins_s = begins_s
+        self._idle_limit_s = idle_limit_s
         self._in_step: set[str] = set()  # request ids
         self._in_flight_blocks = in_flight_blocks
         self._streams: list[Request] = []  # each wants its next token
@@ -85,15 +88,15 @@ class StepBuilder:
         self.first_blocks: dict[int, str] = {}
         self.becoming_streams: list[Request] = []
         self.preempted: list[Request] = []
-        for request in queues.running.values():
-            if request.ends_in_flight:
-                continue
+        running = [request for request in queues.running.values() if not request.ends_in_flight]
+        for request in running:
             is_stream = request.is_stream
             if not is_stream:
                 request.catch_up(kv.num_computed_tokens(request))
                 is_stream = request.is_stream
             (self._streams if is_stream else self._begun).append(request)
-            self._note_pace(request)
+        self._note_pace(running)
+        self._runs_best_effort = any(request.is_best_effort for request in running)
 
     @property
     def must_wait(self) -> bool:
@@ -103,7 +106,11 @@ class StepBuilder:
         """
         return (
             any(request.waits_for_token for request in self._streams)
-            or not all(map(self._kv.reserve, self._streams))
+            or not all(
+                self._kv.reserve(r)
+                for r in self._streams
+                if r.num_expected_tokens > r.num_reserved_tokens
+            )
             or self._yielding_request() is not None
         )
 
@@ -124,6 +131,8 @@ class StepBuilder:
             self._preempt(victim)
 
     def _yielding_request(self) -> Request | None:
+        if not self._runs_best_effort:
+            return None
         request = self._queues.next_waiting(best_effort=False)
         if request is None or self._has_place(request) or not self._can_pace(request):
             return None
@@ -136,24 +145,19 @@ class StepBuilder:
         Only where others' tokens are due do best-effort streams take turns instead: the one that
         waited longest comes along, the rest as far as they fit into what prefill leaves.
         """
-        due_s = UNLIMITED
-        for request in self._streams:
-            if request.is_best_effort:
-                continue
-            token_due_s = request.next_due_s
-            if self._add_decode(request):
-                due_s = min(due_s, token_due_s)
+        due_s = self._add_decodes([r for r in self._streams if not r.is_best_effort])
         running = self._queues.running
         best_effort = [r for r in self._streams if r.is_best_effort and r.request_id in running]
         self.limit_s = due_s - self._begins_s
         if due_s == UNLIMITED:
-            self.limit_s = self._config.idle_limit_s
-            for request in best_effort:
-                self._add_decode(request)
+            self.limit_s = self._idle_limit_s
+            self._add_decodes(best_effort)
             return
         best_effort.sort(key=lambda r: r.last_expected_s or 0.0)
-        while best_effort and not self._add_decode(best_effort.pop(0)):
-            pass  # preempted for want of memory: it is the next one's turn
+        num_promised = len(self.chunks)
+        while best_effort and len(self.chunks) == num_promised:
+            # One that is preempted for want of memory leaves the next one its turn.
+            self._add_decodes([best_effort.pop(0)])
         self._yielding = best_effort
 
     def add_prefills(self) -> None:
@@ -171,7 +175,7 @@ class StepBuilder:
             self.shape.remove_decode(request.num_expected_tokens)
             if not fits:
                 break
-            self._add_decode(request)
+            self._add_decodes([request])
         self._add_prefills(best_effort=True)
 
     def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
@@ -224,26 +228,28 @@ class StepBuilder:
         self.held_by = self._obstacle(request)
         if self.held_by is not None:
             return False
-        match = self._kv.match(request)
-        request.num_hit_tokens = match.num_tokens
-        follows = match.next_block is not None and self._writer(match.next_block) is not None
-        num_tokens = 0 if follows else self._chunk_size(request, match.num_computed_tokens)
+        found = self._kv.match(request)
+        num_computed = found.num_computed_tokens
+        request.num_hit_tokens = found.num_tokens
+        next_block = found.next_block
+        follows = next_block is not None and self._writer(next_block) is not None
+        num_tokens = 0 if follows else self._chunk_size(request, num_computed)
         # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
         # its own next chunk, and its blocks lie side by side.
         if not (follows or num_tokens):
             self.held_by = "budget"
             return False
-        if not self._kv.reserve(request):
+        if not self._kv.reserve(request, found):
             self.held_by = "memory"
             return False
         if self._memory is not None:
             self._memory.add(request)
         self._queues.admit(request)
-        self.admitted[request.request_id] = match.num_computed_tokens
+        self.admitted[request.request_id] = num_computed
         if request.scheduled_s is None:
             request.scheduled_s = self._now_s
-        self._note_pace(request)
-        request.catch_up(match.num_computed_tokens)
+        self._note_pace([request])
+        request.catch_up(num_computed)
         if num_tokens:
             self._add_prefill(request, num_tokens)
         return True
@@ -314,10 +320,10 @@ class StepBuilder:
         self._promised.remove_decode(request.num_tokens)
         return fits
 
-    def _note_pace(self, request: Request) -> None:
-        if not request.is_best_effort:
-            self._promised.add_decode(request.num_tokens)
-            self._pace_s = min(self._pace_s, request.step_s)
+    def _note_pace(self, requests: Iterable[Request]) -> None:
+        promised = [request for request in requests if not request.is_best_effort]
+        self._promised.add_decodes([request.num_tokens for request in promised])
+        self._pace_s = min([self._pace_s, *[request.step_s for request in promised]])
 
     def _chunk_size(self, request: Request, start: int) -> int:
         """Tokens of the request that fit into the step, of those from `start` on."""
@@ -328,27 +334,44 @@ class StepBuilder:
             room = min(wanted, MIN_CHUNK, self._most)
         return room if self._config.enable_chunked_prefill or room == wanted else 0
 
-    def _add_decode(self, request: Request) -> bool:
-        if self.preempted and request.request_id not in self._queues.running:
-            return False  # preempted, for one before it
-        if request.num_expected_tokens > request.num_reserved_tokens:
-            self._make_room(request)
-            if request.request_id not in self._queues.running:
-                return False
-        context = request.num_expected_tokens
-        self.shape.add_decode(context)
-        block_ids = self._kv.block_ids(request)
-        self._add(
-            request, ScheduledChunk(request.request_id, context - 1, 1, block_ids, 1, "decode")
-        )
-        return True
+    def _add_decodes(self, requests: list[Request]) -> float:
+        """Add the next token of each, but of those that are preempted for want of memory.
+
+        Returns:
+            when the first of these tokens is due; `UNLIMITED` where none is.
+        """
+        added = self._with_room(requests)
+        due_s = min([request.next_due_s for request in added], default=UNLIMITED)
+        self.shape.add_decodes([request.num_expected_tokens for request in added])
+        self.chunks += [
+            ScheduledChunk(r.request_id, r.num_expected_tokens - 1, 1, block_ids, 1, "decode")
+            for r, block_ids in zip(added, self._kv.block_tables(added), strict=True)
+        ]
+        for request in added:
+            request.num_scheduled_tokens += 1
+            request.num_expected_tokens += 1
+        return due_s
+
+    def _with_room(self, requests: list[Request]) -> list[Request]:
+        """Those that are in the step from here on: all but those that are preempted for others."""
+        lacking = [r for r in requests if r.num_expected_tokens > r.num_reserved_tokens]
+        if not self.preempted and all(map(self._kv.reserve, lacking)):
+            self._in_step.update([request.request_id for request in requests])
+            return requests
+        running = self._queues.running
+        kept: list[Request] = []
+        for request in requests:
+            if request.num_expected_tokens > request.num_reserved_tokens:
+                self._make_room(request)
+            if request.request_id in running:
+                self._in_step.add(request.request_id)
+                kept.append(request)
+        return kept
 
     def _make_room(self, request: Request) -> None:
         """Preempt until a decode's token finds a block; in the end perhaps the request itself."""
-        victim = None
-        while victim is not request and not self._kv.reserve(request):
-            victim = self._victim()
-            self._preempt(victim)
+        while request.request_id in self._queues.running and not self._kv.reserve(request):
+            self._preempt(self._victim())
 
     def _victim(self) -> Request:
         """The latest admitted of those that it harms least, without a promise if there are any.
@@ -394,7 +417,10 @@ class StepBuilder:
             self._ended_by(request, num_tokens),
         )
         self.shape.add(chunk)
-        self._add(request, chunk)
+        self.chunks.append(chunk)
+        self._in_step.add(request.request_id)
+        request.num_scheduled_tokens += num_tokens
+        request.num_expected_tokens += chunk.num_samples
 
     def _writer(self, block_id: int) -> str | None:
         """Who computes what comes next in a block, in this step or in one in flight."""
@@ -407,9 +433,3 @@ class StepBuilder:
         bound = self._budget.bound(self.shape, num_tokens)
         gave_way = self._gave_turn and not request.is_best_effort
         return "turn" if gave_way and bound != "memory" else bound
-
-    def _add(self, request: Request, chunk: ScheduledChunk) -> None:
-        self._in_step.add(request.request_id)
-        self.chunks.append(chunk)
-        request.num_scheduled_tokens += chunk.num_tokens
-        request.num_expected_tokens += chunk.num_samples

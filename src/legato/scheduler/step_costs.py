@@ -110,10 +110,21 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         room_s = limit_s - self.seconds(shape)
         if self.chunk_cost_s(shape, start, cap) <= room_s:
             return cap
+        # What does not depend on the length is worked out once.
+        num_rows, row_s, area_s, context_s = (
+            shape.num_tokens,
+            self.row_s,
+            self.area_s,
+            self.context_s,
+        )
+        room_s -= self.chunk_s + self.sample_s + context_s * start - _rows_s(row_s, num_rows)
         return bisect_left(
             range(1, cap + 1),
             True,
-            key=lambda num_tokens: self.chunk_cost_s(shape, start, num_tokens) > room_s,
+            key=lambda n: (
+                _rows_s(row_s, num_rows + n) + area_s * chunk_area(start, n) + context_s * n
+                > room_s
+            ),
         )
 
 

@@ -1,6 +1,6 @@
 """What a step's duration depends on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.step_record import ChunkRecord
@@ -75,6 +75,12 @@ class StepShape:
         self.num_decode_rows += 1
         self.decode_context += context
         self.num_samples += 1
+
+    def add_decodes(self, contexts: Sequence[float]) -> None:
+        """Add a decode for each."""
+        self.num_decode_rows += len(contexts)
+        self.decode_context += sum(contexts)
+        self.num_samples += len(contexts)
 
     def remove_decode(self, context: float) -> None:
         """Undo `add_decode`."""
