@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.servers import SERVE, running_server
 from legato.bench.load.client import Address, connect
 from legato.bench.load.open_loop import send_workload, warm_up
-from legato.bench.load.record import OnProgress, RequestRecord, gaps_s
+from legato.bench.load.record import OnProgress, RequestRecord, Status, gaps_s
 from legato.bench.simulation.policies import parse_policy
 from legato.bench.simulation.profiled_server import SimulatedServer
 from legato.bench.simulation.profiles import PROFILES
@@ -187,7 +187,7 @@ def _on_real(console: Console, arguments: argparse.Namespace) -> Measure:
 
 
 def _teller(tell: Callable[[str], None], run: str, num_requests: int) -> OnProgress:
-    def on_progress(counts: Counter[str]) -> None:
+    def on_progress(counts: Counter[Status]) -> None:
         sent = sum(counts.values())
         tell(f"{run}: {sent} of {num_requests} sent, {sent - counts['cancelled']} ended")
 
