@@ -1,100 +1,197 @@
 """What does one tenant's flood do to another's first tokens? With both in one tenant, and apart.
 
-    python -m benchmarks.tenants [--light 0.4] [--flood 4.0] [--seconds 120] [--out out]
+    python -m benchmarks.tenants [--only simulated|real] [--seconds 45] [--out out]
 
-One server, three runs of the same light load: alone, beside a flood of another tenant's, and beside
-the same flood as one and the same tenant, which is fairness turned off. Prints a table with ratios
-to the first run and writes tenants.json.
+Three runs of the same light load: alone, beside a flood of another tenant's, and beside the same
+flood as one and the same tenant, which is fairness turned off. First on simulated machines, on a
+virtual clock, which takes a minute; then on a real server, each run of which ends `_GRACE_S` after
+the last arrival. A request that has had no token by then counts with what it has waited. Prints
+each row as it is known, with ratios to the first run, and writes tenants.json.
 """
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.servers import SERVE, running_server
 from legato.bench.load.client import Address, connect
 from legato.bench.load.open_loop import send_workload, warm_up
-from legato.bench.load.record import RequestRecord, gaps_s
+from legato.bench.load.record import OnProgress, RequestRecord, Status, gaps_s
+from legato.bench.simulation.policies import parse_policy
+from legato.bench.simulation.profiled_server import SimulatedServer
+from legato.bench.simulation.profiles import PROFILES
+from legato.bench.simulation.run import simulate
 from legato.bench.workload.requests import (
     RandomPrompts,
     Workload,
     WorkloadRequest,
     with_poisson_arrivals,
 )
+from legato.core.config import SchedulerConfig
 
 LIGHT, FLOOD = "light", "flood"
-_QUANTILES = (50, 90, 99)
+_QUANTILES = (50, 95)
 _VOCAB_SIZE = 40_000
+_GRACE_S = 15.0
+
+_HEADINGS = ("", "cut off", "TTFT mean", "p50", "p95", "ITL p99", "flood's tokens/s")
+_ROW = "{:<28}{:>10}{:>19}{:>19}{:>19}{:>10}{:>18}"
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """A simulated machine, its promises, and the loads: requests a second over so many seconds."""
+
+    profile: str
+    itl_slo_s: float
+    ttft_slo_s: float
+    light_per_s: float
+    flood_per_s: float
+    seconds: float
+
+
+SCENES = (
+    Scene("smollm2-135m-cpu", 0.1, 3.0, 0.4, 4.0, 120.0),
+    Scene("smollm2-135m-cpu", 0.3, 3.0, 0.4, 4.0, 120.0),
+    Scene("llama-3-8b-h100", 0.025, 1.0, 5.0, 60.0, 30.0),
+    Scene("llama-3-8b-h100", 0.05, 1.0, 5.0, 60.0, 30.0),
+)
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Of one run, the light tenant's but for the last two.
+    """Of one run, the light load's but for the last two.
 
     Attributes:
+        num_cut_off: requests whose first token had not come when the run ended.
         ttft_s: at `_QUANTILES`.
         itl_p99_s: of all streams.
-        tokens_per_s: of all streams, while the light load lasted.
+        flood_tokens_per_s: of the flood, while the light load lasted.
     """
 
     num_requests: int
-    num_refused: int
+    num_cut_off: int
     ttft_mean_s: float
     ttft_s: tuple[float, ...]
     itl_p99_s: float
-    tokens_per_s: float
+    flood_tokens_per_s: float
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord], light: Workload) -> "Figures":
         mine = _of_load(records, light)
-        ttft_s = np.array([record.ttft_s for record in mine if record.ttft_s is not None])
-        until_s = max(record.last_event_s for record in mine)
-        num_tokens = sum(t <= until_s for record in records for t in record.token_times_s)
+        until_s = max(record.last_event_s for record in records)
+        waits_s = [
+            until_s - record.sent_s if record.ttft_s is None else record.ttft_s for record in mine
+        ]
+        lasted_s = min(until_s, max(record.last_event_s for record in mine))
+        arrivals_s = {record.request.arrival_s for record in mine}
+        others = (record for record in records if record.request.arrival_s not in arrivals_s)
+        times_s = [t for record in others for t in record.token_times_s]
         return cls(
             num_requests=len(mine),
-            num_refused=sum(record.status == "refused" for record in mine),
-            ttft_mean_s=float(ttft_s.mean()),
-            ttft_s=tuple(np.percentile(ttft_s, _QUANTILES).tolist()),
+            num_cut_off=sum(record.ttft_s is None for record in mine),
+            ttft_mean_s=float(np.mean(waits_s)),
+            ttft_s=tuple(np.percentile(waits_s, _QUANTILES).tolist()),
             itl_p99_s=float(np.percentile(gaps_s(records), 99)),
-            tokens_per_s=num_tokens / until_s,
+            flood_tokens_per_s=sum(t <= lasted_s for t in times_s) / lasted_s,
         )
+
+
+Measure = Callable[[str, Workload, Workload], Figures]
+"""One run: its name, the workload, and the light load in it."""
 
 
 def main() -> None:
     arguments = _parse()
-    console = Console()
-    light = _load(arguments.light, arguments.seconds, (200, 1500), 40, seed=1)
-    flood = _load(arguments.flood, arguments.seconds, (100, 2000), 100, seed=2)
-    runs = {
-        "alone": _merged(_of(light, LIGHT)),
-        "beside a flood, tenants": _merged(_of(light, LIGHT), _of(flood, FLOOD)),
-        "beside a flood, one tenant": _merged(_of(light, None), _of(flood, None)),
-    }
-    results: dict[str, Figures] = {}
-    for name, workload in runs.items():
-        command = f"{SERVE} {arguments.flags}"
-        with console.status(f"{name}: starting"), running_server(command) as base_url:
-            console.print(f"measuring {name}")
-            results[name] = asyncio.run(_measure(base_url, workload, light))
+    console = Console(highlight=False)
+    results: dict[str, dict[str, Figures]] = {}
+    if arguments.only != "real":
+        for scene in SCENES:
+            name = f"{scene.profile}, ITL SLO {1e3 * scene.itl_slo_s:.0f} ms, simulated"
+            loads = _loads(scene.light_per_s, scene.flood_per_s, scene.seconds)
+            results[name] = _compare(console, name, *loads, _on_simulated(console, scene))
+    if arguments.only != "simulated":
+        loads = _loads(arguments.light, arguments.flood, arguments.seconds)
+        results["real"] = _compare(console, "real server", *loads, _on_real(console, arguments))
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "tenants.json").write_bytes(msgspec.json.encode(results))
-    console.print(_table(results))
     console.print(f"written to {arguments.out}/tenants.json")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--light", type=float, default=0.4, help="requests a second")
-    parser.add_argument("--flood", type=float, default=4.0, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--flags", default="--itl-slo 100ms --ttft-slo 3s", help="of the server")
+    parser.add_argument("--only", choices=("simulated", "real"), help="one of the two parts")
+    real = parser.add_argument_group("real server")
+    real.add_argument("--light", type=float, default=0.4, help="requests a second")
+    real.add_argument("--flood", type=float, default=4.0, help="requests a second")
+    real.add_argument("--seconds", type=float, default=45.0, help="in which requests are sent")
+    real.add_argument("--flags", default="--itl-slo 100ms --ttft-slo 3s", help="of the server")
     parser.add_argument("--out", type=Path, default=Path("out"))
     return parser.parse_args()
+
+
+def _compare(
+    console: Console, name: str, light: Workload, flood: Workload, measure: Measure
+) -> dict[str, Figures]:
+    console.print(f"[bold]{name}[/bold]")
+    console.print(_ROW.format(*_HEADINGS), soft_wrap=True)
+    runs = {
+        "alone": _of(light, LIGHT),
+        "beside a flood, tenants": _merged(_of(light, LIGHT), _of(flood, FLOOD)),
+        "beside a flood, one tenant": _merged(_of(light, None), _of(flood, None)),
+    }
+    results: dict[str, Figures] = {}
+    for run, workload in runs.items():
+        results[run] = measure(run, workload, light)
+        console.print(_row(run, results[run], results["alone"]), soft_wrap=True)
+    return results
+
+
+def _loads(light_per_s: float, flood_per_s: float, seconds: float) -> tuple[Workload, Workload]:
+    """No two arrive at once, which is how they are told apart; the flood begins later."""
+    light = _load(light_per_s, seconds, (200, 1500), 40, seed=1)
+    flood = _load(flood_per_s, seconds, (100, 2000), 100, seed=2)
+    taken_s = {request.arrival_s for request in light}
+    later = [msgspec.structs.replace(r, arrival_s=round(r.arrival_s + 1.0, 6)) for r in flood]
+    return light, [request for request in later if request.arrival_s not in taken_s]
+
+
+def _on_simulated(console: Console, scene: Scene) -> Measure:
+    common = SchedulerConfig(itl_slo_s=scene.itl_slo_s, ttft_slo_s=scene.ttft_slo_s)
+    profile = PROFILES[scene.profile]
+    server = SimulatedServer(profile=profile, scheduler=parse_policy("slo", common))
+
+    def measure(run: str, workload: Workload, light: Workload) -> Figures:
+        with console.status(run) as status:
+            tell = _teller(status.update, run, len(workload))
+            return Figures.of(simulate(server, workload, tell).records, light)
+
+    return measure
+
+
+def _on_real(console: Console, arguments: argparse.Namespace) -> Measure:
+    def measure(run: str, workload: Workload, light: Workload) -> Figures:
+        with (
+            console.status(f"{run}: starting") as status,
+            running_server(f"{SERVE} {arguments.flags}") as base_url,
+        ):
+            tell = _teller(status.update, run, len(workload))
+            until_s = arguments.seconds + _GRACE_S
+            return asyncio.run(_send(base_url, workload, light, until_s, tell))
+
+    return measure
+
+
+def _teller(tell: Callable[[str], None], run: str, num_requests: int) -> OnProgress:
+    def on_progress(counts: Counter[Status]) -> None:
+        sent = sum(counts.values())
+        tell(f"{run}: {sent} of {num_requests} sent, {sent - counts['cancelled']} ended")
+
+    return on_progress
 
 
 def _load(
@@ -122,17 +219,22 @@ def _merged(*workloads: Workload) -> Workload:
     return sorted((r for workload in workloads for r in workload), key=lambda r: r.arrival_s)
 
 
-async def _measure(base_url: str, workload: Workload, light: Workload) -> Figures:
-    """Until the last of the light load has ended; what is left of the flood is cancelled."""
+async def _send(
+    base_url: str, workload: Workload, light: Workload, until_s: float, tell: OnProgress
+) -> Figures:
+    """Until the last of the light load has ended, or the time is over; the rest is cancelled."""
     prompts = RandomPrompts(vocab_size=_VOCAB_SIZE, seed=0)
 
-    def is_over(_: float, records: Sequence[RequestRecord]) -> bool:
+    def is_over(now_s: float, records: Sequence[RequestRecord]) -> bool:
         mine = _of_load(records, light)
-        return len(mine) == len(light) and all(r.status != "cancelled" for r in mine)
+        have_ended = len(mine) == len(light) and all(r.status != "cancelled" for r in mine)
+        return have_ended or now_s >= until_s
 
     async with connect(Address(base_url=base_url)) as client:
         await warm_up(client, workload, prompts)
-        records = await send_workload(client, workload, prompts, stop_when=is_over)
+        records = await send_workload(
+            client, workload, prompts, on_progress=tell, stop_when=is_over
+        )
     return Figures.of(records, light)
 
 
@@ -141,22 +243,17 @@ def _of_load(records: Sequence[RequestRecord], load: Workload) -> list[RequestRe
     return [record for record in records if record.request.arrival_s in arrivals_s]
 
 
-def _table(results: dict[str, Figures]) -> Table:
-    first, *_ = results.values()
-    quantiles = [f"p{quantile}" for quantile in _QUANTILES]
-    table = Table("light load", "refused", "TTFT mean", *quantiles, "ITL p99", "tokens/s of all")
-    for name, figures in results.items():
-        waits_s = zip(
-            (figures.ttft_mean_s, *figures.ttft_s), (first.ttft_mean_s, *first.ttft_s), strict=True
-        )
-        table.add_row(
-            name,
-            f"{figures.num_refused} of {figures.num_requests}",
-            *(f"{1e3 * wait_s:.0f} ms ({wait_s / alone_s:.2f}x)" for wait_s, alone_s in waits_s),
-            f"{1e3 * figures.itl_p99_s:.0f} ms",
-            f"{figures.tokens_per_s:.0f}",
-        )
-    return table
+def _row(run: str, figures: Figures, alone: Figures) -> str:
+    waits_s = zip(
+        (figures.ttft_mean_s, *figures.ttft_s), (alone.ttft_mean_s, *alone.ttft_s), strict=True
+    )
+    return _ROW.format(
+        run,
+        f"{figures.num_cut_off} of {figures.num_requests}",
+        *(f"{1e3 * wait_s:.0f} ms ({wait_s / alone_s:.2f}x)" for wait_s, alone_s in waits_s),
+        f"{1e3 * figures.itl_p99_s:.0f} ms",
+        f"{figures.flood_tokens_per_s:.0f}",
+    )
 
 
 if __name__ == "__main__":

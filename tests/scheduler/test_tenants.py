@@ -195,6 +195,85 @@ def test_a_prompt_goes_before_those_of_a_flood() -> None:
         assert prefill[0].request_id == "mine"
 
 
+def prefills(harness: Harness) -> list[str]:
+    """Whose prompts the last step held; a request's name begins with its tenant's."""
+    chunks = harness.plans[-1].chunks
+    return [chunk.request_id.split()[0] for chunk in chunks if chunk.kind == "prefill"]
+
+
+def test_a_prompt_of_who_is_owed_service_shares_no_step_with_a_flood() -> None:
+    """Its first token would come later by what the flood's prompts take of its last step."""
+    harness = flooded(max_num_seqs=64, budget=128, num_blocks=20_000)
+    for i in range(20):
+        harness.add(f"flood long {i}", 400, 1, tenant="flood")
+    harness.step()
+    assert set(prefills(harness)) == {"flood"}
+    harness.add("light mine", 100, 1, tenant="light")
+    held = []
+    while not harness.tokens["light mine"]:
+        harness.step()
+        held.append(prefills(harness))
+    assert held == [["light"], ["light"]]
+    harness.step()
+    assert set(prefills(harness)) == {"flood"}
+
+
+def test_a_flood_fills_half_of_a_step_while_others_may_come() -> None:
+    """Who comes waits for the step that has begun."""
+
+    def longest_s(light_s: float) -> float:
+        harness = harness_of(itl_slo_s=0.1, max_num_seqs=30, budget=500)
+        harness.add("light", 4, 1, tenant="light")
+        harness.drain()
+        harness.clock.advance_to(harness.clock() + light_s)
+        harness.add("flood stream", 4, 200, tenant="flood")
+        for i in range(20):
+            harness.add(f"flood {i}", 400, 1, tenant="flood")
+        for _ in range(3):
+            harness.step()
+        plans = []
+        for _ in range(10):
+            harness.step()
+            plans.append(harness.plans[-1])
+            assert prefills(harness)
+        return max(plan.predicted_s or 0.0 for plan in plans)
+
+    assert longest_s(0.0) <= 0.05
+    assert longest_s(_RECENT_S + 1.0) > 0.06
+
+
+@given(
+    lens=st.lists(st.integers(1, 150), min_size=2, max_size=6),
+    pauses=st.lists(st.integers(0, 6), min_size=2, max_size=6),
+    itl_slo_s=st.sampled_from([None, 0.06, 0.2]),
+)
+@examples(15)
+def test_a_flood_gets_all_that_others_leave_and_its_share_at_least(
+    lens: list[int], pauses: list[int], itl_slo_s: float | None
+) -> None:
+    """Prompts of who is owed service have steps to themselves, but pay for them: they are not owed
+    more for long. So a flood is never idle where nobody else wants anything, and others that want
+    all they can get leave it its share."""
+    harness = harness_of(budget=64, max_num_seqs=8, itl_slo_s=itl_slo_s)
+    names = [f"light-{i}" for i in range(len(lens))]
+    ids = itertools.count()
+    due = dict.fromkeys(names, 0)
+    for step in range(300):
+        while harness.scheduler.stats.num_waiting < 4 + len(names):
+            harness.add(f"flood {next(ids)}", 100, 5, tenant="flood")
+        for name, prompt_len, pause in zip(names, lens, itertools.cycle(pauses), strict=False):
+            if due[name] <= step:
+                due[name] = step + 1 + pause
+                harness.add(f"{name} {next(ids)}", prompt_len, 2, tenant=name)
+        harness.step()
+        assert harness.plans[-1].chunks
+    served_s = service_s(harness)
+    share_s = sum(served_s.values()) / (1 + len(names))
+    longest_s = 8 * (MACHINE.step_s * 155 + 0.01 * 150)
+    assert served_s["flood"] >= min(share_s, 300 * MACHINE.step_s) - longest_s
+    assert served_s["flood"] > 0.0
+
+
 def test_a_burst_is_owed_no_more_than_its_credit() -> None:
     """Who has been away for long comes back with more work than that: then both take turns."""
     harness = harness_of(budget=64, max_num_seqs=4)

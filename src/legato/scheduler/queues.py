@@ -40,6 +40,7 @@ class Queues:
         self.is_lost: Callable[[Request], bool] = never
         self.gives_up = True
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
+        self._tenant_of_running: dict[str, Tenant] = {}  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
 
@@ -58,6 +59,10 @@ class Queues:
 
     def tenant(self, request: Request) -> Tenant:
         return self.tenants[request.message.service.tenant]
+
+    def tenant_of_running(self, request_id: str) -> Tenant:
+        """Quicker than `tenant`, for whoever asks for each chunk of a step."""
+        return self._tenant_of_running[request_id]
 
     def add(self, request: Request) -> None:
         """Let a request wait, at the place that its rank now gives it."""
@@ -142,8 +147,10 @@ class Queues:
 
     def admit(self, request: Request) -> None:
         self._leave(request)
+        tenant = self.tenant(request)
         self.running[request.request_id] = request
-        self.tenant(request).count(running=1)
+        self._tenant_of_running[request.request_id] = tenant
+        tenant.count(running=1)
 
     def preempt(self, request: Request) -> None:
         """Put a running request back, before those that have not run yet."""
@@ -165,7 +172,7 @@ class Queues:
 
     def _stop(self, request: Request) -> None:
         del self.running[request.request_id]
-        self.tenant(request).count(running=-1)
+        self._tenant_of_running.pop(request.request_id).count(running=-1)
 
     def _leave(self, request: Request) -> None:
         del self._waiting[request.request_id]

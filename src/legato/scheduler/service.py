@@ -12,6 +12,8 @@ from legato.scheduler.tenants import Tenant
 _UNKNOWN_TOKEN_S = 1e-3
 """Of a token, as long as nothing is known of steps."""
 _NOTHING = StepShape()
+_KEYS = 1000
+"""From which the cost of one is told."""
 
 
 def book_step(
@@ -27,7 +29,7 @@ def book_step(
         step_s = _UNKNOWN_TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
     tenants = queues.tenants
     if len(tenants) == 1:
-        shares = {queues.tenant(queues.running[chunks[0].request_id]): 1.0}
+        shares = {queues.tenant_of_running(chunks[0].request_id): 1.0}
     else:
         shares = _shares(chunks, queues, model)
     for tenant, share in shares.items():
@@ -41,18 +43,38 @@ def _shares(
     chunks: Sequence[ScheduledChunk], queues: Queues, model: StepTimeModel
 ) -> dict[Tenant, float]:
     """Fractions of a step; what it costs whatever it holds is shared as the rest of it is."""
+    costs: defaultdict[Tenant, float] = defaultdict(float)
     shapes: defaultdict[Tenant, StepShape] = defaultdict(StepShape)
+    row, key = _decode_costs(chunks, model)
     for chunk in chunks:
-        shapes[queues.tenant(queues.running[chunk.request_id])].add(chunk)
-    if model.is_known:
-        fixed_s = model.seconds(_NOTHING)
-        costs = {tenant: model.seconds(shape) - fixed_s for tenant, shape in shapes.items()}
-    else:
-        costs = {tenant: float(shape.num_tokens) for tenant, shape in shapes.items()}
+        tenant = queues.tenant_of_running(chunk.request_id)
+        if chunk.kind == "decode":
+            costs[tenant] += row + key * chunk.start
+        else:
+            shapes[tenant].add(chunk)
+    fixed_s = model.seconds(_NOTHING) if model.is_known else 0.0
+    for tenant, shape in shapes.items():
+        costs[tenant] += model.seconds(shape) - fixed_s if model.is_known else shape.num_tokens
     whole = sum(costs.values())
     if not whole > 0.0:
         return dict.fromkeys(costs, 1.0 / len(costs))
     return {tenant: cost / whole for tenant, cost in costs.items()}
+
+
+def _decode_costs(chunks: Sequence[ScheduledChunk], model: StepTimeModel) -> tuple[float, float]:
+    """Of a row, its own key among it, and of each key before that; tokens until more is known.
+
+    A row costs what those of the step do on average: they are computed together.
+    """
+    num_rows = sum(chunk.kind == "decode" for chunk in chunks)
+    if not num_rows or not model.is_known:
+        return 1.0, 0.0
+    rows = StepShape()
+    rows.num_decode_rows = rows.num_samples = num_rows
+    without_keys_s = model.seconds(rows)
+    rows.decode_context = _KEYS
+    key_s = (model.seconds(rows) - without_keys_s) / _KEYS
+    return (without_keys_s - model.seconds(_NOTHING)) / num_rows + key_s, key_s
 
 
 def _note_turns(chunks: Sequence[ScheduledChunk], queues: Queues) -> None:

@@ -23,6 +23,10 @@ _KEPT_PLACES, _KEPT_PACE = 0.25, 0.5
 others that may come. Their next request then waits for no stream to end, and its prompt has half of
 each step."""
 
+_KEPT_TIME = 0.6
+"""Share of the time of a step that a tenant's prompts leave free while others may come: these wait
+for the step in which they come to end."""
+
 _MAX_YIELDS = 3
 """How often a best-effort request gives up its place to one with a promise."""
 
@@ -79,6 +83,7 @@ class StepBuilder:
         self._pace_s = UNLIMITED  # the tightest step that one of these wants
         self._memory: MemoryForecast | None = None  # of those that run; only where it is asked for
         self._may_admit = True
+        self._serves_behind = False  # whether it holds a prompt of a tenant that is owed service
         self._gave_turn = False  # to a best-effort request, before those with a promise
         self.admitted: dict[str, int] = {}
         self.held_by: Obstacle | None = None
@@ -165,6 +170,7 @@ class StepBuilder:
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
             self._gave_turn = bool(self.shape.num_prefill_chunks)
+            self._serves_behind = False  # nobody with a promise waits for a turn
         self._add_prefills(best_effort=False)
 
     def add_best_effort(self) -> None:
@@ -185,12 +191,27 @@ class StepBuilder:
         while most is None or len(self.chunks) - num_before < most:
             waiting = self._next_waiting(best_effort)
             if begun and (waiting is None or begun[0][0] <= self._queues.place(waiting)):
-                self._continue(begun.pop(0)[1])
+                first = begun.pop(0)[1]
             elif waiting is None:
                 return
+            else:
+                first = waiting
+            if self._would_delay(first):
+                self.held_by = "tenants" if first is waiting else self.held_by
+                return
+            if first is not waiting:
+                self._continue(first)
             elif not self._begin(waiting):
                 # Nobody overtakes one that cannot be admitted yet, or it might never be.
                 self._may_admit = False
+
+    def _would_delay(self, request: Request) -> bool:
+        """Whether the step holds prompts of who is owed service, and the request's tenant is not.
+
+        They would end later by what its prompt takes.
+        """
+        tenants = self._queues.tenants
+        return self._serves_behind and not tenants.is_behind(self._queues.tenant(request))
 
     def _next_waiting(self, best_effort: bool) -> Request | None:
         request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
@@ -328,7 +349,10 @@ class StepBuilder:
     def _chunk_size(self, request: Request, start: int) -> int:
         """Tokens of the request that fit into the step, of those from `start` on."""
         wanted = request.num_tokens - start
-        room = self._budget.max_chunk(self.shape, start, wanted, self.limit_s)
+        limit_s = self.limit_s
+        if limit_s < UNLIMITED and self._leaves_room(request):
+            limit_s *= 1.0 - _KEPT_TIME
+        room = self._budget.max_chunk(self.shape, start, wanted, limit_s)
         if not room and not self.chunks:
             # Nobody's token waits for this step: what it holds may take longer, but not be nothing.
             room = min(wanted, MIN_CHUNK, self._most)
@@ -403,6 +427,7 @@ class StepBuilder:
 
     def _add_prefill(self, request: Request, num_tokens: int) -> None:
         self._turns.served(best_effort=request.is_best_effort)
+        self._serves_behind |= self._queues.tenants.is_behind(self._queues.tenant(request))
         self.first_blocks[self._kv.next_block(request)] = request.request_id
         samples = num_tokens == request.num_remaining_tokens
         if samples:

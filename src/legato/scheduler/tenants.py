@@ -138,11 +138,17 @@ class Tenants:
         """
         self._reached_s = max(self._reached_s, counter_s)
 
+    def is_behind(self, tenant: Tenant) -> bool:
+        """Whether a tenant has had less than it is owed."""
+        return tenant.counter_s < self._reached_s
+
     def may_come(self, tenant: Tenant, now_s: float) -> bool:
-        """Whether another tenant that has less running may send a request soon, and none waits."""
-        running = tenant.running_by_weight
+        """Whether another that has had no more, and has less running, may soon send a request."""
+        running, counter_s = tenant.running_by_weight, tenant.counter_s
         return any(
-            other.num_waiting == 0 and other.running_by_weight < running
+            other.num_waiting == 0
+            and other.counter_s <= counter_s
+            and other.running_by_weight < running
             for other in self._recent(now_s)
         )
 
