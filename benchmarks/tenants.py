@@ -41,7 +41,7 @@ _VOCAB_SIZE = 40_000
 _GRACE_S = 15.0
 
 _HEADINGS = ("", "cut off", "TTFT mean", "p50", "p95", "ITL p99", "flood's tokens/s")
-_ROW = "{:<28}{:>10}{:>19}{:>19}{:>19}{:>10}{:>18}"
+_ROW = "{:<28}{:>10}{:>22}{:>22}{:>22}{:>10}{:>18}"
 
 
 class Scene(msgspec.Struct, frozen=True):
