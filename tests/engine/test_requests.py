@@ -14,7 +14,7 @@ INFO = EngineInfo(
     served_model_name="m",
     max_model_len=10,
     vocab_size=100,
-    cache=CacheInfo(num_blocks=1, block_size=32, enable_prefix_caching=True),
+    cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),
     slo_classes=SchedulerConfig().classes,
     settings={},
 )

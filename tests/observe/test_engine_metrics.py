@@ -16,7 +16,7 @@ STEPS = [
 
 def shown(steps: list[StepRecord], stats: EngineStats | None = None) -> dict[str, float]:
     """Sums over labels; key the name of a sample, without its prefix."""
-    cache = CacheInfo(num_blocks=8, block_size=4, enable_prefix_caching=True)
+    cache = CacheInfo(num_blocks=8, block_size=4, dtype="bfloat16", enable_prefix_caching=True)
     latest = stats or EngineStats()
     metrics = ServerMetrics("m", lambda: latest, lambda: 2, cache=cache, classes={}, kept=dict)
     for step in steps:

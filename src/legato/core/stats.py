@@ -4,10 +4,11 @@ import msgspec
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache, as it was made."""
+    """The KV cache, as it was made. Attributes: `dtype`: what keys and values are held in."""
 
     num_blocks: int
     block_size: int
+    dtype: str
     enable_prefix_caching: bool
 
 

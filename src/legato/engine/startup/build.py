@@ -342,6 +342,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
         cache=CacheInfo(
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
+            dtype=_name(parts.cache.kept_dtype),
             enable_prefix_caching=config.cache.enable_prefix_caching,
         ),
         slo_classes=config.scheduler.classes,

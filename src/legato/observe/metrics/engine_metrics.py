@@ -158,5 +158,11 @@ def declare_engine_metrics(
         "Size of the KV cache, always 1; the labels are vLLM's, whatever the device.",
         "block_size",
         "num_gpu_blocks",
+        "cache_dtype",
         "enable_prefix_caching",
-    ).of(str(cache.block_size), str(cache.num_blocks), str(cache.enable_prefix_caching)).set(1)
+    ).of(
+        str(cache.block_size),
+        str(cache.num_blocks),
+        cache.dtype,
+        str(cache.enable_prefix_caching),
+    ).set(1)
