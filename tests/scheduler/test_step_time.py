@@ -114,6 +114,16 @@ def test_the_margin_is_of_what_was_delivered() -> None:
     assert 0.25 < model.margin < 0.35
 
 
+def test_what_makes_no_full_step_late_widens_no_margin() -> None:
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN))
+    shapes = traffic(random.Random(0))
+    for shape in (next(shapes) for _ in range(1500)):
+        seconds = COSTS.seconds(shape)
+        # A step of a quarter of what is allowed takes twice as long.
+        model.observe(shape, seconds, delivered_s=2.0 * seconds, limit_s=4.0 * seconds)
+    assert 0.28 < model.margin < 0.42
+
+
 def test_a_slowdown_is_noticed_at_its_first_steps_and_forgotten_when_it_is_over() -> None:
     model = StepTimeModel(calibrate(COSTS, MAX_LEN))
     run(model, 600, spread(0.03))

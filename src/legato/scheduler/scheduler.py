@@ -299,7 +299,7 @@ class Scheduler:
         self._landed_s = now_s
         if not (result.ran_out_of_memory or result.faults):
             delivered_s = now_s - begun_s + self._later_s
-            self._step_time.observe(flight.shape, result.seconds, delivered_s)
+            self._step_time.observe(flight.shape, result.seconds, delivered_s, flight.plan.limit_s)
             self._later_s = 0.0
 
     def _can_be_shorter(self, chunk: ScheduledChunk, fault: Fault) -> bool:

@@ -100,11 +100,18 @@ class StepTimeModel:
         """Believe in the machine's usual speed: no step tells of the present one any more."""
         self._present, self._lasting = _Slowness(_PRESENT_S), _Slowness(_LASTING_S)
 
-    def observe(self, shape: StepShape, seconds: float, delivered_s: float | None = None) -> None:
+    def observe(
+        self,
+        shape: StepShape,
+        seconds: float,
+        delivered_s: float | None = None,
+        limit_s: float | None = None,
+    ) -> None:
         """Learn from a step that ran.
 
         Args:
             delivered_s: how long it took as clients saw it; None takes `seconds`.
+            limit_s: how long it was allowed to take; None where nothing is promised.
         """
         self._num_steps += 1
         residual = 0.0
@@ -113,7 +120,7 @@ class StepTimeModel:
             residual = seconds / usual_s - 1.0
             if shape.num_prefill_chunks and shape.num_decode_rows:
                 taken_s = seconds if delivered_s is None else delivered_s
-                self._margin.observe(taken_s / usual_s - 1.0)
+                self._margin.observe(_error(taken_s, usual_s, limit_s))
             self._present.observe(usual_s, seconds)
             self._lasting.observe(usual_s, seconds)
             # A slow step says little: an interruption must not pass for a slower machine.
@@ -129,6 +136,18 @@ class StepTimeModel:
         surprising = self._surprising[has_prefill]
         self._surprising[has_prefill] += _SURPRISE_RATE * (seems_so - surprising)
         return seems_so and surprising < _MOST_SURPRISING
+
+
+def _error(taken_s: float, usual_s: float, limit_s: float | None) -> float:
+    """What a step took longer, as a share of the prediction of one that it would make late.
+
+    A step may be predicted to take less than is allowed for. Then what it took longer is a larger
+    part of it, and margins made of such parts make steps shorter and shorter.
+    """
+    later_s = taken_s - usual_s
+    if limit_s is None or limit_s <= usual_s:
+        return later_s / usual_s
+    return later_s / (limit_s - later_s) if later_s < limit_s else math.inf
 
 
 class _Slowness:
