@@ -15,7 +15,7 @@ _TABLE = re.compile(rf"^## (.+)\n([^#]*?){re.escape(_HEADER)}(?:\|.*\n)*", re.MU
 
 def declared() -> list[Declaration]:
     """All metrics of a server."""
-    cache = CacheInfo(num_blocks=1, block_size=1, enable_prefix_caching=True)
+    cache = CacheInfo(num_blocks=1, block_size=1, dtype="auto", enable_prefix_caching=True)
     return ServerMetrics("", EngineStats, lambda: 0, cache=cache, classes={}, kept=dict).declared
 
 

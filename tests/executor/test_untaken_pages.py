@@ -1,5 +1,6 @@
 """Memory taken before it is used."""
 
+import mmap
 import sys
 
 import psutil
@@ -18,8 +19,13 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def untouched() -> torch.Tensor:
+    """Of new pages; `torch.empty` may be given some that were used before."""
+    return torch.frombuffer(mmap.mmap(-1, NUM_BYTES), dtype=torch.uint8)
+
+
 def test_all_is_taken_and_nothing_written() -> None:
-    values = torch.empty(NUM_BYTES, dtype=torch.uint8)
+    values = untouched()
     values[12345] = 7
     before = resident_bytes()
     pages = UntakenPages(values)
@@ -36,7 +42,7 @@ def test_all_is_taken_and_nothing_written() -> None:
 
 def test_what_others_may_want_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untaken_pages, "_room_bytes", lambda: 2 * NUM_BYTES - 2**20)
-    values = torch.empty(NUM_BYTES, dtype=torch.uint8)
+    values = untouched()
     before = resident_bytes()
     pages = UntakenPages(values)
     pages.take_slice()
