@@ -84,6 +84,11 @@ class Node:
         return len(self.places)
 
     @property
+    def block_size(self) -> int:
+        """Tokens of each of its blocks; it must have one."""
+        return len(self.tokens) // len(self.places)
+
+    @property
     def num_computed_tokens(self) -> int:
         """From the root to its end, those at the start that are computed."""
         node = self
@@ -137,7 +142,7 @@ class Node:
             refer to the last of their nodes.
         """
         assert self.parent is not None
-        size = len(self.tokens) // self.num_blocks
+        size = self.block_size
         cut = num_blocks * size
         above = Node(
             self.parent,
@@ -166,7 +171,7 @@ class Node:
             where they lie, the last one first.
         """
         assert not self.children, "a block is forgotten before those that continue it"
-        size = len(self.tokens) // self.num_blocks
+        size = self.block_size
         places = self.places[: -num_blocks - 1 : -1]
         del self.tokens[-num_blocks * size :]
         del self.places[-num_blocks:]
@@ -205,7 +210,7 @@ class Way(NamedTuple):
         if num_computed == self.num_tokens:
             return None
         node = next(node for node in self.nodes if node.end > num_computed)
-        return node.places[(num_computed - node.start) * node.num_blocks // len(node.tokens)]
+        return node.places[(num_computed - node.start) // node.block_size]
 
     def up_to(self, num_tokens: int) -> "Way":
         """As far as so many tokens from the root on."""

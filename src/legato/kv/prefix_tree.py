@@ -158,7 +158,7 @@ class PrefixTree:
 
     def _split(self, node: Node, end: int) -> Node:
         """The part of a node up to a token, as a node of its own."""
-        return node.split((end - node.start) * node.num_blocks // len(node.tokens))
+        return node.split((end - node.start) // node.block_size)
 
     def _keep(self, node: Node) -> None:
         """Take a node out of the order of those that nobody uses; just split off, it is in none."""
@@ -178,5 +178,4 @@ class PrefixTree:
     def _drop_missing(self, node: Node) -> BlockIds:
         if not node.num_missing:
             return block_array()
-        size = len(node.tokens) // node.num_blocks
-        return node.cut(-(-node.num_missing // size))
+        return node.cut(-(-node.num_missing // node.block_size))

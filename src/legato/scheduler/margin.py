@@ -20,7 +20,8 @@ _WIDENING, _MOST_EXTRA = 0.1, 0.5
 class Margin:
     """Follows the errors of steps as they were delivered: conformal PI control.
 
-    An error is by how much of its prediction a step took longer. The margin is a quantile of the
+    An error is by how much longer a step took, as a share of the prediction of one that it would
+    make late. The margin is a quantile of the
     last ones, and an integral of misses on top: an error beyond the margin widens it at once, all
     others give that back bit by bit, so that in the long run no more are beyond it than are aimed
     at, whatever the errors are like (Angelopoulos, Candès and Tibshirani, "Conformal PID control
