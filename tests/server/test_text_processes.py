@@ -1,5 +1,6 @@
 """The processes that read bodies: bounded, replaced where they die, and gone with their server."""
 
+import contextlib
 import json
 import re
 import signal
@@ -122,8 +123,9 @@ def test_what_dies_over_and_over_is_an_error_of_the_server(trusting: ServerProce
     def keep_killing() -> None:
         while not over.is_set():
             for reader in trusting.zygote.children():
-                reader.suspend()
-                reader.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # its zygote was faster
+                    reader.suspend()
+                    reader.kill()
 
     killing = threading.Thread(target=keep_killing)
     killing.start()
