@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -59,13 +60,46 @@ def test_limits(tmp_path: Path) -> None:
     assert max(r.num_prompt_tokens + r.num_output_tokens for r in cut) == 100
 
 
-def test_trials_differ_only_in_their_rate() -> None:
-    choice = WorkloadChoice(source="code", num_requests=20)
-    slow, fast = choice.at_poisson_rate(1.0), choice.at_poisson_rate(2.0)
-    assert [r.num_prompt_tokens for r in slow] == [r.num_prompt_tokens for r in fast]
-    assert [r.arrival_s for r in fast] == pytest.approx([r.arrival_s / 2 for r in slow])
-    with pytest.raises(ConfigError, match="Poisson"):
-        WorkloadChoice(source="code", arrivals="trace").at_poisson_rate(1.0)
+def test_what_trials_of_a_capacity_draw_from(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    choice = WorkloadChoice(source=str(path), start_at_s=0.25, max_model_len=100)
+    lengths = [(r.num_prompt_tokens, r.num_output_tokens) for r in choice.trials().requests]
+    assert lengths == [(r.num_prompt_tokens, r.num_output_tokens) for r in choice.load()]
+    assert len(WorkloadChoice(source="code").trials().requests) > 1000
+    otherwises: list[dict[str, Any]] = [{"arrivals": "trace"}, {"time_scale": 2.0}]
+    for otherwise in otherwises:
+        with pytest.raises(ConfigError, match="Poisson"):
+            WorkloadChoice(source=str(path), **otherwise).trials()
+
+
+def test_parts_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    late = WorkloadChoice(source=str(path), start_at_s=0.25, time_scale=2.0)
+    assert [r.arrival_s for r in late.load()] == [0.0, 2.5]
+    drawn = {
+        tuple(r.arrival_s for r in WorkloadChoice(source=str(path), sample=2, seed=seed).load())
+        for seed in range(20)
+    }
+    assert drawn == {(0.0, 0.25), (0.0, 1.5), (0.25, 1.5)}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"sample": 4}, "a sample of 4 of only 3"),
+        ({"rate_per_s": 1.0, "time_scale": 2.0}, "both say"),
+        ({"start_at_s": 9.0}, "no requests"),
+        ({"source": "chat", "start_at_s": 9.0}, "only a file"),
+        ({"source": "chat", "time_scale": 2.0}, "only a file"),
+    ],
+)
+def test_choices_that_contradict(tmp_path: Path, chosen: dict[str, Any], message: str) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    with pytest.raises(ConfigError, match=message):
+        WorkloadChoice(**{"source": str(path), **chosen}).load()
 
 
 def test_no_such_workload() -> None:

@@ -121,7 +121,7 @@ def test_without_the_extra() -> None:
 def test_workloads_and_reports_need_no_http() -> None:
     code = (
         "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"
-        "import legato.bench.workload.choice, legato.bench.capacity\n"
+        "import legato.bench.workload.choice, legato.bench.capacity.search\n"
         "import legato.bench.report.page, legato.bench.report.console"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

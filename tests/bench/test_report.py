@@ -3,9 +3,13 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
-from legato.bench.capacity import Capacity, CapacityRule, UnloadedTtft
+from legato.bench.capacity.rule import CapacityRule
+from legato.bench.capacity.search import Capacity
+from legato.bench.capacity.trial import Load
+from legato.bench.capacity.unloaded import UnloadedTtft
 from legato.bench.report.page import render_page
 from legato.bench.report.report_file import (
     CapacityReport,
@@ -26,9 +30,9 @@ from tests.bench.test_summary import ALL, REFUSED, record
 
 RULE = CapacityRule(itl_slo_s=0.1, unloaded=UnloadedTtft([150], [2.0]))
 TRIALS = [
-    RULE.judge(1.0, [capacity_record(0.1, [GOOD_S])]),
-    RULE.judge(2.0, [capacity_record(3.0, [LATE_S])]),
-    RULE.judge(1.5, [capacity_record(None)]),
+    RULE.judge(Load(rate_per_s=1.0, measured_s=60.0), [capacity_record(0.1, [GOOD_S])]),
+    RULE.judge(Load(rate_per_s=2.0, measured_s=60.0), [capacity_record(3.0, [LATE_S])]),
+    RULE.judge(Load(rate_per_s=1.5, measured_s=60.0), [capacity_record(None)]),
 ]
 SLOS = Slos(default=SloClass(ttft_s=0.5), by_class={"batch": SloClass()})
 CLASSES = [*ALL, record(0.0, 1.0, 2.0, slo_class="batch")]
@@ -38,7 +42,7 @@ REPORTS: list[Report] = [
     CapacityReport(
         name="a search",
         settings={},
-        capacity=Capacity(rate_per_s=1.0, rule=RULE, trials=TRIALS),
+        capacity=Capacity(rates_per_s=[1.0, 1.5], num_source_requests=9, rule=RULE, trials=TRIALS),
     ),
     ProbeReport(name="a probe", settings={}, result=RESULT),
     ProbeReport(name="another probe", settings={}, result=RESULT),
@@ -89,16 +93,33 @@ def test_tables_put_reports_side_by_side() -> None:
     assert batch["SLO attained"] == batch["goodput, requests/s"] == "–"
     assert column(runs, "nothing came back")["ITL p99"] == "–"
     assert by_title["Failures: Legato <128> & co"].rows == [["broke off", "1"]]
-    assert column(by_title["Capacity"], "a search")["capacity"] == "1 requests/s"
-    assert by_title["Trials: a search"].rows == [
-        ["1/s", "62 ms", "100 ms", "0 of 1", "yes"],
-        ["1.5/s", "–", "–", "1 of 1", "no"],
-        ["2/s", "125 ms", "3.00 s", "0 of 1", "no"],
+    capacity = column(by_title["Capacity"], "a search")
+    assert capacity["capacity, requests/s"] == "1.25"
+    assert capacity["95 % interval"] == "0 to 4.43"
+    assert (capacity["requests there"], capacity["ITL p99 there"]) == ("1", "62 ms")
+    trials = by_title["Trials: a search"]
+    assert [row[0] for row in trials.rows] == ["1/s", "1.5/s", "2/s"]
+    assert [row[trials.header.index("median delay")] for row in trials.rows] == [
+        "100 ms",
+        "–",
+        "3.00 s",
     ]
+    assert [row[-1] for row in trials.rows] == ["yes", "no: delay, failures", "no: ITL, delay"]
     assert column(by_title["Long prompts"], "a probe")["TTFT of the long prompts"] == (
         "1.50 s, 3.00 s"
     )
     assert tables([]) == []
+
+
+def test_many_reports_have_a_row_each() -> None:
+    runs = [msgspec.structs.replace(REPORTS[0], name=f"policy {n}") for n in range(9)]
+    by_title = {table.title: table for table in tables([*runs, *[REPORTS[2]] * 9])}
+    names = [name for n in range(9) for name in (f"policy {n}", f"policy {n}: batch")]
+    assert [row[0] for row in by_title["Runs"].rows] == names
+    assert [row[0] for row in by_title["Latencies"].rows] == names
+    assert "ITL p99" in by_title["Latencies"].header
+    assert "ITL p99" not in by_title["Runs"].header
+    assert [row[0] for row in by_title["Capacity"].rows] == ["a search"] * 9
 
 
 @pytest.mark.parametrize("reports", [REPORTS, REPORTS[1:2], REPORTS[2:3], REPORTS[3:4]])

@@ -16,8 +16,9 @@ from legato.cli.bench_flags import (
     add_slo_flags,
 )
 from legato.cli.bench_kernels import add_kernels_parser
+from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.cli.values import count
-from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.cli.workload_flags import add_workload_flags, trial_choice, workload_choice
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _EXTRA_MODULES = ("httpx", "matplotlib")
 _NOT_SETTINGS = {"run", "benchmark", "api_key", "name", "output"}
 _TRIAL_REQUESTS = 100
-_FIRST_RATE_PER_S = 1.0
 _UNSAFE_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
@@ -87,13 +87,16 @@ def _add_capacity_parser(benchmarks: "Subparsers") -> None:
         "capacity",
         help="find the largest rate that a server sustains",
         description="Find the largest Poisson rate at which P99 ITL and the median scheduling "
-        "delay (TTFT beyond that of an idle server) keep their limits. Trials begin with --rate "
-        f"({_FIRST_RATE_PER_S:g} a second) and have --num-requests ({_TRIAL_REQUESTS}).",
+        "delay (TTFT beyond that of an idle server) keep their limits, requests finish as they "
+        "arrive, and the delay does not grow. Trials begin with --rate "
+        f"({FIRST_RATE_PER_S:g} a second). Behind a warm-up of a sixth of that, each is measured "
+        f"for --duration ({LEAST_S:g} s, which is the least), for 20 median end-to-end times and "
+        f"for --num-requests ({_TRIAL_REQUESTS}), whichever is the longest; it draws its requests "
+        "from the whole workload, again where there are too few.",
         allow_abbrev=False,
     )
     add_server_flags(parser)
     add_workload_flags(parser)
-    parser.set_defaults(rate=_FIRST_RATE_PER_S, num_requests=_TRIAL_REQUESTS)
     add_search_flags(parser)
     add_output_flags(parser)
     parser.set_defaults(benchmark=_capacity)
@@ -158,13 +161,9 @@ def _capacity(args: argparse.Namespace) -> None:
     model = asyncio.run(ask_model(_address(args)))
     capacity = search_capacity(
         _address(args),
-        workload_choice(args, model.max_model_len),
+        trial_choice(args, model.max_model_len),
         RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
-        itl_slo_s=args.itl_slo,
-        itl_slo_quantile=args.itl_slo_quantile,
-        max_delay_s=args.max_delay,
-        start_rate_per_s=args.rate,
-        precision=args.precision,
+        search_settings(args, args.itl_slo, _TRIAL_REQUESTS),
     )
     name = args.name or model.id
     _publish(args, CapacityReport(name=name, settings=_settings(args), capacity=capacity))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from legato.cli.flags import AddItems, GapPromise
-from legato.cli.values import SLO_CLASS, count, duration_s, positive, slo_class
+from legato.cli.values import SLO_CLASS, count, duration_s, positive, share, slo_class
 from legato.core.slo import P99
 
 
@@ -62,6 +62,11 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TIME[:pQ]",
         help="99 of 100 gaps are at most as long, or what a percentile says",
     )
+    add_trial_flags(group, precision=0.05, num_seeds=1)
+
+
+def add_trial_flags(group: argparse._ArgumentGroup, *, precision: float, num_seeds: int) -> None:
+    """Add those from which `search_settings` comes, but for the SLO. Args: defaults."""
     group.add_argument(
         "--max-delay",
         type=duration_s,
@@ -70,11 +75,26 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
         help="half of the scheduling delays are at most as long (%(default)s)",
     )
     group.add_argument(
+        "--attainment",
+        type=share,
+        metavar="SHARE",
+        help="so large a share of the requests, such as 0.99, keeps the ITL SLO, each by itself: "
+        "asked instead of the gaps of all requests together, which excuse rare long stalls",
+    )
+    group.add_argument(
         "--precision",
         type=positive,
-        default=0.1,
+        default=precision,
         metavar="FRACTION",
         help="how near to come to a rate that is not sustained (%(default)s)",
+    )
+    group.add_argument(
+        "--seeds",
+        type=count,
+        default=num_seeds,
+        metavar="K",
+        help="searches with other requests and arrivals each, of which the mean and its 95 %% "
+        "confidence interval are told; one has no interval (%(default)s)",
     )
 
 

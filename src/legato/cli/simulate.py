@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legato.cli.bench_flags import add_output_flag
+from legato.cli.bench_flags import add_output_flag, add_trial_flags
+from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.cli.simulate_flags import (
     DEFAULT_POLICIES,
     add_server_flags,
     promised_slos,
     simulated_server,
 )
-from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.cli.workload_flags import add_workload_flags, trial_choice, workload_choice
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from legato.bench.simulation.run import SimulatedRun
     from legato.observe.traces.tracer import TraceWriter
 
+_TRIAL_REQUESTS = 1000
 _NOT_SETTINGS = {"run", "policies", "output", "trace"}
 
 
@@ -40,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_workload_flags(parser)
     add_server_flags(parser)
     _add_report_flags(parser)
+    add_trial_flags(parser.add_argument_group("search (--capacity)"), precision=0.02, num_seeds=3)
     parser.set_defaults(run=run)
 
 
@@ -65,8 +68,10 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--capacity",
         action="store_true",
-        help="find the largest Poisson rate at which P99 ITL keeps its SLO and the median "
-        "scheduling delay stays below 2 s, beginning with --rate",
+        help="find the largest Poisson rate that is sustained, as `legato bench capacity` does: "
+        f"beginning with --rate ({FIRST_RATE_PER_S:g} a second), in trials of --duration "
+        f"({LEAST_S:g} s, which is the least), of 20 median end-to-end times and of "
+        f"--num-requests ({_TRIAL_REQUESTS}), whichever is the longest",
     )
     group.add_argument(
         "--trace",
@@ -123,10 +128,8 @@ def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedSe
 
     capacity = simulate_search(
         server,
-        workload_choice(args, server.profile.max_model_len),
-        itl_slo_s=args.itl_slo_s,
-        itl_slo_quantile=args.itl_slo_quantile,
-        start_rate_per_s=args.rate or 1.0,
+        trial_choice(args, server.profile.max_model_len),
+        search_settings(args, args.itl_slo_s, _TRIAL_REQUESTS),
     )
     return CapacityReport(name=policy, settings=_settings(args, policy), capacity=capacity)
 

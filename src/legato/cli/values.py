@@ -4,6 +4,7 @@ All raise argparse.ArgumentTypeError where a text is not such a value.
 """
 
 import argparse
+import math
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -52,11 +53,27 @@ def positive(text: str) -> float:
     return value
 
 
+def finite(text: str) -> float:
+    """A number above 0 that is not inf."""
+    value = positive(text)
+    if math.isinf(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not finite")
+    return value
+
+
 def fraction(text: str) -> float:
     """A number in [0, 1)."""
     value = _number(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in [0, 1)")
+    return value
+
+
+def share(text: str) -> float:
+    """A number in (0, 1]."""
+    value = _number(text)
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not in (0, 1]")
     return value
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from legato.cli.values import count, duration_s, positive
+from legato.cli.values import count, duration_s, finite, positive
 
 if TYPE_CHECKING:
     from legato.bench.workload.choice import WorkloadChoice
@@ -29,10 +29,29 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
         "--num-requests",
         type=count,
         metavar="N",
-        help="how many to send (default: all of a file, else 100)",
+        help="how many to send (default: all of a file, else 100); the least of a trial where a "
+        "capacity is searched",
     )
     group.add_argument(
-        "--duration", type=duration_s, metavar="TIME", help="send only those that arrive before"
+        "--duration",
+        type=duration_s,
+        metavar="TIME",
+        help="send only those that arrive before; the least length of a trial where a capacity is "
+        "searched",
+    )
+    group.add_argument(
+        "--start-at",
+        type=duration_s,
+        default=0.0,
+        metavar="TIME",
+        help="begin that far into a file's arrivals (its start)",
+    )
+    group.add_argument(
+        "--sample",
+        type=count,
+        metavar="N",
+        help="of the requests that the flags above choose, N at random by the seed, in their order "
+        "and with their arrivals; for a capacity, what trials draw from",
     )
     if not model_is_local:
         group.add_argument(
@@ -46,6 +65,12 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
         type=positive,
         metavar="R",
         help="requests a second; inf sends all at once (default: the file's own, else inf)",
+    )
+    group.add_argument(
+        "--time-scale",
+        type=finite,
+        metavar="FACTOR",
+        help="stretch the file's own arrivals: 2 halves their rate",
     )
     group.add_argument(
         "--arrivals",
@@ -65,10 +90,21 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
 
     return WorkloadChoice(
         source=args.workload,
+        start_at_s=args.start_at,
         num_requests=args.num_requests,
+        sample=args.sample,
         rate_per_s=args.rate,
+        time_scale=args.time_scale,
         arrivals=args.arrivals,
         duration_s=args.duration,
         max_model_len=getattr(args, "max_model_len", None) or max_model_len,
         seed=args.seed,
     )
+
+
+def trial_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
+    """The same for the trials of a capacity, which have numbers and lengths of their own."""
+    import msgspec
+
+    choice = workload_choice(args, max_model_len)
+    return msgspec.structs.replace(choice, num_requests=None, duration_s=None)

@@ -1,23 +1,26 @@
 """Sends a workload to a server, open-loop: each request at its time, whatever became of others."""
 
 import asyncio
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from legato.bench.load.client import Client
-from legato.bench.load.record import OnProgress, RefusedError, RequestError, RequestRecord, Status
+from legato.bench.load.record import (
+    OnProgress,
+    RefusedError,
+    RequestError,
+    RequestRecord,
+    Status,
+    StopWhen,
+)
 from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
 
 _WATCH_S = 0.5
-
-StopWhen = Callable[[float, Sequence[RequestRecord]], bool]
-"""Asked now and then whether to stop, with the seconds since the start and the records as they
-would be then."""
 
 
 async def send_workload(
@@ -27,6 +30,7 @@ async def send_workload(
     *,
     max_concurrency: int | None = None,
     on_progress: OnProgress | None = None,
+    until_s: float = math.inf,
     stop_when: StopWhen | None = None,
 ) -> list[RequestRecord]:
     """Send each request when it is due, and wait until all have ended.
@@ -34,7 +38,8 @@ async def send_workload(
     Args:
         max_concurrency: most requests in flight. One that is held back by it arrives when its turn
             comes, so that its latencies are the server's alone.
-        stop_when: ends the run early: what is in flight is cancelled, and nothing more is sent.
+        until_s: ends the run at this time, as `stop_when` does when it says so: what is in flight
+            is cancelled, and nothing more is sent.
 
     Returns:
         records of the requests that were sent, by arrival.
@@ -42,8 +47,8 @@ async def send_workload(
     run = _Run(client, prompts, max_concurrency)
     sending = asyncio.create_task(run.send(workload))
     try:
-        while not sending.done():
-            await asyncio.wait([sending], timeout=_WATCH_S)
+        while not sending.done() and run.now_s() < until_s:
+            await asyncio.wait([sending], timeout=min(_WATCH_S, until_s - run.now_s()))
             if on_progress is not None:
                 on_progress(run.count())
             if stop_when is not None and stop_when(run.now_s(), run.records()):
@@ -101,6 +106,7 @@ class _Run:
         self._slots = asyncio.Semaphore(max_concurrency or sys.maxsize)
         self._held_until_s = 0.0
         self._attempts: list[_Attempt] = []
+        self._ended: dict[int, RequestRecord] = {}  # key place among the attempts
         self._start_s = time.perf_counter()
 
     def now_s(self) -> float:
@@ -110,7 +116,14 @@ class _Run:
         return Counter(attempt.status for attempt in self._attempts)
 
     def records(self) -> list[RequestRecord]:
-        return [attempt.record(self._start_s) for attempt in self._attempts]
+        """Made once for each attempt that has ended, so that a look at a long run is short."""
+        for place, attempt in enumerate(self._attempts):
+            if attempt.status != "cancelled" and place not in self._ended:
+                self._ended[place] = attempt.record(self._start_s)
+        return [
+            self._ended.get(place) or attempt.record(self._start_s)
+            for place, attempt in enumerate(self._attempts)
+        ]
 
     async def send(self, workload: Workload) -> None:
         async with asyncio.TaskGroup() as tasks:

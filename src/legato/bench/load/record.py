@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -78,6 +78,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def last_event_s(self) -> float:
         """When the client last had to do with it."""
         return self.token_times_s[-1] if self.token_times_s else self.sent_s
+
+
+StopWhen = Callable[[float, Sequence[RequestRecord]], bool]
+"""Asked now and then whether to stop a run, with the seconds since its start and the records as
+they would be then, in the order in which their requests were sent."""
 
 
 def gaps_s(records: Iterable[RequestRecord]) -> np.ndarray:

@@ -5,13 +5,10 @@ All raise ConfigError where the server does not answer or does not serve the mod
 
 import asyncio
 
-from legato.bench.capacity import (
-    Capacity,
-    CapacityRule,
-    UnloadedTtft,
-    find_capacity,
-    unloaded_workload,
-)
+from legato.bench.capacity.rule import CapacityRule, TrialWatch
+from legato.bench.capacity.search import Capacity, SearchSettings, find_capacity
+from legato.bench.capacity.trial import Load
+from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato.bench.load.client import Address, Client, ServedModel, connect
 from legato.bench.load.open_loop import send_workload, warm_up
 from legato.bench.load.record import RequestRecord
@@ -52,37 +49,17 @@ async def run_workload(
 
 
 def search_capacity(
-    address: Address,
-    choice: WorkloadChoice,
-    prompts: RandomPrompts,
-    *,
-    itl_slo_s: float,
-    itl_slo_quantile: float,
-    max_delay_s: float,
-    start_rate_per_s: float,
-    precision: float,
+    address: Address, choice: WorkloadChoice, prompts: RandomPrompts, settings: SearchSettings
 ) -> Capacity:
-    """Measure the idle server, then search; each trial is the choice at another Poisson rate."""
+    """Measure the idle server, then search."""
+    source = choice.trials()
 
-    def run_trial(rate_per_s: float) -> list[RequestRecord]:
-        workload = choice.at_poisson_rate(rate_per_s)
-        return asyncio.run(_run_trial(address, workload, prompts, rule, rate_per_s))
+    def run_trial(load: Load, workload: Workload) -> list[RequestRecord]:
+        return asyncio.run(_run_trial(address, workload, prompts, rule, load))
 
-    first = choice.at_poisson_rate(start_rate_per_s)
-    unloaded = asyncio.run(_measure_unloaded(address, first, prompts))
-    rule = CapacityRule(
-        itl_slo_s=itl_slo_s,
-        itl_slo_quantile=itl_slo_quantile,
-        max_delay_s=max_delay_s,
-        unloaded=unloaded,
-    )
-    return find_capacity(
-        run_trial,
-        rule,
-        start_rate_per_s=start_rate_per_s,
-        precision=precision,
-        on_trial=print_trial,
-    )
+    unloaded = asyncio.run(_measure_unloaded(address, source.requests, prompts))
+    rule = settings.rule(unloaded)
+    return find_capacity(run_trial, source, rule, settings, print_trial)
 
 
 async def _measure_unloaded(
@@ -102,18 +79,19 @@ async def _run_trial(
     workload: Workload,
     prompts: RandomPrompts,
     rule: CapacityRule,
-    rate_per_s: float,
+    load: Load,
 ) -> list[RequestRecord]:
-    """Send the workload to the idle server until it ends or the trial is lost."""
+    """Send the workload to the idle server until the trial ends or is lost."""
     async with connect(address) as client:
         await _wait_until_idle(client, prompts, rule.unloaded)
-        with progress_bar(f"{rate_per_s:.3g}/s", len(workload)) as on_progress:
+        with progress_bar(f"{load.rate_per_s:.3g}/s", len(workload)) as on_progress:
             return await send_workload(
                 client,
                 workload,
                 prompts,
                 on_progress=on_progress,
-                stop_when=lambda now_s, records: rule.is_lost(workload, now_s, records),
+                until_s=load.end_s,
+                stop_when=TrialWatch(rule, load, workload).is_lost,
             )
 
 

@@ -8,7 +8,7 @@ import rich.table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from legato.bench.capacity import Trial
+from legato.bench.capacity.trial import Trial
 from legato.bench.load.record import OnProgress, Status
 from legato.bench.report.tables import Table, duration
 
@@ -30,9 +30,10 @@ def print_table(table: Table) -> None:
 
 def print_trial(trial: Trial) -> None:
     """One line, as soon as its verdict is there."""
-    verdict = "sustained" if trial.is_sustained else "not sustained"
-    Console(stderr=True, highlight=False).print(
-        f"{trial.rate_per_s:.3g}/s {verdict}: ITL p99 {duration(trial.p99_itl_s)}, median delay "
+    verdict = "sustained" if trial.is_sustained else f"not sustained ({', '.join(trial.broken)})"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"{trial.rate_per_s:.3g}/s {verdict}: {trial.num_requests} requests in "
+        f"{trial.measured_s:.0f} s, ITL p99 {duration(trial.p99_itl_s)}, median delay "
         f"{duration(trial.median_delay_s)}, {trial.num_failed} failed"
     )
 

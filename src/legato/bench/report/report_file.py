@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from legato.bench.capacity import Capacity
+from legato.bench.capacity.search import Capacity
 from legato.bench.load.record import ProbeResult, RequestRecord
 from legato.bench.report.summary import Slos, Summary, summarize, summarize_classes
 from legato.core.errors import ConfigError

@@ -1,16 +1,20 @@
-"""Reports as tables, one column a report, for the terminal and for the page."""
+"""Reports as tables for the terminal and for the page: a column a report, or a row where they are
+many."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
+from legato.bench.capacity.rule import CapacityRule
+from legato.bench.capacity.trial import Trial
 from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
 from legato.core.slo import SloClass, percentile
 
 _NOTHING = "–"
 _SHOWN = ("p50", "p99", "max")
+_MAX_COLUMNS = 5
 
 _Cells = dict[str, str]
 """One column: key the row's name."""
@@ -28,7 +32,7 @@ def tables(reports: Sequence[Report]) -> list[Table]:
     """One for each kind of report that there is, and the failures and trials of each report."""
     runs, capacities, probes = by_kind(reports)
     found = [
-        _table("Runs", [column for run in runs for column in _run_columns(run)]),
+        *_run_tables(runs),
         *map(_failure_table, runs),
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
         *map(_trial_table, capacities),
@@ -47,10 +51,40 @@ def duration(seconds: float | None) -> str:
 
 
 def _table(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
-    """Args: columns: header and cells of each, all with the same rows."""
+    """A column a report, or a row where there are so many that columns would not fit.
+
+    Args:
+        columns: header and cells of each, all with the same rows.
+    """
+    table = _side_by_side(title, columns)
+    return table if len(columns) <= _MAX_COLUMNS else _transposed(table)
+
+
+def _side_by_side(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
     header = ["", *(name for name, _ in columns)]
     row_names = columns[0][1] if columns else {}
     return Table(title, header, [[row, *(cells[row] for _, cells in columns)] for row in row_names])
+
+
+def _transposed(table: Table) -> Table:
+    header, *rows = map(list, zip(table.header, *table.rows, strict=True))
+    return Table(table.title, header, rows)
+
+
+def _run_tables(runs: Sequence[RunReport]) -> list[Table]:
+    """One, or two that are half as wide if each report has a row."""
+    columns = [column for run in runs for column in _run_columns(run)]
+    if len(columns) <= _MAX_COLUMNS:
+        return [_table("Runs", columns)]
+    return [
+        _table("Runs", [(name, _only_latencies(cells, False)) for name, cells in columns]),
+        _table("Latencies", [(name, _only_latencies(cells, True)) for name, cells in columns]),
+    ]
+
+
+def _only_latencies(cells: _Cells, are_latencies: bool) -> _Cells:
+    """Either these, or all but these."""
+    return {name: text for name, text in cells.items() if name.endswith(_SHOWN) == are_latencies}
 
 
 def _run_columns(report: RunReport) -> list[tuple[str, _Cells]]:
@@ -95,32 +129,61 @@ def _latency_cells(name: str, latency_s: Distribution | None) -> _Cells:
 
 
 def _trial_table(report: CapacityReport) -> Table:
-    """The trials of one search, by rate."""
+    """The trials of one search, by rate, a row each."""
     trials = sorted(report.capacity.trials, key=lambda trial: trial.rate_per_s)
-    rows = [
-        [
-            f"{trial.rate_per_s:.3g}/s",
-            duration(trial.p99_itl_s),
-            duration(trial.median_delay_s),
-            f"{trial.num_failed} of {trial.num_requests}",
-            "yes" if trial.is_sustained else "no",
-        ]
-        for trial in trials
-    ]
-    header = ["rate", "ITL p99", "median delay", "failed", "sustained"]
-    return Table(f"Trials: {report.name}", header, rows)
+    columns = [(f"{trial.rate_per_s:.3g}/s", _trial_cells(trial)) for trial in trials]
+    return _transposed(_side_by_side(f"Trials: {report.name}", columns))
+
+
+def _trial_cells(trial: Trial) -> _Cells:
+    return {
+        "seed": str(trial.load.seed),
+        "measured": f"{trial.measured_s:.0f} s",
+        "requests": str(trial.num_requests),
+        "failed": str(trial.num_failed),
+        "finished/s": f"{trial.finished_per_s:.3g}",
+        "ITL p99": duration(trial.p99_itl_s),
+        "longest gap": duration(trial.longest_itl_s),
+        "attained": f"{trial.attainment:.1%}",
+        "median delay": duration(trial.median_delay_s),
+        "growth": duration(trial.delay_growth_s),
+        "sustained": "yes" if trial.is_sustained else f"no: {', '.join(trial.broken)}",
+    }
 
 
 def _capacity_cells(report: CapacityReport) -> _Cells:
     capacity = report.capacity
+    interval = capacity.interval_per_s
     return {
-        f"ITL {percentile(capacity.rule.itl_slo_quantile)} at most": duration(
-            capacity.rule.itl_slo_s
-        ),
-        "median delay at most": duration(capacity.rule.max_delay_s),
-        "capacity": f"{capacity.rate_per_s:.3g} requests/s",
+        "capacity, requests/s": f"{capacity.rate_per_s:.3g}",
+        "95 % interval": _NOTHING if interval is None else "{:.3g} to {:.3g}".format(*interval),
+        **_rule_cells(capacity.rule),
+        **_best_cells(capacity.best),
+        "requests to draw from": str(capacity.num_source_requests),
+        "seeds": str(len(capacity.rates_per_s)),
         "trials": str(len(capacity.trials)),
     }
+
+
+def _rule_cells(rule: CapacityRule) -> _Cells:
+    of = "gaps" if rule.least_attainment is None else f"{rule.least_attainment:.4g} of requests"
+    itl = f"{duration(rule.itl_slo_s)}, {percentile(rule.itl_slo_quantile)} of {of}"
+    return {"ITL at most": itl, "median delay at most": duration(rule.max_delay_s)}
+
+
+def _best_cells(best: Sequence[Trial]) -> _Cells:
+    """Args: best: one of each seed; the worst of each figure is shown."""
+    names = ("requests", "measured", "ITL p99", "longest gap", "SLO attained")
+    if not best:
+        return {f"{name} there": _NOTHING for name in names}
+    texts = (
+        str(min(trial.num_requests for trial in best)),
+        f"{min(trial.measured_s for trial in best):.0f} s",
+        duration(max((trial.p99_itl_s or 0.0) for trial in best)),
+        duration(max((trial.longest_itl_s or 0.0) for trial in best)),
+        f"{min(trial.attainment for trial in best):.1%}",
+    )
+    return {f"{name} there": text for name, text in zip(names, texts, strict=True)}
 
 
 def _probe_cells(report: ProbeReport) -> _Cells:

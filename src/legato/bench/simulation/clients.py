@@ -110,22 +110,37 @@ class SimulatedClients:
                 self._end(index, output)
 
     def records(self) -> list[RequestRecord]:
-        return [self._records[index] for index in range(len(self._workload))]
+        """Of the requests that were sent, by arrival; those in flight are "cancelled"."""
+        return [self._so_far(place) for place in sorted(self._places[: self._num_sent])]
+
+    def records_as_sent(self) -> list[RequestRecord]:
+        """The same in the order in which they were sent, to which a later look only adds."""
+        return [self._so_far(place) for place in self._places[: self._num_sent]]
+
+    def _so_far(self, place: int) -> RequestRecord:
+        return self._records.get(place) or self._record(place, "cancelled")
 
     def _end(self, index: int, output: RequestOutput) -> None:
         assert output.finish_reason is not None
         assert index not in self._records, "a request ends once"
-        request, status = self._workload[index], _STATUSES[output.finish_reason]
+        status = _STATUSES[output.finish_reason]
         self.counts["cancelled"] -= 1
         self.counts[status] += 1
-        self._records[index] = RequestRecord(
+        self._records[index] = self._record(index, status, output)
+
+    def _record(
+        self, index: int, status: Status, output: RequestOutput | None = None
+    ) -> RequestRecord:
+        """Args: output: the last one."""
+        request, times_s = self._workload[index], self._token_times_s[index]
+        return RequestRecord(
             request=request,
             sent_s=request.arrival_s,
             status=status,
-            token_times_s=self._token_times_s[index],
-            num_tokens=len(self._token_times_s[index]),
-            retry_after_s=output.retry_after_s,
-            error=output.error,
+            token_times_s=times_s,
+            num_tokens=len(times_s),
+            retry_after_s=None if output is None else output.retry_after_s,
+            error=None if output is None else output.error,
         )
 
 

@@ -3,12 +3,13 @@
 Minutes pass in seconds, and the same seed always gives the same.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from legato.bench.load.record import OnProgress, RequestRecord
+from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
 from legato.bench.simulation.clients import Delays, SimulatedClients
 from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
@@ -23,7 +24,7 @@ from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
-_STEPS_PER_PROGRESS = 256
+_STEPS_PER_LOOK = 256
 
 OnRecords = Callable[[list[EngineRecord]], None]
 
@@ -81,8 +82,8 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a workload.
 
     Attributes:
-        records: by arrival.
-        duration_s: from the start of the run to the last output, on the virtual clock.
+        records: of the requests that were sent, by arrival.
+        duration_s: from the start of the run to its last step, on the virtual clock.
         stats: of the engine, at the end.
     """
 
@@ -97,12 +98,17 @@ def simulate(
     workload: Workload,
     on_progress: OnProgress | None = None,
     on_records: OnRecords | None = None,
+    *,
+    until_s: float = math.inf,
+    stop_when: StopWhen | None = None,
 ) -> SimulatedRun:
     """Serve a workload, on a server that has just started.
 
     Args:
         on_progress: told now and then.
         on_records: given the records of each step, on the virtual clock.
+        until_s: ends the run with the step in which this is reached, as `stop_when` does when it
+            says so: what is in flight is cancelled, and nothing more is sent.
 
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long.
@@ -113,7 +119,7 @@ def simulate(
     engine.set_recording(is_on=on_records is not None)
     clients = SimulatedClients(workload, server.delays)
     num_steps, num_tokens = 0, 0
-    while clients.next_arrival_s is not None or engine.has_work:
+    while clock.now_s < until_s and (clients.next_arrival_s is not None or engine.has_work):
         if not engine.has_work and clients.next_arrival_s is not None:
             clock.advance_to(clients.next_arrival_s)
         # What comes from here on, until the step has ended, waits for the next one.
@@ -128,8 +134,12 @@ def simulate(
         if on_records is not None:
             on_records(engine.take_records())
         num_steps += clock.now_s > planned_s
-        if on_progress is not None and num_steps % _STEPS_PER_PROGRESS == 0:
+        if num_steps % _STEPS_PER_LOOK:
+            continue
+        if on_progress is not None:
             on_progress(clients.counts)
+        if stop_when is not None and stop_when(clock.now_s, clients.records_as_sent()):
+            break
     return SimulatedRun(
         records=clients.records(),
         duration_s=clock.now_s,

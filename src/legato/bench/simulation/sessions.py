@@ -1,16 +1,13 @@
 """Whole measurements of a simulated server, with their progress in the terminal."""
 
-from legato.bench.capacity import (
-    Capacity,
-    CapacityRule,
-    UnloadedTtft,
-    find_capacity,
-    unloaded_workload,
-)
+from legato.bench.capacity.rule import TrialWatch
+from legato.bench.capacity.search import Capacity, SearchSettings, find_capacity
+from legato.bench.capacity.trial import Load
+from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import print_trial, progress_bar
 from legato.bench.simulation.profiled_server import SimulatedServer
-from legato.bench.simulation.run import SimulatedRun, simulate
+from legato.bench.simulation.run import Simulable, SimulatedRun, simulate
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.requests import Workload
 from legato.observe.traces.tracer import TraceWriter
@@ -26,27 +23,24 @@ def simulate_run(
 
 
 def simulate_search(
-    server: SimulatedServer,
-    choice: WorkloadChoice,
-    *,
-    itl_slo_s: float,
-    itl_slo_quantile: float,
-    start_rate_per_s: float,
+    server: Simulable, choice: WorkloadChoice, settings: SearchSettings
 ) -> Capacity:
-    """Find the server's capacity; each trial is the choice at another Poisson rate.
+    """Find the server's capacity.
 
     Raises:
-        ConfigError: as `simulate` and `WorkloadChoice.at_poisson_rate`, or the server refuses a
-            request even when it is idle.
+        ConfigError: as `simulate` and `WorkloadChoice.trials`, or the server refuses a request even
+            when it is idle.
     """
+    source = choice.trials()
 
-    def run_trial(rate_per_s: float) -> list[RequestRecord]:
-        workload = choice.at_poisson_rate(rate_per_s)
-        return simulate_run(server, workload, f"{rate_per_s:.3g}/s").records
+    def run_trial(load: Load, workload: Workload) -> list[RequestRecord]:
+        watch = TrialWatch(rule, load, workload)
+        with progress_bar(f"{load.rate_per_s:.3g}/s", len(workload)) as on_progress:
+            return simulate(
+                server, workload, on_progress, until_s=load.end_s, stop_when=watch.is_lost
+            ).records
 
-    alone = unloaded_workload(choice.at_poisson_rate(start_rate_per_s))
+    alone = unloaded_workload(source.requests)
     idle = [simulate(server, [request]).records[0] for request in alone]
-    rule = CapacityRule(
-        itl_slo_s=itl_slo_s, itl_slo_quantile=itl_slo_quantile, unloaded=UnloadedTtft.of(idle)
-    )
-    return find_capacity(run_trial, rule, start_rate_per_s=start_rate_per_s, on_trial=print_trial)
+    rule = settings.rule(UnloadedTtft.of(idle))
+    return find_capacity(run_trial, source, rule, settings, print_trial)

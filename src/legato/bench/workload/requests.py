@@ -73,6 +73,17 @@ def rescaled(workload: Workload, rate_per_s: float) -> Workload:
     return _arriving(workload, (arrivals_s - arrivals_s[0]) * stretch)
 
 
+def stretched(workload: Workload, factor: float) -> Workload:
+    """The same requests with their arrivals that many times as late."""
+    return _arriving(workload, factor * np.array([request.arrival_s for request in workload]))
+
+
+def from_time(workload: Workload, start_s: float) -> Workload:
+    """The requests that arrive from `start_s` on, which becomes 0."""
+    later = [request for request in workload if request.arrival_s >= start_s]
+    return _arriving(later, np.array([request.arrival_s for request in later]) - start_s)
+
+
 def cut_to(workload: Workload, max_model_len: int) -> Workload:
     """The same requests, short enough for a model's context; the prompt gives way first.
 

@@ -1,0 +1,40 @@
+"""What the trials of a capacity send: requests of one source, at random."""
+
+import msgspec
+import numpy as np
+
+from legato.bench.workload.requests import Workload
+from legato.core.errors import ConfigError
+
+
+class TrialSource:
+    """Draws the requests of trials.
+
+    Each request of the source comes once, in a random order, before any of them comes again: a
+    trial may need more requests than there are.
+
+    Raises:
+        ConfigError: the source is empty.
+    """
+
+    def __init__(self, requests: Workload) -> None:
+        if not requests:
+            raise ConfigError("the workload has no requests")
+        self.requests = requests
+
+    def draw(self, rate_per_s: float, num_requests: int, seed: int) -> Workload:
+        """Poisson arrivals from 0 on, given that so many come in `num_requests / rate_per_s`.
+
+        With one seed, every rate has the same requests and the same pattern, only stretched, and a
+        longer trial begins with those of a shorter one.
+        """
+        order_rng, gaps_rng = np.random.default_rng(seed).spawn(2)
+        num_rounds = -(-num_requests // len(self.requests))
+        orders = [order_rng.permutation(len(self.requests)) for _ in range(num_rounds)]
+        order = np.concatenate(orders)[:num_requests]
+        passed = np.cumsum(gaps_rng.exponential(size=num_requests + 1))
+        arrivals_s = passed[:-1] / passed[-1] * num_requests / rate_per_s
+        return [
+            msgspec.structs.replace(self.requests[place], arrival_s=arrival_s)
+            for place, arrival_s in zip(order.tolist(), arrivals_s.tolist(), strict=True)
+        ]
