@@ -17,7 +17,7 @@ from legato.cli.bench_flags import (
 )
 from legato.cli.bench_kernels import add_kernels_parser
 from legato.cli.values import count
-from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.cli.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 
@@ -133,7 +133,9 @@ def _run(args: argparse.Namespace) -> None:
     from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
-    workload = workload_choice(args, model.max_model_len).load()
+    choice = workload_choice(args, model.max_model_len)
+    workload, notes = choice.load(), choice.notes()
+    tell_notes(notes)
     prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
     slos = Slos(
         default=SloClass(
@@ -147,7 +149,7 @@ def _run(args: argparse.Namespace) -> None:
     records = asyncio.run(
         run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)
     )
-    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records))
+    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records, notes))
 
 
 def _capacity(args: argparse.Namespace) -> None:
@@ -156,9 +158,12 @@ def _capacity(args: argparse.Namespace) -> None:
     from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
+    choice = workload_choice(args, model.max_model_len)
+    notes = choice.notes()
+    tell_notes(notes)
     capacity = search_capacity(
         _address(args),
-        workload_choice(args, model.max_model_len),
+        choice,
         RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
         itl_slo_s=args.itl_slo,
         itl_slo_quantile=args.itl_slo_quantile,
@@ -167,7 +172,8 @@ def _capacity(args: argparse.Namespace) -> None:
         precision=args.precision,
     )
     name = args.name or model.id
-    _publish(args, CapacityReport(name=name, settings=_settings(args), capacity=capacity))
+    report = CapacityReport(name=name, settings=_settings(args), capacity=capacity, notes=notes)
+    _publish(args, report)
 
 
 def _probe(args: argparse.Namespace) -> None:

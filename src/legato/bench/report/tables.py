@@ -7,6 +7,7 @@ import msgspec
 
 from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
+from legato.bench.workload.notes import WorkloadNotes
 from legato.core.slo import SloClass, percentile
 
 _NOTHING = "–"
@@ -27,7 +28,9 @@ class Table(msgspec.Struct, frozen=True):
 def tables(reports: Sequence[Report]) -> list[Table]:
     """One for each kind of report that there is, and the failures and trials of each report."""
     runs, capacities, probes = by_kind(reports)
+    loaded: list[RunReport | CapacityReport] = [*runs, *capacities]
     found = [
+        notes_table([(report.name, report.notes) for report in loaded]),
         _table("Runs", [column for run in runs for column in _run_columns(run)]),
         *map(_failure_table, runs),
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
@@ -35,6 +38,12 @@ def tables(reports: Sequence[Report]) -> list[Table]:
         _table("Long prompts", [(report.name, _probe_cells(report)) for report in probes]),
     ]
     return [table for table in found if table.rows]
+
+
+def notes_table(notes: Sequence[tuple[str, WorkloadNotes]]) -> Table:
+    """What the workload lacks of each who was sent one; without rows where nothing is missing."""
+    columns = [(name, _notes_cells(one)) for name, one in notes if one.lines()]
+    return _table("Workload, of which a part is missing", columns)
 
 
 def duration(seconds: float | None) -> str:
@@ -51,6 +60,19 @@ def _table(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
     header = ["", *(name for name, _ in columns)]
     row_names = columns[0][1] if columns else {}
     return Table(title, header, [[row, *(cells[row] for _, cells in columns)] for row in row_names])
+
+
+def _notes_cells(notes: WorkloadNotes) -> _Cells:
+    too_long = notes.too_long
+    return {
+        "context, tokens": f"{too_long.max_model_len}" if too_long else _NOTHING,
+        "requests that were chosen": f"{too_long.num_requests}" if too_long else _NOTHING,
+        "of these too long and cut": f"{too_long.num_cut}" if too_long else "0",
+        "of these too long and dropped": f"{too_long.num_dropped}" if too_long else "0",
+        "prompt tokens missing": f"{too_long.share_of_tokens:.1%}" if too_long else "0.0%",
+        "malformed rows skipped": str(notes.num_bad_rows),
+        "rows without an answer": str(notes.num_unanswered),
+    }
 
 
 def _run_columns(report: RunReport) -> list[tuple[str, _Cells]]:
@@ -73,6 +95,7 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         "requests/s": f"{summary.requests_per_s:.2f}",
         "output tokens/s": f"{summary.output_tokens_per_s:.0f}",
         "total tokens/s": f"{summary.total_tokens_per_s:.0f}",
+        "prompt tokens from the cache": _share(summary.cached_share),
         **_latency_cells("TTFT", summary.ttft_s),
         **_latency_cells("ITL", summary.itl_s),
         **_latency_cells("TPOT", summary.tpot_s),
@@ -80,6 +103,10 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         "SLO attained": f"{summary.attainment:.1%}" if are_promised else _NOTHING,
         "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else _NOTHING,
     }
+
+
+def _share(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share:.1%}"
 
 
 def _failure_table(report: RunReport) -> Table:
