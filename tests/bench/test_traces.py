@@ -143,6 +143,14 @@ def test_share_gpt_asks_with_the_conversation_so_far(tmp_path: Path, words: str)
     assert file.num_unanswered == 1
 
 
+def test_conversations_are_measured_no_further_than_asked(tmp_path: Path, words: str) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([SHARE_GPT[0], {"id": "malformed"}]))
+    assert len(read_file(path, Reading(tokenizer=words), most=2).requests) == 2
+    with pytest.raises(ConfigError, match="conversation 2"):
+        read_file(path, Reading(tokenizer=words), most=3)
+
+
 def test_a_malformed_conversation_is_named_or_skipped(tmp_path: Path, words: str) -> None:
     text = json.dumps([*SHARE_GPT, {"id": "d", "conversations": "none"}])
     with pytest.raises(ConfigError, match="workload: conversation 4: Expected `array`"):

@@ -110,7 +110,7 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         path = Path(self.source)
         if not path.exists():
             raise ConfigError(f"no file or mix {self.source!r}; mixes are: {', '.join(MIXES)}")
-        return _read(path, path.stat().st_mtime_ns, self.reading)
+        return _read(path, path.stat().st_mtime_ns, self.reading, self.num_requests)
 
     def _arriving(self, workload: Workload) -> Workload:
         own_rate_per_s = mean_rate_per_s(workload)
@@ -122,6 +122,11 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, changed_ns: int, reading: Reading) -> WorkloadFile:  # noqa: ARG001
+def _read(
+    path: Path,
+    changed_ns: int,  # noqa: ARG001
+    reading: Reading,
+    most: int | None,
+) -> WorkloadFile:
     """As `read_file`. Each trial of a capacity asks again, and a file may have a million rows."""
-    return read_file(path, reading)
+    return read_file(path, reading, most)

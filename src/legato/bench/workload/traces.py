@@ -42,8 +42,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
 
 
-def read_file(path: Path, reading: Reading) -> WorkloadFile:
+def read_file(path: Path, reading: Reading, most: int | None = None) -> WorkloadFile:
     """The requests of a file by arrival, the first of which is at 0.
+
+    Args:
+        most: how many of them are asked for at least; None asks for all.
 
     Raises:
         ConfigError: the file cannot be read, holds no request, or a row of it is malformed.
@@ -56,7 +59,8 @@ def read_file(path: Path, reading: Reading) -> WorkloadFile:
         text = content.removeprefix(_BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    file = read_rows(path, _rows(path, text, reading), skip_bad_rows=reading.skip_bad_rows)
+    rows = _rows(path, text, reading)
+    file = read_rows(path, rows, skip_bad_rows=reading.skip_bad_rows, most=most)
     if not file.requests:
         skipped = f" but malformed rows, such as {file.first_bad_row}" if file.num_bad_rows else ""
         raise ConfigError(f"{path} has no requests{skipped}")

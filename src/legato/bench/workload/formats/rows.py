@@ -17,10 +17,13 @@ class Rows(NamedTuple):
         rows: where each is, as a line or in words, and the row itself.
         read: the requests of a row; none where it was never answered. Raises ValueError where the
             row is malformed.
+        are_slow: to read, and in the order in which they are sent: no more are read than are asked
+            for.
     """
 
     rows: Iterable[tuple[int | str, Any]]
     read: Callable[[Any], Sequence[WorkloadRequest]]
+    are_slow: bool = False
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +41,13 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True):
     num_unanswered: int = 0
 
 
-def read_rows(path: Path, rows: Rows, *, skip_bad_rows: bool = False) -> WorkloadFile:
+def read_rows(
+    path: Path, rows: Rows, *, skip_bad_rows: bool = False, most: int | None = None
+) -> WorkloadFile:
     """All requests, in the order of their rows.
+
+    Args:
+        most: how many are asked for at least, where the rows are slow to read.
 
     Raises:
         ConfigError: a row is malformed, and that is not to be skipped.
@@ -54,6 +62,8 @@ def read_rows(path: Path, rows: Rows, *, skip_bad_rows: bool = False) -> Workloa
             continue
         requests += found
         num_unanswered += not found
+        if rows.are_slow and most is not None and len(requests) >= most:
+            break
     return WorkloadFile(
         requests=requests,
         num_bad_rows=bad.count,

@@ -50,6 +50,7 @@ def share_gpt_rows(text: str, count_tokens: CountTokens) -> Rows:
     return Rows(
         zip(places, found, strict=True),
         lambda raw: _requests(_decode_conversation(raw).conversations, count_tokens),
+        are_slow=True,
     )
 
 
