@@ -52,13 +52,9 @@ def read_file(path: Path, reading: Reading, most: int | None = None) -> Workload
         ConfigError: the file cannot be read, holds no request, or a row of it is malformed.
         UnsupportedModelError: the tokenizer is of a kind that Legato does not know.
     """
-    content = _content(path)
-    if content.startswith(RECORDED):
+    text = _text(path)
+    if text is None:
         return WorkloadFile(requests=_from_zero(read_recorded(path)))
-    try:
-        text = content.removeprefix(_BYTE_ORDER_MARK).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
     rows = _rows(path, text, reading)
     file = read_rows(path, rows, skip_bad_rows=reading.skip_bad_rows, most=most)
     if not file.requests:
@@ -77,11 +73,15 @@ def write_workload(path: Path, workload: Workload) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(workload))
 
 
-def _content(path: Path) -> bytes:
+def _text(path: Path) -> str | None:
+    """What is in a file; None where that is recorded traffic, which may be far more."""
     try:
         with open_binary(path, "rb") as file:
-            return file.read()
-    except (OSError, EOFError, zlib.error) as error:
+            start = file.read(len(RECORDED))
+            if start == RECORDED:
+                return None
+            return (start + file.read()).removeprefix(_BYTE_ORDER_MARK).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
 
 
