@@ -85,6 +85,8 @@ def test_a_file_beyond_the_context_is_refused_unless_told_otherwise(tmp_path: Pa
     assert len(msgspec.structs.replace(choice, num_requests=1).load()) == 1
     dropping = msgspec.structs.replace(choice, too_long="drop")
     assert [r.num_prompt_tokens for r in dropping.load()] == [2162, 10]
+    at_rate = msgspec.structs.replace(dropping, rate_per_s=4.0)
+    assert mean_rate_per_s(at_rate.load()) == pytest.approx(4.0)
     assert dropping.notes().lines() == [
         f"1 malformed rows skipped, first {path}:5: could not convert string to float: 'never'",
         "of 3 requests, 1 dropped for a context of 2200 tokens: 52.5% of the prompt tokens are "

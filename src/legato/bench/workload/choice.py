@@ -38,6 +38,7 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
         duration_s: leaves out what arrives later.
         max_model_len: longest prompt plus output in tokens; None takes any.
         too_long: what becomes of longer ones; None refuses a file's and cuts those that are drawn.
+            It is asked of all that were chosen, before `duration_s` leaves any out.
         reading: of a file.
     """
 
@@ -58,11 +59,16 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: there is no such file or mix, the file is malformed, requests are too long
                 and not to be cut or dropped, or nothing is left.
         """
-        return self._fitting()[0]
+        workload = self._arriving(self._chosen()[0])
+        if self.duration_s is not None:
+            workload = within(workload, self.duration_s)
+        if not workload:
+            raise ConfigError("the workload has no requests")
+        return workload
 
     def notes(self) -> WorkloadNotes:
-        """What `load` leaves out or shortens; raises as it does."""
-        too_long = self._fitting()[1]
+        """What is left out or shortened of the requests that were chosen; raises as `load`."""
+        too_long = self._chosen()[1]
         if self._is_drawn:
             return WorkloadNotes(too_long=too_long)
         file = self._file()
@@ -87,12 +93,9 @@ class WorkloadChoice(msgspec.Struct, frozen=True, kw_only=True):
     def _is_drawn(self) -> bool:
         return self.source in MIXES or are_quantiles(self.source)
 
-    def _fitting(self) -> tuple[Workload, TooLong | None]:
-        workload = self._arriving(self._drawn())
-        if self.duration_s is not None:
-            workload = within(workload, self.duration_s)
-        if not workload:
-            raise ConfigError("the workload has no requests")
+    def _chosen(self) -> tuple[Workload, TooLong | None]:
+        """Those that fit, before they are given times: the rate is that of what is sent."""
+        workload = self._drawn()
         if self.max_model_len is None:
             return workload, None
         action = self.too_long or ("cut" if self._is_drawn else "refuse")
