@@ -8,6 +8,7 @@ with the same requests, and prints them side by side. Writes capacity.json of ea
 """
 
 import argparse
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Console
 from benchmarks.servers import SERVE_AS_PEERS_DO, Server, add_peer_flag, running_server, servers
 from legato.bench.capacity.search import Capacity
 from legato.bench.load.client import Address
-from legato.bench.load.sessions import search_capacity
+from legato.bench.load.sessions import ask_model, search_capacity
 from legato.bench.report.console import print_table
 from legato.bench.report.page import render_page
 from legato.bench.report.report_file import CapacityReport, write_report
@@ -81,9 +82,10 @@ def _servers(arguments: argparse.Namespace) -> list[Server]:
 
 def _search(arguments: argparse.Namespace, server: Server, base_url: str) -> Capacity:
     address = Address(base_url=base_url, model=server[1])
+    model = asyncio.run(ask_model(address))
     return search_capacity(
         address,
-        trial_choice(arguments, None),
+        trial_choice(arguments, model.max_model_len),
         RandomPrompts(vocab_size=32_000, seed=arguments.seed),
         search_settings(arguments, arguments.itl_slo, _LEAST_REQUESTS),
     )

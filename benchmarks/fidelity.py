@@ -25,6 +25,7 @@ from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, resc
 from legato.bench.workload.traces import read_workload
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig
+from legato.engine.startup.build import model_context
 from legato.tune.learn import learn
 from legato.tune.real import run_real
 
@@ -46,11 +47,10 @@ def main() -> None:
     arguments = _parse()
     console = Console(highlight=False, soft_wrap=True)
     config = engine_config(arguments)
-    trace = read_workload(arguments.workload)
+    trace = cut_to(read_workload(arguments.workload), model_context(config.model))
     machine = _machine(arguments, config, trace, console)
     first = arguments.learn
     tested = rescaled(trace[first : first + arguments.num_requests], arguments.rate)
-    tested = cut_to(tested, machine.max_model_len)
     for _ in range(arguments.runs):
         _run(arguments, config, tested)
     reports = [read_report(path) for path in sorted(arguments.output.glob("real-*.json"))]

@@ -1,16 +1,20 @@
 """Mixes and files as a user chooses them."""
 
+import os
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import pytest
 
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.mixes import MIXES, draw_mix
+from legato.bench.workload.notes import NO_NOTES
 from legato.bench.workload.requests import mean_rate_per_s
+from legato.bench.workload.traces import Reading
 from legato.core.errors import ConfigError
-from tests.bench.test_traces import AZURE
+from tests.bench.test_traces import AZURE, VIDUR
 
 
 @pytest.mark.parametrize("name", MIXES)
@@ -56,8 +60,59 @@ def test_limits(tmp_path: Path) -> None:
     path.write_text(AZURE)
     assert len(WorkloadChoice(source=str(path), num_requests=2).load()) == 2
     assert len(WorkloadChoice(source=str(path), duration_s=0.25).load()) == 1
-    cut = WorkloadChoice(source=str(path), max_model_len=100).load()
-    assert max(r.num_prompt_tokens + r.num_output_tokens for r in cut) == 100
+
+
+def test_what_is_drawn_is_drawn_within_the_context_and_says_so() -> None:
+    choice = WorkloadChoice(source="summarize", num_requests=50, max_model_len=2000)
+    assert max(r.num_prompt_tokens + r.num_output_tokens for r in choice.load()) == 2000
+    too_long = choice.notes().too_long
+    assert too_long is not None
+    assert (too_long.num_requests, too_long.num_cut > 40) == (50, True)
+    with pytest.raises(ConfigError, match="--too-long cut"):
+        msgspec.structs.replace(choice, too_long="refuse").load()
+    assert WorkloadChoice(source="chat", max_model_len=8192).notes() == NO_NOTES
+
+
+def test_a_file_beyond_the_context_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "never,1,2\n")
+    choice = WorkloadChoice(
+        source=str(path), max_model_len=2200, reading=Reading(skip_bad_rows=True)
+    )
+    with pytest.raises(
+        ConfigError, match=r"1 of 3 requests .* of 2200 tokens, the longest has 2405"
+    ):
+        choice.load()
+    assert len(msgspec.structs.replace(choice, num_requests=1).load()) == 1
+    dropping = msgspec.structs.replace(choice, too_long="drop")
+    assert [r.num_prompt_tokens for r in dropping.load()] == [2162, 10]
+    at_rate = msgspec.structs.replace(dropping, rate_per_s=4.0)
+    assert mean_rate_per_s(at_rate.load()) == pytest.approx(4.0)
+    assert dropping.notes().lines() == [
+        f"1 malformed rows skipped, first {path}:5: could not convert string to float: 'never'",
+        "of 3 requests, 1 dropped for a context of 2200 tokens: 52.5% of the prompt tokens are "
+        "missing",
+    ]
+
+
+def test_lengths_without_times_arrive_at_random(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text(VIDUR)
+    assert [r.arrival_s for r in WorkloadChoice(source=str(path)).load()] == [0.0, 0.0]
+    at_rate = WorkloadChoice(source=str(path), rate_per_s=2.0).load()
+    assert at_rate[1].arrival_s > 0.0
+    with pytest.raises(ConfigError, match="no pattern"):
+        WorkloadChoice(source=str(path), rate_per_s=2.0, arrivals="trace").load()
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    choice = WorkloadChoice(source=str(path))
+    assert len(choice.load()) == 3
+    path.write_text("".join(AZURE.splitlines(keepends=True)[:2]))
+    os.utime(path, ns=(0, 0))
+    assert len(choice.load()) == 1
 
 
 def test_what_trials_of_a_capacity_draw_from(tmp_path: Path) -> None:

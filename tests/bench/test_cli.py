@@ -30,8 +30,10 @@ def test_run_and_report(to_server: list[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(AZURE)
     one = bench("run", *to_server, "--workload", str(trace), "--max-model-len", "200",
-                "--ttft-slo", "1m", "--name", "one/1")  # fmt: skip
+                "--ttft-slo", "1m", "--name", "one/1", "--too-long", "cut")  # fmt: skip
     assert one.returncode == 0, one.stderr
+    assert "2 cut for a context of 200 tokens" in one.stderr
+    assert "of these too long and cut" in one.stdout
     assert "goodput, requests/s" in one.stdout
     two = bench("run", *to_server, "--workload", "interactive+batch", "--num-requests", "4",
                 "--max-model-len", "60", "--rate", "inf", "--max-concurrency", "2",
@@ -44,11 +46,14 @@ def test_run_and_report(to_server: list[str], tmp_path: Path) -> None:
         assert report.summary.num_requests == {"ok": num_requests}
         assert "secret" not in paths[0].read_text()
     assert reports[0].settings["ttft_slo"] == 60.0
+    assert reports[0].notes.too_long is not None
+    assert reports[0].notes.too_long.num_cut == 2
 
     both = bench("report", *map(str, paths), "-o", str(tmp_path / "both.html"))
     assert both.returncode == 0, both.stderr
     assert "one/1" in both.stdout
     page = (tmp_path / "both.html").read_text()
+    assert "of these too long and cut" in page
     assert "one/1" in page
     assert MODEL in page
     assert (tmp_path / "run-one-1.html").exists()

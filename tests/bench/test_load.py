@@ -54,6 +54,15 @@ def test_every_token_of_every_request_is_noted(address: Address) -> None:
         assert record.request.arrival_s <= record.sent_s < record.token_times_s[0]
 
 
+def test_prompts_share_what_the_workload_says_and_nothing_with_another_run(
+    address: Address,
+) -> None:
+    sharing = [WorkloadRequest(0.0, 700, 2, hash_ids=(3, place)) for place in (0, 1)]
+    for _ in range(2):
+        records = send(address, [*sharing, WorkloadRequest(0.0, 700, 2)], max_concurrency=1)
+        assert [record.num_cached_tokens for record in records] == [0, 512, 0]
+
+
 def test_sending_does_not_wait_for_answers(address: Address) -> None:
     """Each request has far more tokens to come than there is time until the last is sent."""
     told: list[Counter[Status]] = []

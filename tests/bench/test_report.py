@@ -21,6 +21,8 @@ from legato.bench.report.report_file import (
 )
 from legato.bench.report.summary import Slos
 from legato.bench.report.tables import Table, duration, tables
+from legato.bench.workload.notes import WorkloadNotes
+from legato.bench.workload.too_long import TooLong
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 from tests.bench.test_capacity import GOOD_S, LATE_S
@@ -120,6 +122,30 @@ def test_many_reports_have_a_row_each() -> None:
     assert "ITL p99" in by_title["Latencies"].header
     assert "ITL p99" not in by_title["Runs"].header
     assert [row[0] for row in by_title["Capacity"].rows] == ["a search"] * 9
+
+
+def test_what_a_workload_lacks_stands_above_what_came_of_it(tmp_path: Path) -> None:
+    notes = WorkloadNotes(
+        too_long=TooLong(max_model_len=8192, num_requests=300, num_cut=162, share_of_tokens=0.6),
+        num_bad_rows=3,
+        first_bad_row="trace.csv:7: 2 values, but 3 columns",
+    )
+    run, _, search, *_ = REPORTS
+    lacking = [msgspec.structs.replace(one, notes=notes) for one in (run, search)]
+    first, *others = tables([run, *lacking])
+    assert first.header == ["", "Legato <128> & co", "a search"]
+    assert column(first, "a search") == {
+        "context, tokens": "8192",
+        "requests that were chosen": "300",
+        "of these too long and cut": "162",
+        "of these too long and dropped": "0",
+        "prompt tokens missing": "60.0%",
+        "malformed rows skipped": "3",
+        "rows without an answer": "0",
+    }
+    assert first.title not in [table.title for table in others]
+    write_report(tmp_path / "report.json", lacking[0])
+    assert read_report(tmp_path / "report.json") == lacking[0]
 
 
 @pytest.mark.parametrize("reports", [REPORTS, REPORTS[1:2], REPORTS[2:3], REPORTS[3:4]])

@@ -40,6 +40,24 @@ def test_last_event_without_a_token() -> None:
     assert read(TOKEN, TOKEN, TOKEN + USAGE % 2 + DONE) == ([0.0, 1.0], 2)
 
 
+@pytest.mark.parametrize(
+    ("usage", "num_cached"),
+    [
+        (b'"completion_tokens":1', None),
+        (b'"completion_tokens":1,"prompt_tokens_details":null', None),
+        (b'"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":null}', None),
+        (b'"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":512}', 512),
+    ],
+)
+def test_cached_tokens_are_known_where_the_server_tells(
+    usage: bytes, num_cached: int | None
+) -> None:
+    stream = TokenStream([])
+    stream.feed(TOKEN + b'data: {"choices":[],"usage":{' + usage + b"}}\n\n" + DONE, 0.0)
+    assert stream.end() == 1
+    assert stream.num_cached_tokens == num_cached
+
+
 @given(st.lists(st.integers(0, 400)))
 def test_chunks_may_end_anywhere(cuts: list[int]) -> None:
     text = b": ping\n\nevent: x\n" + TOKEN + SPACED + TOKEN + USAGE % 3 + DONE

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from legato.bench.workload.requests import (
     WorkloadRequest,
     cut_to,
     mean_rate_per_s,
+    num_hash_blocks,
     rescaled,
     with_poisson_arrivals,
     within,
@@ -24,6 +26,10 @@ requests = st.builds(
     st.integers(1, 10_000),
     st.integers(1, 10_000),
     st.sampled_from([None, "batch"]),
+).flatmap(
+    lambda request: st.lists(
+        st.integers(0, 2**64 - 1), max_size=num_hash_blocks(request.num_prompt_tokens)
+    ).map(lambda ids: msgspec.structs.replace(request, hash_ids=tuple(ids)))
 )
 workloads = st.lists(requests, min_size=1, max_size=30).map(
     lambda drawn: sorted(drawn, key=lambda request: request.arrival_s)

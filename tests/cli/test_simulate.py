@@ -25,6 +25,15 @@ def test_policies_side_by_side_and_beside_other_reports(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "both.html").read_text()
 
 
+def test_the_defaults_need_no_slo(tmp_path: Path) -> None:
+    done = legato("simulate", "--workload", "summarize", "--num-requests", "5", "--max-model-len",
+                  "1000", "-o", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("fixed:512", "prefill-first:512"))
+    assert "of 5 requests, 5 cut for a context of 1000 tokens" in done.stderr
+    assert "of these too long and cut" in done.stdout
+
+
 def test_capacity(tmp_path: Path) -> None:
     done = legato("simulate", *CHAT, "--capacity", "--itl-slo", "0.1", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -35,7 +44,10 @@ def test_capacity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "policy slo keeps an ITL or TPOT SLO"),
+        (("--policy", "slo"), "policy slo keeps an ITL or TPOT SLO"),
+        (("--too-long", "refuse", "--max-model-len", "500"), "longer than the context of 500"),
+        (("--too-long", "shrink"), "--too-long"),
+        (("--columns", "prompt"), "'prompt' is not of the form"),
         (("--capacity",), "--itl-slo"),
         (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
         (("--capacity", "--itl-slo", "1", "--trace", "t.jsonl"), "--trace is of one run"),

@@ -52,6 +52,7 @@ def test_on_a_machine_that_was_learned_before(tmp_path: Path) -> None:
         ((), "none is set"),
         ((*SLOS, "--machine", "nowhere.json"), "nowhere.json"),
         ((*SLOS, "--no-enable-chunked-prefill"), "chunked prefill"),
+        ((*SLOS, "--too-long", "refuse", "--max-model-len", "100"), "--too-long drop"),
     ],
 )
 def test_what_cannot_be_tuned(

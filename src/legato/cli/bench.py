@@ -18,7 +18,12 @@ from legato.cli.bench_flags import (
 from legato.cli.bench_kernels import add_kernels_parser
 from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.cli.values import count
-from legato.cli.workload_flags import add_workload_flags, trial_choice, workload_choice
+from legato.cli.workload_flags import (
+    add_workload_flags,
+    tell_notes,
+    trial_choice,
+    workload_choice,
+)
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 
@@ -136,7 +141,9 @@ def _run(args: argparse.Namespace) -> None:
     from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
-    workload = workload_choice(args, model.max_model_len).load()
+    choice = workload_choice(args, model.max_model_len)
+    workload, notes = choice.load(), choice.notes()
+    tell_notes(notes)
     prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
     slos = Slos(
         default=SloClass(
@@ -150,7 +157,7 @@ def _run(args: argparse.Namespace) -> None:
     records = asyncio.run(
         run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)
     )
-    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records))
+    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records, notes))
 
 
 def _capacity(args: argparse.Namespace) -> None:
@@ -159,14 +166,18 @@ def _capacity(args: argparse.Namespace) -> None:
     from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
+    choice = trial_choice(args, model.max_model_len)
+    notes = choice.notes()
+    tell_notes(notes)
     capacity = search_capacity(
         _address(args),
-        trial_choice(args, model.max_model_len),
+        choice,
         RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
         search_settings(args, args.itl_slo, _TRIAL_REQUESTS),
     )
     name = args.name or model.id
-    _publish(args, CapacityReport(name=name, settings=_settings(args), capacity=capacity))
+    report = CapacityReport(name=name, settings=_settings(args), capacity=capacity, notes=notes)
+    _publish(args, report)
 
 
 def _probe(args: argparse.Namespace) -> None:

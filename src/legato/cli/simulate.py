@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 from legato.cli.bench_flags import add_output_flag, add_trial_flags
 from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.cli.simulate_flags import (
-    DEFAULT_POLICIES,
     add_server_flags,
+    policies,
     promised_slos,
     simulated_server,
 )
-from legato.cli.workload_flags import add_workload_flags, trial_choice, workload_choice
+from legato.cli.workload_flags import (
+    add_workload_flags,
+    tell_notes,
+    trial_choice,
+    workload_choice,
+)
 from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from legato.bench.report.report_file import Report
     from legato.bench.simulation.profiled_server import SimulatedServer
     from legato.bench.simulation.run import SimulatedRun
+    from legato.bench.workload.choice import WorkloadChoice
     from legato.observe.traces.tracer import TraceWriter
 
 _TRIAL_REQUESTS = 1000
@@ -57,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     # The tables say which promises were broken.
     logging.basicConfig(level=logging.ERROR)
     report_of = _capacity_report if args.capacity else _run_report
-    policies = dict.fromkeys(args.policies or DEFAULT_POLICIES)  # each once
-    servers = {policy: simulated_server(args, policy) for policy in policies}
+    servers = {policy: simulated_server(args, policy) for policy in policies(args)}
+    tell_notes(_choice(args, next(iter(servers.values()))).notes())
     _publish(args, [report_of(args, policy, server) for policy, server in servers.items()])
     return 0
 
@@ -87,13 +93,20 @@ def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer"
     from legato.bench.report.report_file import RunReport
     from legato.bench.simulation.sessions import simulate_run
 
-    workload = workload_choice(args, server.profile.max_model_len).load()
+    choice = _choice(args, server)
+    workload = choice.load()
     started_s = time.perf_counter()
     with _trace(args, policy) as trace:
         simulated = simulate_run(server, workload, policy, trace)
     _tell(policy, simulated, time.perf_counter() - started_s)
     settings = _settings(args, policy)
-    return RunReport.of(policy, settings, promised_slos(args), simulated.records)
+    slos = promised_slos(args)
+    return RunReport.of(policy, settings, slos, simulated.records, choice.notes())
+
+
+def _choice(args: argparse.Namespace, server: "SimulatedServer") -> "WorkloadChoice":
+    choose = trial_choice if args.capacity else workload_choice
+    return choose(args, server.profile.max_model_len)
 
 
 @contextmanager
@@ -110,7 +123,7 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
         yield None
         return
     path: Path = args.trace
-    if len(set(args.policies or DEFAULT_POLICIES)) > 1:
+    if len(policies(args)) > 1:
         stem, *suffixes = path.name.split(".", maxsplit=1)
         path = path.with_name(".".join([f"{stem}-{policy.replace(':', '-')}", *suffixes]))
     settings = {name: str(value) for name, value in _settings(args, policy).items()}
@@ -126,12 +139,14 @@ def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedSe
     from legato.bench.report.report_file import CapacityReport
     from legato.bench.simulation.sessions import simulate_search
 
+    choice = _choice(args, server)
     capacity = simulate_search(
         server,
-        trial_choice(args, server.profile.max_model_len),
+        choice,
         search_settings(args, args.itl_slo_s, _TRIAL_REQUESTS),
     )
-    return CapacityReport(name=policy, settings=_settings(args, policy), capacity=capacity)
+    settings = _settings(args, policy)
+    return CapacityReport(name=policy, settings=settings, capacity=capacity, notes=choice.notes())
 
 
 def _tell(policy: str, simulated: "SimulatedRun", wall_s: float) -> None:

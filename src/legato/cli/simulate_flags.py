@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_flags, given_fields
 from legato.cli.values import count, duration_s, fraction
-from legato.core.config import SchedulerConfig
+from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.config_fields import fields_of
 from legato.core.slo import INTERACTIVE
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from legato.bench.simulation.profiled_server import SimulatedServer
     from legato.bench.simulation.profiles import Profile
 
-DEFAULT_POLICIES = ("slo", "fixed:512")
+_DEFAULT_POLICIES = ("slo", "fixed:512")
+_UNPROMISED_POLICIES = ("fixed:512", "prefill-first:512")
+_PREFIX_CACHING = "enable_prefix_caching"
 
 _COMMON = (
     "itl_slo_s",
@@ -37,6 +39,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     # A report names all settings, those that were not given too.
     defaults = {field.name: field.default for field in fields_of(SchedulerConfig)}
     parser.set_defaults(**{name: defaults[name] for name in _COMMON})
+    add_flags(parser, CacheConfig, only=(_PREFIX_CACHING,))
+    parser.set_defaults(**{_PREFIX_CACHING: CacheConfig().enable_prefix_caching})
     groups["scheduler"].add_argument(
         "--policy",
         dest="policies",
@@ -45,8 +49,16 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:TOKENS][:ORDER]",
         help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
         "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
-        f"{' and '.join(DEFAULT_POLICIES)})",
+        f"{' and '.join(_DEFAULT_POLICIES)}, without such SLOs "
+        f"{' and '.join(_UNPROMISED_POLICIES)})",
     )
+
+
+def policies(args: argparse.Namespace) -> list[str]:
+    """Those to compare, each once."""
+    promises_pace = _common_config(args).promises_pace
+    default = _DEFAULT_POLICIES if promises_pace else _UNPROMISED_POLICIES
+    return list(dict.fromkeys(args.policies or default))
 
 
 def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer":
@@ -61,6 +73,7 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
     return SimulatedServer(
         profile=_profile(args),
         scheduler=parse_policy(policy, _common_config(args)),
+        enable_prefix_caching=args.enable_prefix_caching,
         overhead_s=args.overhead,
         truth_error=args.truth_error,
         noise=args.noise,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legato.cli.bench_flags import add_output_flag, add_prompt_flags
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.values import count, duration_s, whole
-from legato.cli.workload_flags import add_workload_flags, workload_choice
+from legato.cli.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 
@@ -44,13 +44,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[tune]'")
     from rich.console import Console
 
-    from legato.tune.run import tune
+    from legato.tune.run import tune, tuned_context
 
     logging.basicConfig(level=logging.ERROR)
     config = _tune_config(args)
-    workload = workload_choice(args, None).load()
+    choice = workload_choice(args, tuned_context(config))
+    workload, notes = choice.load(), choice.notes()
+    tell_notes(notes)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    _publish(args.output, tune(config, workload, _settings(args), console.print))
+    _publish(args.output, tune(config, workload, _settings(args), console.print, notes))
     return 0
 
 

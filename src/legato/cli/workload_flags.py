@@ -1,12 +1,14 @@
 """The flags that choose a workload."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from legato.cli.values import count, duration_s, finite, positive
 
 if TYPE_CHECKING:
     from legato.bench.workload.choice import WorkloadChoice
+    from legato.bench.workload.notes import WorkloadNotes
 
 
 def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool = False) -> None:
@@ -20,10 +22,10 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
         "--workload",
         required=True,
         metavar="FILE|MIX|QUANTILES",
-        help="an Azure trace (CSV), a Mooncake trace, Legato's own format or what `legato serve "
-        "--trace` recorded (JSONL); one of the mixes chat, code, summarize, mixed, "
-        "interactive+batch, long-prompts-vs-short; or quantiles of the lengths, such as 'prompt "
-        "p50=300 p99=4000, output p50=150'",
+        help="a trace of Azure, BurstGPT or Vidur (CSV), of Mooncake, in Legato's own format or "
+        "what `legato serve --trace` recorded (JSONL), or ShareGPT's conversations (JSON); one of "
+        "the mixes chat, code, summarize, mixed, interactive+batch, long-prompts-vs-short; or "
+        "quantiles of the lengths, such as 'prompt p50=300 p99=4000, output p50=150'",
     )
     group.add_argument(
         "--num-requests",
@@ -58,8 +60,14 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
             "--max-model-len",
             type=count,
             metavar="TOKENS",
-            help="cut prompts and outputs to fit (default: the model's)",
+            help="the context, which is prompt plus output (default: the model's)",
         )
+    group.add_argument(
+        "--too-long",
+        choices=("refuse", "cut", "drop"),
+        help="what becomes of requests that are longer than the context: refuse the workload, cut "
+        "their prompts, or drop them (default: refuse a file, cut what is drawn)",
+    )
     group.add_argument(
         "--rate",
         type=positive,
@@ -78,6 +86,27 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
         help="the file's pattern, stretched to the rate, or a random one (default: the file's if "
         "there is one)",
     )
+    _add_reading_flags(parser.add_argument_group("workload file"))
+
+
+def _add_reading_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--columns",
+        metavar="prompt=NAME,output=NAME[,...]",
+        help="which columns of another CSV are which: also arrival (seconds, or ISO 8601 times), "
+        "class and tenant",
+    )
+    group.add_argument(
+        "--skip-bad-rows",
+        action="store_true",
+        help="leave malformed rows out and count them, instead of refusing the file",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="a model's folder, hub id or GGUF file, whose tokenizer measures conversations "
+        "(default: the default model)",
+    )
 
 
 def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
@@ -87,6 +116,8 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
         max_model_len: of the model, where the flags do not say it.
     """
     from legato.bench.workload.choice import WorkloadChoice
+    from legato.bench.workload.formats.csv_table import Columns
+    from legato.bench.workload.traces import Reading
 
     return WorkloadChoice(
         source=args.workload,
@@ -98,13 +129,22 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
         arrivals=args.arrivals,
         duration_s=args.duration,
         max_model_len=getattr(args, "max_model_len", None) or max_model_len,
+        too_long=args.too_long,
+        reading=Reading(
+            columns=Columns.parse(args.columns) if args.columns else None,
+            skip_bad_rows=args.skip_bad_rows,
+            tokenizer=args.tokenizer,
+        ),
         seed=args.seed,
     )
 
 
 def trial_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
-    """The same for the trials of a capacity, which have numbers and lengths of their own."""
-    import msgspec
+    """The same for the trials of a capacity."""
+    return workload_choice(args, max_model_len).for_trials()
 
-    choice = workload_choice(args, max_model_len)
-    return msgspec.structs.replace(choice, num_requests=None, duration_s=None)
+
+def tell_notes(notes: "WorkloadNotes") -> None:
+    """Say on stderr what is missing of a workload, before it is sent."""
+    for line in notes.lines():
+        print(f"legato: {line}", file=sys.stderr)

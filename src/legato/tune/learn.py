@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from legato.bench.simulation.machine import Machine
-from legato.bench.workload.requests import RandomPrompts, Workload, cut_to
+from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.core.config import EngineConfig
 from legato.scheduler.cost_fit import MOST_DISTURBED
 from legato.tune.budget_table import BudgetRow, budget_rows
@@ -36,7 +36,7 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
     """Measure the machine under this configuration.
 
     Args:
-        workload: is cut to the model's context.
+        workload: fits into the model's context.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -45,7 +45,6 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
     started_s = time.monotonic()
     tell("measuring the idle engine")
     idle = measure_idle(config, workload)
-    workload = cut_to(workload, idle.machine.max_model_len)
     tell(f"recording {len(workload)} requests on the real engine")
     run, recording = record_real(config, workload, prompts, "recording")
     machine = Machine.fit(

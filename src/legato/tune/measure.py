@@ -15,7 +15,7 @@ from legato.bench.load.record import RequestRecord
 from legato.bench.simulation.clients import Delays
 from legato.bench.simulation.machine import Machine, MeasuredServer
 from legato.bench.simulation.run import simulate
-from legato.bench.workload.requests import Workload, cut_to
+from legato.bench.workload.requests import Workload
 from legato.core.config import EngineConfig
 from legato.engine.startup.build import calibration_file, load_parts, new_calibration
 from legato.engine.startup.calibration import Calibration
@@ -79,7 +79,7 @@ def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
     """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
 
     Args:
-        workload: is cut to the model's context.
+        workload: fits into the model's context.
 
     Raises:
         ConfigError: settings that contradict each other, the model or the machine.
@@ -103,9 +103,12 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     )
     # Whatever is refused would say nothing of the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
-    server = MeasuredServer(machine=machine, scheduler=taking_all)
-    fitting = cut_to(workload, machine.max_model_len)
-    load = TypicalLoad.of(simulate(server, fitting).records)
+    server = MeasuredServer(
+        machine=machine,
+        scheduler=taking_all,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    load = TypicalLoad.of(simulate(server, workload).records)
     by_budget = _measure_budgets(calibration, load)
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.bench.report.summary import Summary
+from legato.bench.workload.notes import WorkloadNotes
 from legato.core.slo import SloClass
 from legato.tune.budget_table import BudgetRow
 from legato.tune.candidate import Candidate
@@ -38,6 +39,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         settings: that it was run with; key a flag's name.
+        notes: what the workload lacks.
         slo: of requests that name no class.
         load, budgets: None and empty where the machine was not measured anew.
         machine_s: on the real engine, for all that was measured and verified.
@@ -50,6 +52,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: dict[str, Any]
+    notes: WorkloadNotes
     slo: SloClass
     load: TypicalLoad | None
     budgets: list[BudgetRow]

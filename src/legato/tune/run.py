@@ -11,9 +11,11 @@ from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import step_bar
 from legato.bench.report.summary import Slos, summarize
 from legato.bench.simulation.machine import read_machine, write_machine
-from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, within
+from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
+from legato.bench.workload.requests import RandomPrompts, Workload, within
 from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
+from legato.engine.startup.build import model_context
 from legato.tune.candidate import Candidate, Space, check_goal
 from legato.tune.front import pareto_front
 from legato.tune.lead import lead
@@ -56,14 +58,31 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
 
 
+def tuned_context(config: TuneConfig) -> int:
+    """Longest prompt plus output in tokens that a workload may have.
+
+    Raises:
+        ConfigError: the machine cannot be read, or there is no such model.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    if config.machine is not None:
+        return read_machine(config.machine).max_model_len
+    return model_context(config.engine.model)
+
+
 def tune(
-    config: TuneConfig, workload: Workload, settings: dict[str, Any], tell: Tell
+    config: TuneConfig,
+    workload: Workload,
+    settings: dict[str, Any],
+    tell: Tell,
+    notes: WorkloadNotes = NO_NOTES,
 ) -> TuneReport:
     """Find the settings under which a workload has the highest goodput.
 
     Args:
-        workload: not cut to the model's context.
+        workload: fits into `tuned_context`.
         settings: for the report; key a flag's name.
+        notes: likewise; what the workload lacks.
 
     Raises:
         ConfigError: what is set contradicts itself, the model, the machine or the workload.
@@ -78,8 +97,13 @@ def tune(
         machine = learned.machine
     else:
         machine = read_machine(config.machine)
-    workload = cut_to(workload, machine.max_model_len)
-    problem = Problem(machine=machine, workload=workload, goal=goal, slos=slos)
+    problem = Problem(
+        machine=machine,
+        workload=workload,
+        goal=goal,
+        slos=slos,
+        enable_prefix_caching=config.engine.cache.enable_prefix_caching,
+    )
     space = Space.around(goal, config.given, machine.max_model_len)
     tell(f"trying {config.num_trials} of {space.size:,} candidates in simulation")
     started_s = time.monotonic()
@@ -101,6 +125,7 @@ def tune(
     verify_s = time.monotonic() - started_s if config.num_finalists else 0.0
     return TuneReport(
         settings=settings,
+        notes=notes,
         slo=slos.default,
         load=learned.load if learned else None,
         budgets=learned.budgets if learned else [],

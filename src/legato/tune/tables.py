@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from legato.bench.report.summary import Distribution
-from legato.bench.report.tables import Table, duration
+from legato.bench.report.tables import Table, duration, notes_table
 from legato.tune.budget_table import BudgetRow, largest_budget
 from legato.tune.candidate import Candidate
 from legato.tune.report import Finalist, TuneReport
@@ -15,8 +15,10 @@ _MOST_SHOWN = 12
 
 
 def tune_tables(report: TuneReport) -> list[Table]:
-    """Finalists, Pareto front, and step time by budget where it was measured."""
-    found = [_finalists(report.finalists), _front(report.front)]
+    """What the workload lacks, finalists, Pareto front, step time by budget; without empty ones."""
+    notes = notes_table([("", report.notes)])
+    found = [notes] if notes.rows else []
+    found += [_finalists(report.finalists), _front(report.front)]
     if report.load is not None:
         found.append(_budgets(report.budgets, report))
     return found

@@ -21,12 +21,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         goal: the scheduler's settings that are not searched, with the SLOs to keep.
         slos: by which a request is judged.
+        enable_prefix_caching: whether prompts that share blocks are computed once.
     """
 
     machine: Machine
     workload: Workload
     goal: SchedulerConfig
     slos: Slos
+    enable_prefix_caching: bool = True
 
 
 def evaluate(problem: Problem, candidate: Candidate, share: float, num_runs: int) -> Figures:
@@ -53,6 +55,9 @@ def saturate(problem: Problem, candidate: Candidate) -> float:
 
 def _run(problem: Problem, candidate: Candidate, workload: Workload, seed: int) -> Summary:
     server = MeasuredServer(
-        machine=problem.machine, scheduler=candidate.configure(problem.goal), seed=seed
+        machine=problem.machine,
+        scheduler=candidate.configure(problem.goal),
+        enable_prefix_caching=problem.enable_prefix_caching,
+        seed=seed,
     )
     return summarize(simulate(server, workload).records, problem.slos)

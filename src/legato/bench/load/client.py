@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -41,6 +42,18 @@ class _ModelList(msgspec.Struct, frozen=True):
     data: list[ServedModel]
 
 
+class Completed(NamedTuple):
+    """What a stream brought.
+
+    Attributes:
+        num_tokens: by the server's count where it tells.
+        num_cached_tokens: of the prompt; None where the server does not tell.
+    """
+
+    num_tokens: int
+    num_cached_tokens: int | None
+
+
 class Client:
     """An OpenAI-compatible server, seen from outside; made by `connect`."""
 
@@ -54,15 +67,12 @@ class Client:
         num_tokens: int,
         token_times_s: list[float],
         extensions: Mapping[str, object] | None = None,
-    ) -> int:
+    ) -> Completed:
         """Stream one completion, greedily and past any end of sequence.
 
         Args:
             token_times_s: gets `time.perf_counter()` as each token comes.
             extensions: further fields of the request's body.
-
-        Returns:
-            how many tokens came, by the server's count where it tells.
 
         Raises:
             RefusedError: the server did not take it.
@@ -88,7 +98,7 @@ class Client:
                     stream.feed(chunk, time.perf_counter())
         except httpx.HTTPError as error:
             raise RequestError(f"{type(error).__name__}: {error}") from error
-        return stream.end()
+        return Completed(stream.end(), stream.num_cached_tokens)
 
 
 @asynccontextmanager

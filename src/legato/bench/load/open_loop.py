@@ -35,6 +35,8 @@ async def send_workload(
 ) -> list[RequestRecord]:
     """Send each request when it is due, and wait until all have ended.
 
+    Prompts share with each other what the workload says, and nothing with those sent earlier.
+
     Args:
         max_concurrency: most requests in flight. One that is held back by it arrives when its turn
             comes, so that its latencies are the server's alone.
@@ -44,6 +46,7 @@ async def send_workload(
     Returns:
         records of the requests that were sent, by arrival.
     """
+    prompts.share_anew()
     run = _Run(client, prompts, max_concurrency)
     sending = asyncio.create_task(run.send(workload))
     try:
@@ -84,6 +87,7 @@ class _Attempt:
     num_tokens: int = 0
     retry_after_s: float | None = None
     error: str | None = None
+    num_cached_tokens: int | None = None
 
     def record(self, start_s: float) -> RequestRecord:
         return RequestRecord(
@@ -94,6 +98,7 @@ class _Attempt:
             num_tokens=self.num_tokens or len(self.token_times_s),
             retry_after_s=self.retry_after_s,
             error=self.error,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
 
@@ -148,8 +153,8 @@ class _Run:
     async def _attempt(self, attempt: _Attempt) -> None:
         request = attempt.request
         try:
-            attempt.num_tokens = await self._client.complete(
-                self._prompts.draw(request.num_prompt_tokens),
+            attempt.num_tokens, attempt.num_cached_tokens = await self._client.complete(
+                self._prompts.draw_for(request),
                 request.num_output_tokens,
                 attempt.token_times_s,
                 _extensions(request),

@@ -42,6 +42,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             them all.
         num_tokens: that came, as the server counted them.
         retry_after_s: what a refusal said, if it said so.
+        num_cached_tokens: of the prompt, those that the server did not have to compute; None where
+            it does not say.
     """
 
     request: WorkloadRequest
@@ -51,6 +53,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_tokens: int = 0
     retry_after_s: float | None = None
     error: str | None = None
+    num_cached_tokens: int | None = None
 
     @property
     def ttft_s(self) -> float | None:

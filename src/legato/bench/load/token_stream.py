@@ -12,8 +12,13 @@ _DATA = b"data:"
 _DONE = b"[DONE]"
 
 
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -31,6 +36,9 @@ class TokenStream:
 
     Args:
         token_times_s: gets the time of each event that carries a token, as it comes.
+
+    Attributes:
+        num_cached_tokens: of the prompt, where the server tells that.
     """
 
     def __init__(self, token_times_s: list[float]) -> None:
@@ -38,6 +46,7 @@ class TokenStream:
         self._rest = b""  # of a line whose end has not come yet
         self._num_counted: int | None = None
         self._is_done = False
+        self.num_cached_tokens: int | None = None
 
     def feed(self, chunk: bytes, now_s: float) -> None:
         """Take the bytes that came at `now_s`; they may begin and end anywhere.
@@ -82,3 +91,5 @@ class TokenStream:
             raise RequestError(bytes(event.error).decode(errors="replace"))
         if event.usage is not None:
             self._num_counted = event.usage.completion_tokens
+            if event.usage.prompt_tokens_details is not None:
+                self.num_cached_tokens = event.usage.prompt_tokens_details.cached_tokens

@@ -9,6 +9,7 @@ import msgspec
 from legato.bench.capacity.search import Capacity
 from legato.bench.load.record import ProbeResult, RequestRecord
 from legato.bench.report.summary import Slos, Summary, summarize, summarize_classes
+from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.core.errors import ConfigError
 
 
@@ -19,6 +20,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
         name: tells it from others that it is compared with.
         settings: that it was run with; key a flag's name.
         by_class: key the SLO class; empty where no request names one.
+        notes: what the workload lacks.
     """
 
     name: str
@@ -27,10 +29,16 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     summary: Summary
     by_class: dict[str, Summary]
     records: list[RequestRecord]
+    notes: WorkloadNotes = NO_NOTES
 
     @classmethod
     def of(
-        cls, name: str, settings: dict[str, Any], slos: Slos, records: Sequence[RequestRecord]
+        cls,
+        name: str,
+        settings: dict[str, Any],
+        slos: Slos,
+        records: Sequence[RequestRecord],
+        notes: WorkloadNotes = NO_NOTES,
     ) -> "RunReport":
         return cls(
             name=name,
@@ -39,6 +47,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
             summary=summarize(records, slos),
             by_class=summarize_classes(records, slos),
             records=list(records),
+            notes=notes,
         )
 
 
@@ -48,6 +57,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
     name: str
     settings: dict[str, Any]
     capacity: Capacity
+    notes: WorkloadNotes = NO_NOTES
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):

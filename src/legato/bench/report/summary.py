@@ -66,6 +66,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         duration_s: from the first arrival to the last token.
         requests_per_s: that finished.
         total_tokens_per_s: of prompts and outputs.
+        cached_share: of the prompt tokens, those that were not computed because they were cached;
+            None where the server does not say.
         itl_s: over all gaps of all requests.
         attainment: fraction of all requests that attained their SLO; refused ones did not.
         goodput_per_s: requests a second that attained their SLO.
@@ -82,6 +84,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: Distribution | None
     attainment: float
     goodput_per_s: float
+    cached_share: float | None = None
 
 
 def summarize(records: Sequence[RequestRecord], slos: Slos) -> Summary:
@@ -123,7 +126,14 @@ def _summarize(records: Sequence[RequestRecord], slos: Slos, duration_s: float) 
         e2e_s=distribution(_known(record.e2e_s for record in finished)),
         attainment=num_attained / len(records) if records else 0.0,
         goodput_per_s=per_s(num_attained),
+        cached_share=_cached_share(finished),
     )
+
+
+def _cached_share(finished: Sequence[RequestRecord]) -> float | None:
+    told = [record for record in finished if record.num_cached_tokens is not None]
+    num_prompt = sum(record.request.num_prompt_tokens for record in told)
+    return sum(r.num_cached_tokens or 0 for r in told) / num_prompt if told else None
 
 
 def _known(values: Iterable[float | None]) -> np.ndarray:

@@ -10,6 +10,7 @@ from legato.bench.capacity.rule import CapacityRule
 from legato.bench.capacity.trial import Trial
 from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
+from legato.bench.workload.notes import WorkloadNotes
 from legato.core.slo import SloClass, percentile
 
 _NOTHING = "–"
@@ -31,7 +32,9 @@ class Table(msgspec.Struct, frozen=True):
 def tables(reports: Sequence[Report]) -> list[Table]:
     """One for each kind of report that there is, and the failures and trials of each report."""
     runs, capacities, probes = by_kind(reports)
+    loaded: list[RunReport | CapacityReport] = [*runs, *capacities]
     found = [
+        notes_table([(report.name, report.notes) for report in loaded]),
         *_run_tables(runs),
         *map(_failure_table, runs),
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
@@ -39,6 +42,12 @@ def tables(reports: Sequence[Report]) -> list[Table]:
         _table("Long prompts", [(report.name, _probe_cells(report)) for report in probes]),
     ]
     return [table for table in found if table.rows]
+
+
+def notes_table(notes: Sequence[tuple[str, WorkloadNotes]]) -> Table:
+    """What the workload lacks of each who was sent one; without rows where nothing is missing."""
+    columns = [(name, _notes_cells(one)) for name, one in notes if one.lines()]
+    return _table("Workload, of which a part is missing", columns)
 
 
 def duration(seconds: float | None) -> str:
@@ -87,6 +96,19 @@ def _only_latencies(cells: _Cells, are_latencies: bool) -> _Cells:
     return {name: text for name, text in cells.items() if name.endswith(_SHOWN) == are_latencies}
 
 
+def _notes_cells(notes: WorkloadNotes) -> _Cells:
+    too_long = notes.too_long
+    return {
+        "context, tokens": f"{too_long.max_model_len}" if too_long else _NOTHING,
+        "requests that were chosen": f"{too_long.num_requests}" if too_long else _NOTHING,
+        "of these too long and cut": f"{too_long.num_cut}" if too_long else "0",
+        "of these too long and dropped": f"{too_long.num_dropped}" if too_long else "0",
+        "prompt tokens missing": f"{too_long.share_of_tokens:.1%}" if too_long else "0.0%",
+        "malformed rows skipped": str(notes.num_bad_rows),
+        "rows without an answer": str(notes.num_unanswered),
+    }
+
+
 def _run_columns(report: RunReport) -> list[tuple[str, _Cells]]:
     default, by_class = report.slos.default, report.slos.by_class
     columns = [(report.name, _run_cells(report.summary, [default, *by_class.values()]))]
@@ -107,6 +129,7 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         "requests/s": f"{summary.requests_per_s:.2f}",
         "output tokens/s": f"{summary.output_tokens_per_s:.0f}",
         "total tokens/s": f"{summary.total_tokens_per_s:.0f}",
+        "prompt tokens from the cache": _share(summary.cached_share),
         **_latency_cells("TTFT", summary.ttft_s),
         **_latency_cells("ITL", summary.itl_s),
         **_latency_cells("TPOT", summary.tpot_s),
@@ -114,6 +137,10 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         "SLO attained": f"{summary.attainment:.1%}" if are_promised else _NOTHING,
         "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else _NOTHING,
     }
+
+
+def _share(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share:.1%}"
 
 
 def _failure_table(report: RunReport) -> Table:

@@ -7,6 +7,7 @@ from operator import itemgetter
 import msgspec
 
 from legato.bench.load.record import RequestRecord, Status
+from legato.bench.simulation.prompts import SimulatedPrompts
 from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
@@ -14,7 +15,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import INTERACTIVE, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT
-from legato.core.token_ids import token_array
+from legato.core.token_ids import TokenIds
 
 _STATUSES: dict[FinishReason, Status] = {
     FinishReason.LENGTH: "ok",
@@ -80,6 +81,7 @@ class SimulatedClients:
         self._arrivals_s = dict(sorted(enumerate(arrivals_s), key=itemgetter(1)))
         self._places = list(self._arrivals_s)
         self._num_sent = 0
+        self._prompts = SimulatedPrompts()
         self._token_times_s: list[list[float]] = [[] for _ in workload]
         self._records: dict[int, RequestRecord] = {}  # key place in the workload
         self.counts: Counter[Status] = Counter()
@@ -95,7 +97,8 @@ class SimulatedClients:
         sent: list[AddRequest] = []
         while (arrival_s := self.next_arrival_s) is not None and arrival_s <= now_s:
             place = self._places[self._num_sent]
-            sent.append(_message(str(place), self._workload[place], arrival_s))
+            request = self._workload[place]
+            sent.append(_message(str(place), request, self._prompts.draw(request), arrival_s))
             self._num_sent += 1
         self.counts["cancelled"] += len(sent)
         return sent
@@ -141,13 +144,16 @@ class SimulatedClients:
             num_tokens=len(times_s),
             retry_after_s=None if output is None else output.retry_after_s,
             error=None if output is None else output.error,
+            num_cached_tokens=None if output is None else output.num_cached_tokens,
         )
 
 
-def _message(request_id: str, request: WorkloadRequest, arrival_s: float) -> AddRequest:
+def _message(
+    request_id: str, request: WorkloadRequest, prompt: TokenIds, arrival_s: float
+) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=token_array([0]) * request.num_prompt_tokens,
+        prompt_token_ids=prompt,
         params=SamplingParams(temperature=0.0, seed=0, max_tokens=request.num_output_tokens),
         service=ServiceParams(
             slo_class=request.slo_class or INTERACTIVE,

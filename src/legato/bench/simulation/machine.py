@@ -147,6 +147,7 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: Machine
     scheduler: SchedulerConfig
+    enable_prefix_caching: bool = True
     seed: int = 0
 
     @property
@@ -157,7 +158,7 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
     def delays(self) -> Delays:
         return self.machine.delays
 
-    def start(self, clock: VirtualClock) -> EngineLoop:
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
         """An engine that is calibrated as the machine's, at rest."""
         machine, errors = self.machine, ErrorSampler(self.machine.errors, self.seed)
 
@@ -172,6 +173,7 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
             step_time_s=step_time_s,
             max_model_len=machine.max_model_len,
             kv_cache_tokens=machine.kv_cache_tokens,
+            is_sharing=is_sharing,
         )
 
 

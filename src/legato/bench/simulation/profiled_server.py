@@ -58,6 +58,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
 
     profile: Profile
     scheduler: SchedulerConfig
+    enable_prefix_caching: bool = True
     overhead_s: float = 0.5e-3
     truth_error: float = 0.1
     noise: float = 0.05
@@ -78,7 +79,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
     def delays(self) -> Delays:
         return Delays(turnaround_s=self.overhead_s)
 
-    def start(self, clock: VirtualClock) -> EngineLoop:
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
         profile = self.profile
         calibration = calibrate(
             profile.costs,
@@ -95,6 +96,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
             step_time_s=truth.step_time_s,
             max_model_len=profile.max_model_len,
             kv_cache_tokens=profile.kv_cache_tokens,
+            is_sharing=is_sharing,
         )
 
 

@@ -35,6 +35,7 @@ class Simulable(Protocol):
     Attributes:
         max_model_len: longest prompt plus output in tokens.
         scheduler: as configured.
+        enable_prefix_caching: whether prompts that share blocks are computed once.
     """
 
     @property
@@ -44,10 +45,13 @@ class Simulable(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def enable_prefix_caching(self) -> bool: ...
+
+    @property
     def delays(self) -> Delays: ...
 
-    def start(self, clock: VirtualClock) -> EngineLoop:
-        """An engine that is as good as calibrated, at rest."""
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
+        """An engine that is as good as calibrated, at rest, with or without a prefix cache."""
         ...
 
 
@@ -59,16 +63,18 @@ def simulated_engine(
     step_time_s: Callable[[StepPlan], float],
     max_model_len: int,
     kv_cache_tokens: int,
+    is_sharing: bool,
 ) -> EngineLoop:
     """The engine's loop on an executor whose steps only last.
 
     Args:
         belief: what a calibration tells the scheduler of steps.
         step_time_s: what they take.
+        is_sharing: whether there is a prefix cache.
     """
     block_size = CacheConfig().block_size
-    # A workload tells lengths, not tokens: what its prompts share is not known.
-    kv = KVCacheManager(-(-kv_cache_tokens // block_size), block_size, enable_prefix_caching=False)
+    num_blocks = -(-kv_cache_tokens // block_size)
+    kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_sharing)
     scheduler = Scheduler(
         config.resolve(max_model_len),
         max_model_len=max_model_len,
@@ -115,7 +121,9 @@ def simulate(
     """
     _check(server, workload)
     clock = VirtualClock()
-    engine = server.start(clock)
+    # Where nothing is known of what prompts share, a prefix cache would only take time.
+    knows_prefixes = any(request.hash_ids for request in workload)
+    engine = server.start(clock, is_sharing=server.enable_prefix_caching and knows_prefixes)
     engine.set_recording(is_on=on_records is not None)
     clients = SimulatedClients(workload, server.delays)
     num_steps, num_tokens = 0, 0

@@ -1,9 +1,15 @@
 """What is asked of a server and when: requests by their lengths, and tokens for their prompts."""
 
+import secrets
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
 from legato.core.errors import ConfigError
+
+HASH_BLOCK = 512
+"""Tokens that an id of `WorkloadRequest.hash_ids` stands for."""
 
 _LOWEST_TOKEN = 1000  # below are special tokens and single bytes
 _NUM_FRESH = 4
@@ -16,6 +22,8 @@ class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         arrival_s: from the start of the run.
         num_output_tokens: exactly as many are asked for.
         slo_class, priority, tenant: Legato's extensions of the API; sent only where they are set.
+        hash_ids: which blocks of `HASH_BLOCK` tokens the prompt begins with, the last of which it
+            may end within: equal ids are equal tokens. What comes after them is this prompt's own.
     """
 
     arrival_s: float
@@ -24,15 +32,37 @@ class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     slo_class: str | None = None
     priority: int = 0
     tenant: str | None = None
+    hash_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("arrival_s", 0.0), ("num_prompt_tokens", 1), ("num_output_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        # One by one: a file may have a million of these.
+        if self.arrival_s < 0.0:
+            raise ConfigError(f"arrival_s must be at least 0, got {self.arrival_s}")
+        if self.num_prompt_tokens < 1:
+            raise ConfigError(f"num_prompt_tokens must be at least 1, got {self.num_prompt_tokens}")
+        if self.num_output_tokens < 1:
+            raise ConfigError(f"num_output_tokens must be at least 1, got {self.num_output_tokens}")
+        if self.hash_ids:
+            self._check_hash_ids()
+
+    def _check_hash_ids(self) -> None:
+        if min(self.hash_ids) < 0:
+            raise ConfigError(f"hash_ids must be at least 0, got {min(self.hash_ids)}")
+        most = num_hash_blocks(self.num_prompt_tokens)
+        if len(self.hash_ids) > most:
+            raise ConfigError(
+                f"{len(self.hash_ids)} hash_ids, but {self.num_prompt_tokens} tokens are {most} "
+                f"blocks of {HASH_BLOCK}"
+            )
 
 
 Workload = list[WorkloadRequest]
 """Requests in the order of their arrival."""
+
+
+def num_hash_blocks(num_tokens: int) -> int:
+    """Blocks that so many tokens are in; the last one may not be full."""
+    return -(-num_tokens // HASH_BLOCK)
 
 
 def mean_rate_per_s(workload: Workload) -> float:
@@ -109,15 +139,18 @@ def _cut(request: WorkloadRequest, max_model_len: int) -> WorkloadRequest:
     num_output = min(request.num_output_tokens, max_model_len - 1)
     num_prompt = min(request.num_prompt_tokens, max_model_len - num_output)
     return msgspec.structs.replace(
-        request, num_prompt_tokens=num_prompt, num_output_tokens=num_output
+        request,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        hash_ids=request.hash_ids[: num_hash_blocks(num_prompt)],
     )
 
 
 class RandomPrompts:
-    """Draws token ids, never the same prompt twice, so that no prefix cache can help.
+    """Draws token ids, never the same prompt twice, but for what requests say that they share.
 
-    A server may remember what an earlier run sent with the same seed, so the first tokens of each
-    prompt, on which its cached blocks depend, do not come from the seed.
+    A server may remember what an earlier run sent with the same seed, so what its cached blocks
+    depend on does not come from the seed: the first tokens of each prompt, or its shared blocks.
 
     Raises:
         ConfigError: the vocabulary is too small to draw from.
@@ -129,11 +162,52 @@ class RandomPrompts:
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
         self._fresh = np.random.default_rng()
+        self.share_anew()
+
+    def share_anew(self) -> None:
+        """From here on, all hash ids stand for other tokens."""
+        self._salt = np.uint64(secrets.randbits(64))
 
     def draw(self, num_tokens: int) -> list[int]:
+        """A prompt that shares nothing."""
         num_fresh = min(num_tokens, _NUM_FRESH)
         return self._draw(self._fresh, num_fresh) + self._draw(self._rng, num_tokens - num_fresh)
+
+    def draw_for(self, request: WorkloadRequest) -> list[int]:
+        """Its prompt; equal hash ids are equal tokens."""
+        if not request.hash_ids:
+            return self.draw(request.num_prompt_tokens)
+        num_own = max(0, request.num_prompt_tokens - len(request.hash_ids) * HASH_BLOCK)
+        num_shared = request.num_prompt_tokens - num_own
+        shared: list[int] = self._shared(request.hash_ids)[:num_shared].tolist()
+        return shared + self.draw(num_own)
+
+    def _shared(self, hash_ids: Sequence[int]) -> np.ndarray:
+        """Tokens of these blocks, which are a function of the ids and the salt: int [N]."""
+        numbers = np.array([hash_id % 2**64 for hash_id in hash_ids], np.uint64)
+        places = np.arange(HASH_BLOCK, dtype=np.uint64)
+        bits = _mixed(self._salt + (numbers[:, np.newaxis] * np.uint64(HASH_BLOCK) + places))
+        tokens: np.ndarray = np.uint64(_LOWEST_TOKEN) + bits.ravel() % np.uint64(
+            self._vocab_size - _LOWEST_TOKEN
+        )
+        return tokens
 
     def _draw(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         ids: list[int] = rng.integers(_LOWEST_TOKEN, self._vocab_size, size=num_tokens).tolist()
         return ids
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Random bits that are a function of each value, after SplitMix64 (Steele et al., 2014).
+
+    A generator for each block would take several times as long, and while a long prompt is drawn no
+    answer is read.
+
+    Args:
+        values: uint64, any shape.
+    """
+    values = values * np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed

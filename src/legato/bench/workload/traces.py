@@ -1,59 +1,71 @@
-"""Workload files. The first line says which format it is:
+"""Workload files. How a file begins says which format it is:
 
-- Azure's LLM inference traces: CSV with columns TIMESTAMP, ContextTokens, GeneratedTokens.
-- Mooncake's traces: JSONL with `timestamp` in milliseconds, `input_length`, `output_length`. Which
-  prompts share a prefix (`hash_ids`) is not read.
-- Legato's own: JSONL with the fields of `WorkloadRequest`.
-- Recorded traffic: what `legato serve --trace` wrote, as lines of JSON.
+- a table (CSV) with the columns of Azure's LLM inference traces, of BurstGPT or of Vidur's and
+  Sarathi's, or any others, where they are named;
+- Mooncake's traces and Legato's own format: a JSON object a line;
+- ShareGPT's conversations: a JSON array;
+- recorded traffic, which `legato serve --trace` wrote.
+
+A file whose name ends with ".gz" is compressed.
 """
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from legato.bench.workload.requests import Workload, WorkloadRequest
+from legato.bench.workload.formats.csv_table import Columns, csv_rows, header_of, known_columns
+from legato.bench.workload.formats.json_lines import json_lines_rows
+from legato.bench.workload.formats.recorded import RECORDED, read_recorded
+from legato.bench.workload.formats.rows import Rows, WorkloadFile, read_rows
+from legato.bench.workload.formats.share_gpt import CountTokens, share_gpt_rows
+from legato.bench.workload.requests import Workload
+from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import ConfigError
-from legato.core.slo import INTERACTIVE
-from legato.core.step_record import RequestArrived, RequestEnded
-from legato.core.tenant import DEFAULT_TENANT
-from legato.observe.traces.trace_file import open_binary, read_trace
+from legato.observe.traces.trace_file import open_binary
 
-_RECORDED = b'{"kind":"trace"'
-_AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class _MooncakeRow(msgspec.Struct, frozen=True):
-    timestamp: float
-    input_length: int
-    output_length: int
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How a file is to be read.
+
+    Attributes:
+        columns: of a table; None takes those of a format that is known.
+        skip_bad_rows: instead of refusing the file.
+        tokenizer: of which model, where a file has texts; None takes the default model's.
+    """
+
+    columns: Columns | None = None
+    skip_bad_rows: bool = False
+    tokenizer: str | None = None
+
+
+def read_file(path: Path, reading: Reading, most: int | None = None) -> WorkloadFile:
+    """The requests of a file by arrival, the first of which is at 0.
+
+    Args:
+        most: how many of them are asked for at least; None asks for all.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no request, or a row of it is malformed.
+        UnsupportedModelError: the tokenizer is of a kind that Legato does not know.
+    """
+    text = _text(path)
+    if text is None:
+        return WorkloadFile(requests=_from_zero(read_recorded(path)))
+    rows = _rows(path, text, reading)
+    file = read_rows(path, rows, skip_bad_rows=reading.skip_bad_rows, most=most)
+    if not file.requests:
+        skipped = f" but malformed rows, such as {file.first_bad_row}" if file.num_bad_rows else ""
+        raise ConfigError(f"{path} has no requests{skipped}")
+    return msgspec.structs.replace(file, requests=_from_zero(file.requests))
 
 
 def read_workload(path: Path) -> Workload:
-    """The requests of a file by arrival, the first of which is at 0.
-
-    Raises:
-        ConfigError: the file cannot be read, holds no request, or a line of it is malformed.
-    """
-    if _is_recorded(path):
-        return _from_zero(_recorded_requests(path))
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    parse = _parser(path, lines[0] if lines else "")
-    requests = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line == _AZURE_HEADER:
-            continue
-        try:
-            requests.append(parse(line))
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number}: {error}") from error
-    if not requests:
-        raise ConfigError(f"{path} has no requests")
-    return _from_zero(requests)
+    """As `read_file`, of a file that says itself how it is to be read."""
+    return read_file(path, Reading()).requests
 
 
 def write_workload(path: Path, workload: Workload) -> None:
@@ -61,71 +73,49 @@ def write_workload(path: Path, workload: Workload) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(workload))
 
 
-def _parser(path: Path, first_line: str) -> Callable[[str], WorkloadRequest]:
-    if first_line == _AZURE_HEADER:
-        return _parse_azure
-    if '"input_length"' in first_line:
-        return _parse_mooncake
-    if '"num_prompt_tokens"' in first_line:
-        return _parse_legato
-    raise ConfigError(f"{path}:1: neither an Azure trace (CSV) nor Mooncake's or Legato's (JSONL)")
-
-
-def _parse_azure(line: str) -> WorkloadRequest:
-    values = line.split(",")
-    if len(values) != len(_AZURE_HEADER.split(",")):
-        raise ValueError(f"not {_AZURE_HEADER}: {line!r}")
-    arrival = datetime.fromisoformat(values[0])
-    if arrival.tzinfo is None:
-        # Local time could have a daylight saving jump in it.
-        arrival = arrival.replace(tzinfo=UTC)
-    return WorkloadRequest(arrival.timestamp(), int(values[1]), int(values[2]))
-
-
-def _parse_mooncake(line: str) -> WorkloadRequest:
-    row = msgspec.json.decode(line, type=_MooncakeRow)
-    return WorkloadRequest(row.timestamp / 1000, row.input_length, row.output_length)
-
-
-def _parse_legato(line: str) -> WorkloadRequest:
-    return msgspec.json.decode(line, type=WorkloadRequest)
-
-
-def _is_recorded(path: Path) -> bool:
+def _text(path: Path) -> str | None:
+    """What is in a file; None where that is recorded traffic, which may be far more."""
     try:
         with open_binary(path, "rb") as file:
-            return file.read(len(_RECORDED)) == _RECORDED
-    except OSError:
-        return False  # which reading it as text will tell of
+            start = file.read(len(RECORDED))
+            if start == RECORDED:
+                return None
+            return (start + file.read()).removeprefix(_BYTE_ORDER_MARK).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
 
 
-def _recorded_requests(path: Path) -> list[WorkloadRequest]:
-    """Those that had ended; what they would have become if they had not been refused is a guess."""
-    _, lines = read_trace(path)
-    arrived: dict[str, RequestArrived] = {}  # key request id
-    requests = []
-    for line in lines:
-        if isinstance(line, RequestArrived) and not line.is_rerun:
-            arrived[line.request_id] = line
-        elif isinstance(line, RequestEnded) and line.request_id in arrived:
-            requests.append(_recorded_request(arrived.pop(line.request_id), line))
-    if not requests:
-        raise ConfigError(f"{path} has no requests that ended")
-    return requests
-
-
-def _recorded_request(arrival: RequestArrived, end: RequestEnded) -> WorkloadRequest:
-    return WorkloadRequest(
-        arrival.arrived_s,
-        arrival.num_prompt_tokens,
-        end.num_output_tokens or arrival.max_tokens or 1,
-        None if arrival.slo_class == INTERACTIVE else arrival.slo_class,
-        arrival.priority,
-        None if arrival.tenant == DEFAULT_TENANT else arrival.tenant,
+def _rows(path: Path, text: str, reading: Reading) -> Rows:
+    try:
+        if text.lstrip().startswith("["):
+            return share_gpt_rows(text, _counter(reading.tokenizer or DEFAULT_MODEL))
+        if rows := json_lines_rows(text):
+            return rows
+        if columns := reading.columns or known_columns(header_of(text)):
+            return csv_rows(text, columns)
+    except ConfigError as error:
+        raise ConfigError(f"{path}:1: {error}") from error
+    raise ConfigError(
+        f"{path}:1: neither a table of Azure, BurstGPT or Vidur (CSV; others with --columns) nor "
+        "Mooncake's or Legato's lines (JSONL), conversations (JSON) or a recorded trace"
     )
 
 
-def _from_zero(requests: list[WorkloadRequest]) -> Workload:
+def _counter(model: str) -> CountTokens:
+    # Slow to import, and only this one format needs it.
+    from legato.model.source import resolve_source
+    from legato.model.tokenizer import load_tokenizer
+
+    backend = load_tokenizer(resolve_source(model)).backend
+
+    def count_tokens(texts: Sequence[str]) -> list[int]:
+        encoded = backend.encode_batch(list(texts), add_special_tokens=False)
+        return [len(encoding.ids) for encoding in encoded]
+
+    return count_tokens
+
+
+def _from_zero(requests: Workload) -> Workload:
     start_s = min(request.arrival_s for request in requests)
     moved = [
         # To the microsecond, which is what is left of an absolute time in a float.

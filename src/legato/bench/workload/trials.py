@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from legato.bench.workload.requests import Workload
+from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.core.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ class TrialSource:
         if not requests:
             raise ConfigError("the workload has no requests")
         self.requests = requests
+        self._num_hash_ids = 1 + max((max(r.hash_ids, default=-1) for r in requests), default=-1)
 
     def draw(self, rate_per_s: float, num_requests: int, seed: int) -> Workload:
         """Poisson arrivals from 0 on, given that so many come in `num_requests / rate_per_s`.
@@ -35,6 +36,15 @@ class TrialSource:
         passed = np.cumsum(gaps_rng.exponential(size=num_requests + 1))
         arrivals_s = passed[:-1] / passed[-1] * num_requests / rate_per_s
         return [
-            msgspec.structs.replace(self.requests[place], arrival_s=arrival_s)
-            for place, arrival_s in zip(order.tolist(), arrivals_s.tolist(), strict=True)
+            self._request(place, number // len(self.requests), arrival_s)
+            for number, (place, arrival_s) in enumerate(
+                zip(order.tolist(), arrivals_s.tolist(), strict=True)
+            )
         ]
+
+    def _request(self, place: int, num_round: int, arrival_s: float) -> WorkloadRequest:
+        """One that comes again shares nothing with its first coming, which a cache may hold."""
+        request = self.requests[place]
+        shift = num_round * self._num_hash_ids
+        hash_ids = tuple(hash_id + shift for hash_id in request.hash_ids)
+        return msgspec.structs.replace(request, arrival_s=arrival_s, hash_ids=hash_ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from legato.core.config import CacheConfig, EngineConfig, SchedulerConfig
+from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import row_counts
@@ -113,6 +113,16 @@ def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
     steps = _measure(parts)
     file.save(steps)
     return steps, file.path
+
+
+def model_context(config: ModelConfig) -> int:
+    """Longest prompt plus output in tokens, without loading the model.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot have what is configured.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    return _max_model_len(config.max_model_len, open_checkpoint(config).spec)
 
 
 def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineParts:
