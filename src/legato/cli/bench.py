@@ -127,14 +127,15 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from legato.bench.load.sessions import ask_model, run_workload
+    from legato.bench.load.sessions import ask_model, random_prompts, run_workload
     from legato.bench.report.report_file import RunReport
     from legato.bench.report.summary import Slos
-    from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
     workload = workload_choice(args, model.max_model_len).load()
-    prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
+    prompts = asyncio.run(
+        random_prompts(_address(args), vocab_size=args.vocab_size, seed=args.seed)
+    )
     slos = Slos(
         default=SloClass(
             itl_s=args.itl_slo,
@@ -151,15 +152,17 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _capacity(args: argparse.Namespace) -> None:
-    from legato.bench.load.sessions import ask_model, search_capacity
+    from legato.bench.load.sessions import ask_model, random_prompts, search_capacity
     from legato.bench.report.report_file import CapacityReport
-    from legato.bench.workload.requests import RandomPrompts
 
     model = asyncio.run(ask_model(_address(args)))
+    prompts = asyncio.run(
+        random_prompts(_address(args), vocab_size=args.vocab_size, seed=args.seed)
+    )
     capacity = search_capacity(
         _address(args),
         workload_choice(args, model.max_model_len),
-        RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
+        prompts,
         itl_slo_s=args.itl_slo,
         itl_slo_quantile=args.itl_slo_quantile,
         max_delay_s=args.max_delay,

@@ -15,16 +15,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--model", metavar="NAME", help="default: the only one it serves")
     group.add_argument("--api-key", metavar="KEY")
-    add_prompt_flags(group)
+    add_prompt_flags(group, vocab_size=None, default="32000, or as many as the model has")
 
 
-def add_prompt_flags(group: argparse._ArgumentGroup) -> None:
+def add_prompt_flags(
+    group: argparse._ArgumentGroup, *, vocab_size: int | None, default: str = "%(default)s"
+) -> None:
+    """Args: vocab_size: unless it is given; default: what the help says of it."""
     group.add_argument(
         "--vocab-size",
         type=count,
-        default=32_000,
+        default=vocab_size,
         metavar="N",
-        help="prompts are random tokens below this (%(default)s)",
+        help=f"prompts are random tokens below this ({default})",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
 
@@ -84,9 +87,8 @@ def add_probe_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--long",
         type=count,
-        default=7000,
         metavar="TOKENS",
-        help="length of a long prompt (%(default)s)",
+        help="length of a long prompt (7000, or what the model's context holds)",
     )
     group.add_argument(
         "--longs", type=count, default=1, metavar="N", help="long prompts at once (%(default)s)"

@@ -5,7 +5,7 @@ import numpy as np
 
 from legato.core.errors import ConfigError
 
-_LOWEST_TOKEN = 1000  # below are special tokens and single bytes
+LOWEST_TOKEN = 1000  # below are special tokens and single bytes
 _NUM_FRESH = 4
 
 
@@ -113,8 +113,8 @@ class RandomPrompts:
     """
 
     def __init__(self, *, vocab_size: int, seed: int) -> None:
-        if vocab_size <= _LOWEST_TOKEN:
-            raise ConfigError(f"vocab_size must be above {_LOWEST_TOKEN}, got {vocab_size}")
+        if vocab_size <= LOWEST_TOKEN:
+            raise ConfigError(f"vocab_size must be above {LOWEST_TOKEN}, got {vocab_size}")
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
         self._fresh = np.random.default_rng()
@@ -124,5 +124,5 @@ class RandomPrompts:
         return self._draw(self._fresh, num_fresh) + self._draw(self._rng, num_tokens - num_fresh)
 
     def _draw(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
-        ids: list[int] = rng.integers(_LOWEST_TOKEN, self._vocab_size, size=num_tokens).tolist()
+        ids: list[int] = rng.integers(LOWEST_TOKEN, self._vocab_size, size=num_tokens).tolist()
         return ids
