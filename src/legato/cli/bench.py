@@ -3,35 +3,33 @@
 import argparse
 import asyncio
 import importlib.util
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from legato.cli.bench_compare import add_compare_parser
 from legato.cli.bench_flags import (
     add_output_flags,
     add_probe_flags,
     add_search_flags,
     add_server_flags,
     add_slo_flags,
+    promised_slos,
+    server_address,
 )
 from legato.cli.bench_kernels import add_kernels_parser
+from legato.cli.bench_reports import publish, settings
+from legato.cli.bench_sweep import add_sweep_parser
 from legato.cli.values import count
 from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
 
 if TYPE_CHECKING:
-    from legato.bench.load.client import Address
-    from legato.bench.report.report_file import Report
-
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EXTRA_MODULES = ("httpx", "matplotlib")
-_NOT_SETTINGS = {"run", "benchmark", "api_key", "name", "output"}
 _TRIAL_REQUESTS = 100
 _FIRST_RATE_PER_S = 1.0
-_UNSAFE_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
 def add_parser(subparsers: "Subparsers") -> None:
@@ -44,10 +42,12 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser.set_defaults(run=run)
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_run_parser(benchmarks)
+    add_sweep_parser(benchmarks)
     _add_capacity_parser(benchmarks)
     _add_probe_parser(benchmarks)
     add_kernels_parser(benchmarks)
     _add_report_parser(benchmarks)
+    add_compare_parser(benchmarks)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,38 +129,28 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
 def _run(args: argparse.Namespace) -> None:
     from legato.bench.load.sessions import ask_model, random_prompts, run_workload
     from legato.bench.report.report_file import RunReport
-    from legato.bench.report.summary import Slos
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     workload = workload_choice(args, model.max_model_len).load()
     prompts = asyncio.run(
-        random_prompts(_address(args), vocab_size=args.vocab_size, seed=args.seed)
-    )
-    slos = Slos(
-        default=SloClass(
-            itl_s=args.itl_slo,
-            itl_quantile=args.itl_slo_quantile,
-            tpot_s=args.tpot_slo,
-            ttft_s=args.ttft_slo,
-        ),
-        by_class=args.slo_classes,
+        random_prompts(server_address(args), vocab_size=args.vocab_size, seed=args.seed)
     )
     records = asyncio.run(
-        run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)
+        run_workload(server_address(args), workload, prompts, max_concurrency=args.max_concurrency)
     )
-    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records))
+    publish(args, RunReport.of(args.name or model.id, settings(args), promised_slos(args), records))
 
 
 def _capacity(args: argparse.Namespace) -> None:
     from legato.bench.load.sessions import ask_model, random_prompts, search_capacity
     from legato.bench.report.report_file import CapacityReport
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     prompts = asyncio.run(
-        random_prompts(_address(args), vocab_size=args.vocab_size, seed=args.seed)
+        random_prompts(server_address(args), vocab_size=args.vocab_size, seed=args.seed)
     )
     capacity = search_capacity(
-        _address(args),
+        server_address(args),
         workload_choice(args, model.max_model_len),
         prompts,
         itl_slo_s=args.itl_slo,
@@ -170,7 +160,7 @@ def _capacity(args: argparse.Namespace) -> None:
         precision=args.precision,
     )
     name = args.name or model.id
-    _publish(args, CapacityReport(name=name, settings=_settings(args), capacity=capacity))
+    publish(args, CapacityReport(name=name, settings=settings(args), capacity=capacity))
 
 
 def _probe(args: argparse.Namespace) -> None:
@@ -178,7 +168,7 @@ def _probe(args: argparse.Namespace) -> None:
     from legato.bench.probe import Probe
     from legato.bench.report.report_file import ProbeReport
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     probe = Probe(
         args.base_url,
         model.id,
@@ -192,7 +182,7 @@ def _probe(args: argparse.Namespace) -> None:
     )
     result = asyncio.run(probe.run())
     name = args.name or model.id
-    _publish(args, ProbeReport(name=name, settings=_settings(args), result=result))
+    publish(args, ProbeReport(name=name, settings=settings(args), result=result))
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -206,30 +196,3 @@ def _report(args: argparse.Namespace) -> None:
         print_table(table)
     args.output.write_text(render_page(reports), encoding="utf-8")
     print(f"written to {args.output}")
-
-
-def _publish(args: argparse.Namespace, report: "Report") -> None:
-    """Write the report as JSON and as a page, and print it."""
-    from legato.bench.report.console import print_table
-    from legato.bench.report.page import render_page
-    from legato.bench.report.report_file import write_report
-    from legato.bench.report.tables import tables
-
-    kind = args.benchmark.__name__.strip("_")
-    path = args.output / _UNSAFE_IN_NAMES.sub("-", f"{kind}-{report.name}.json")
-    write_report(path, report)
-    for table in tables([report]):
-        print_table(table)
-    path.with_suffix(".html").write_text(render_page([report]), encoding="utf-8")
-    print(f"written to {path} and {path.with_suffix('.html').name}")
-
-
-def _address(args: argparse.Namespace) -> "Address":
-    from legato.bench.load.client import Address
-
-    return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What belongs into a report; key a flag's name."""
-    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}

@@ -2,10 +2,15 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from legato.cli.flags import AddItems, GapPromise
 from legato.cli.values import SLO_CLASS, count, duration_s, positive, slo_class
-from legato.core.slo import P99
+from legato.core.slo import P99, SloClass
+
+if TYPE_CHECKING:
+    from legato.bench.load.client import Address
+    from legato.bench.report.summary import Slos
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +21,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help="default: the only one it serves")
     group.add_argument("--api-key", metavar="KEY")
     add_prompt_flags(group, vocab_size=None, default="32000, or as many as the model has")
+
+
+def server_address(args: argparse.Namespace) -> "Address":
+    """Where the flags of `add_server_flags` say that it is."""
+    from legato.bench.load.client import Address
+
+    return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
 
 
 def add_prompt_flags(
@@ -53,6 +65,19 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
         metavar=SLO_CLASS,
         help="for requests of a class, instead of those above; may be repeated",
     )
+
+
+def promised_slos(args: argparse.Namespace) -> "Slos":
+    """What the flags of `add_slo_flags` say."""
+    from legato.bench.report.summary import Slos
+
+    default = SloClass(
+        itl_s=args.itl_slo,
+        itl_quantile=args.itl_slo_quantile,
+        tpot_s=args.tpot_slo,
+        ttft_s=args.ttft_slo,
+    )
+    return Slos(default=default, by_class=args.slo_classes)
 
 
 def add_search_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ All raise argparse.ArgumentTypeError where a text is not such a value.
 """
 
 import argparse
+import math
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -50,6 +51,19 @@ def positive(text: str) -> float:
     if not value > 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return value
+
+
+def rates(text: str) -> list[float]:
+    """Finite numbers above 0 between commas, each once."""
+    found = [positive(value) for value in listed(text)]
+    if not all(map(math.isfinite, found)):
+        raise argparse.ArgumentTypeError(f"{text!r} has a rate that is not finite")
+    return list(dict.fromkeys(found))
+
+
+def counts(text: str) -> list[int]:
+    """Whole numbers above 0 between commas, each once."""
+    return list(dict.fromkeys(count(value) for value in listed(text)))
 
 
 def fraction(text: str) -> float:

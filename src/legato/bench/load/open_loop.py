@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,7 +22,7 @@ would be then."""
 
 async def send_workload(
     client: Client,
-    workload: Workload,
+    workload: Iterable[WorkloadRequest],
     prompts: RandomPrompts,
     *,
     max_concurrency: int | None = None,
@@ -32,6 +32,7 @@ async def send_workload(
     """Send each request when it is due, and wait until all have ended.
 
     Args:
+        workload: in the order of arrival; each is asked for when the one before it was sent.
         max_concurrency: most requests in flight. One that is held back by it arrives when its turn
             comes, so that its latencies are the server's alone.
         stop_when: ends the run early: what is in flight is cancelled, and nothing more is sent.
@@ -112,7 +113,7 @@ class _Run:
     def records(self) -> list[RequestRecord]:
         return [attempt.record(self._start_s) for attempt in self._attempts]
 
-    async def send(self, workload: Workload) -> None:
+    async def send(self, workload: Iterable[WorkloadRequest]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for request in workload:
                 await asyncio.sleep(max(0.0, request.arrival_s - self.now_s()))

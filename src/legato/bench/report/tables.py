@@ -3,47 +3,33 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
 from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
 from legato.bench.report.summary import Distribution, Summary, distribution
+from legato.bench.report.sweep_table import sweep_table
+from legato.bench.report.table import NOTHING, Table, duration
 from legato.core.slo import SloClass, percentile
 
-_NOTHING = "–"
+__all__ = ["Table", "duration", "tables"]
+
 _SHOWN = ("p50", "p99", "max")
 
 _Cells = dict[str, str]
 """One column: key the row's name."""
 
 
-class Table(msgspec.Struct, frozen=True):
-    """Attributes: rows: as wide as the header; the first column names each."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
 def tables(reports: Sequence[Report]) -> list[Table]:
     """One for each kind of report that there is, and the failures and trials of each report."""
-    runs, capacities, probes = by_kind(reports)
+    runs, capacities, probes, sweeps = by_kind(reports)
     found = [
         _table("Runs", [column for run in runs for column in _run_columns(run)]),
         *map(_failure_table, runs),
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
         *map(_trial_table, capacities),
         _table("Long prompts", [(report.name, _probe_cells(report)) for report in probes]),
+        *map(sweep_table, sweeps),
+        *(_failure_table(point.run) for sweep in sweeps for point in sweep.points),
     ]
     return [table for table in found if table.rows]
-
-
-def duration(seconds: float | None) -> str:
-    """For people to read."""
-    if seconds is None:
-        return _NOTHING
-    if abs(seconds) >= 1.0:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.{0 if abs(seconds) >= 0.01 else 1}f} ms"
 
 
 def _table(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
@@ -77,8 +63,8 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         **_latency_cells("ITL", summary.itl_s),
         **_latency_cells("TPOT", summary.tpot_s),
         **_latency_cells("E2E", summary.e2e_s),
-        "SLO attained": f"{summary.attainment:.1%}" if are_promised else _NOTHING,
-        "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else _NOTHING,
+        "SLO attained": f"{summary.attainment:.1%}" if are_promised else NOTHING,
+        "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else NOTHING,
     }
 
 
