@@ -130,3 +130,23 @@ def test_loads_that_are_none(flags: tuple[str, ...], message: str) -> None:
     done = bench("sweep", "--workload", "chat", *flags)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_simulated_sweep_of_two_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate = ["simulate", "--workload", "prompt p50=200, output p50=20", "-o", str(tmp_path)]
+    assert main([*simulate, "--rates", "4,1", "--duration", "30s", "--itl-slo", "120ms"]) == 0
+    capsys.readouterr()
+    for policy in ("slo", "fixed-512"):
+        report = read_report(tmp_path / f"simulated-sweep-{policy}.json")
+        assert isinstance(report, SweepReport)
+        assert [(point.load, len(point.run.records)) for point in report.points] == [
+            (1.0, 30),
+            (4.0, 120),
+        ]
+        slow, fast = (point.throughput.output_tokens_per_s for point in report.points)
+        assert fast > 2 * slow
+    assert (tmp_path / "simulated-sweep.html").read_text().count("<svg") == 1
+    assert main([*simulate, "--rates", "1", "--rate", "1"]) == 2
+    assert "--rates takes the place of --rate" in capsys.readouterr().err
