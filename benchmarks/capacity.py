@@ -18,12 +18,11 @@ from rich.console import Console
 from benchmarks.servers import SERVE_AS_PEERS_DO, Server, add_peer_flag, running_server, servers
 from legato.bench.capacity.search import Capacity
 from legato.bench.load.client import Address
-from legato.bench.load.sessions import ask_model, search_capacity
+from legato.bench.load.sessions import ask_model, random_prompts, search_capacity
 from legato.bench.report.console import print_table
 from legato.bench.report.page import render_page
 from legato.bench.report.report_file import CapacityReport, write_report
 from legato.bench.report.tables import tables
-from legato.bench.workload.requests import RandomPrompts
 from legato.cli.bench_flags import add_search_flags
 from legato.cli.capacity_settings import search_settings
 from legato.cli.values import count
@@ -86,7 +85,7 @@ def _search(arguments: argparse.Namespace, server: Server, base_url: str) -> Cap
     return search_capacity(
         address,
         trial_choice(arguments, model.max_model_len),
-        RandomPrompts(vocab_size=32_000, seed=arguments.seed),
+        asyncio.run(random_prompts(address, vocab_size=None, seed=arguments.seed)),
         search_settings(arguments, arguments.itl_slo, _LEAST_REQUESTS),
     )
 

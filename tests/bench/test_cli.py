@@ -82,11 +82,19 @@ def test_probe(to_server: list[str], tmp_path: Path) -> None:
     assert len(report.result.long_ttfts_s) == 2
 
 
-def test_probe_that_the_server_does_not_take(to_server: list[str]) -> None:
-    done = bench("probe", *to_server, "--long", "5000")
-    assert done.returncode == 1
-    assert done.stderr.startswith("legato: 400: ")
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--long", "2047"), "a long prompt of 2047 tokens and its output of 2 do not fit in"),
+        (("--vocab-size", "49153"), f"vocab_size 49153: {MODEL} has 49152 tokens only"),
+    ],
+)
+def test_probe_that_the_model_cannot_take(
+    to_server: list[str], flags: tuple[str, ...], message: str
+) -> None:
+    done = bench("probe", *to_server, *flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"legato: {message}")
 
 
 def test_help_names_every_mix() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.load.client import Address, connect
+from legato.bench.load.client import Address, ServedModel, connect
 from legato.bench.load.open_loop import StopWhen, send_workload, warm_up
 from legato.bench.load.record import OnProgress, RequestRecord, Status
 from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
@@ -132,11 +132,11 @@ def _check_refusals(records: list[RequestRecord]) -> None:
 
 
 def test_the_model_is_asked_for(server: ServerProcess, address: Address) -> None:
-    async def model(address: Address) -> tuple[str, int | None]:
+    async def model(address: Address) -> ServedModel:
         async with connect(address) as client:
-            return client.model.id, client.model.max_model_len
+            return client.model
 
-    assert asyncio.run(model(address)) == (MODEL, 2048)
+    assert asyncio.run(model(address)) == ServedModel(MODEL, 2048, 49_152)
     for wrong, message in (
         (Address(base_url=server.url, model="other", api_key="secret"), MODEL),
         (Address(base_url=server.url), "401"),

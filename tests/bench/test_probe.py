@@ -1,11 +1,14 @@
 """What a probe measures, by hand and on a real server."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from legato.bench.load.client import Address
+from legato.bench.load.record import RequestError
 from legato.bench.probe import Probe, ProbeResult
+from tests.server.launch import ServerProcess, running_server
 
 RESULT = ProbeResult(
     token_times_s=[[-4.0, -2.0, -1.0, 0.5, 3.5, 4.0], [-2.5, 0.0, 2.0, 2.5, 9.0]],
@@ -22,20 +25,28 @@ def test_windows_by_hand() -> None:
     assert RESULT.tokens_per_s(during=True) == pytest.approx(1.0)  # at 0.5, 2.0 and 2.5
 
 
-def test_probe_of_a_server(address: Address) -> None:
+def test_probe_of_a_server(address: Address, server: ServerProcess) -> None:
+    """The long prompt, which the warm-up sends, too, is as long as the context allows."""
+    before = server.metric("prompt_tokens_total")
     probe = Probe(
         address.base_url,
         num_streams=3,
-        long_prompt=700,
-        num_longs=2,
         steady_s=0.5,
         api_key=address.api_key,
     )
     result = asyncio.run(probe.run())
+    assert server.metric("prompt_tokens_total") - before == 16 + 3 * 64 + 2 * 2046
     assert len(result.token_times_s) == 3
-    assert len(result.long_ttfts_s) == 2
+    assert len(result.long_ttfts_s) == 1
     assert all(times_s == sorted(times_s) for times_s in result.token_times_s)
     assert result.window_start_s <= -0.5
     for during in (False, True):
         assert result.itl_s(during=during).size >= 3
         assert result.tokens_per_s(during=during) > 0.0
+
+
+def test_streams_that_end_too_early(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--max-model-len", "90") as server:
+        probe = Probe(server.url, num_streams=1, steady_s=5.0)
+        with pytest.raises(RequestError, match="a stream ended after 26 tokens"):
+            asyncio.run(probe.run())

@@ -216,10 +216,23 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:
 
 
 def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="maximum context length"):
-        llm.generate(["fine", {"prompt_token_ids": [1] * 3000}], GREEDY, use_tqdm=False)
+    num_served = llm.stats.num_prefix_cache_queries
+    batches: list[tuple[Any, str]] = [
+        (["fine", "too", {"prompt_token_ids": [1] * 3000}], "^prompt 2: .*maximum context length"),
+        (["fine", {"prompt_token_ids": [10**6]}], "^prompt 1: prompt has token id 1000000"),
+        (["fine", {"prompt_token_ids": []}, "fine"], "^prompt 1: the prompt is empty"),
+        ([17, "fine"], "^prompt 0: a prompt is a text or token ids"),
+        ({"prompt_token_ids": [1] * 3000}, "^this model's maximum context length"),
+    ]
+    for prompts, message in batches:
+        with pytest.raises(InvalidRequestError, match=message):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="2 prompts, but 1"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"^prompt 1: ") as refused:
+        llm.chat([QUESTION, [{"role": "user", "content": "word " * 3000}]], GREEDY, use_tqdm=False)
+    assert refused.value.code == "context_length_exceeded"
+    assert llm.stats.num_prefix_cache_queries == num_served
     assert llm.stats.num_running == llm.stats.num_waiting == 0
 
 

@@ -6,16 +6,20 @@ their next token while those are prefilled?
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from legato.bench.load.client import Address, Client, connect
-from legato.bench.load.record import ProbeResult
+from legato.bench.load.client import Address, Client, ServedModel, connect
+from legato.bench.load.record import ProbeResult, RequestError
+from legato.bench.load.vocabulary import prompt_vocab_size
 from legato.bench.workload.requests import RandomPrompts
+from legato.core.errors import ConfigError
 
 __all__ = ["Probe", "ProbeResult"]
 
 _STEADY_TOKENS = 6
 _SHORT_PROMPT = 64
+_LONG_PROMPT = 7000
 _STREAM_TOKENS = 4000  # more than come while they are watched
 _LONG_OUTPUT = 2
 _WARM_UP_PROMPT = 16
@@ -29,18 +33,19 @@ class Probe:
     Attributes:
         base_url: with or without "/v1".
         model: its name there; None takes the only one.
-        long_prompt: length in tokens.
+        long_prompt: length in tokens; None takes 7,000, or what the model's context holds.
         num_longs: long prompts sent at once.
         steady_s: how long to watch the streams before they are sent.
+        vocab_size: as `prompt_vocab_size` takes it.
     """
 
     base_url: str
     model: str | None = None
     num_streams: int = 8
-    long_prompt: int = 7000
+    long_prompt: int | None = None
     num_longs: int = 1
     steady_s: float = 4.0
-    vocab_size: int = 32_000
+    vocab_size: int | None = None
     seed: int = 0
     api_key: str | None = None
 
@@ -48,20 +53,38 @@ class Probe:
         """Warm the server up with both shapes, then measure.
 
         Raises:
-            ConfigError: no server answers there, or it does not serve the model.
-            RequestError: the server did not finish a request.
+            ConfigError: no server answers there, or it does not serve the model; or the model has
+                no such tokens, or no room for such a prompt.
+            RequestError: the server did not finish a request, or finished the streams before the
+                long prompts.
         """
-        prompts = RandomPrompts(vocab_size=self.vocab_size, seed=self.seed)
         address = Address(base_url=self.base_url, model=self.model, api_key=self.api_key)
         async with connect(address) as client:
-            for length in (_WARM_UP_PROMPT, self.long_prompt):
+            long_prompt = self._long_prompt_for(client.model)
+            vocab_size = await prompt_vocab_size(client, self.vocab_size)
+            prompts = RandomPrompts(vocab_size=vocab_size, seed=self.seed)
+            for length in (_WARM_UP_PROMPT, long_prompt):
                 await client.complete(prompts.draw(length), _LONG_OUTPUT, [])
-            return await self._measure(client, prompts)
+            return await self._measure(client, prompts, long_prompt)
 
-    async def _measure(self, client: Client, prompts: RandomPrompts) -> ProbeResult:
+    def _long_prompt_for(self, model: ServedModel) -> int:
+        """Length in tokens."""
+        if model.max_model_len is None:
+            return self.long_prompt or _LONG_PROMPT
+        room = model.max_model_len - _LONG_OUTPUT
+        if self.long_prompt is not None and self.long_prompt > room:
+            raise ConfigError(
+                f"a long prompt of {self.long_prompt} tokens and its output of {_LONG_OUTPUT} do "
+                f"not fit in the context of {model.id}, which has {model.max_model_len}"
+            )
+        return self.long_prompt or min(_LONG_PROMPT, room)
+
+    async def _measure(
+        self, client: Client, prompts: RandomPrompts, long_prompt: int
+    ) -> ProbeResult:
         streams: list[list[float]] = [[] for _ in range(self.num_streams)]
         longest = client.model.max_model_len or _STREAM_TOKENS + _SHORT_PROMPT
-        num_tokens = min(_STREAM_TOKENS, longest - _SHORT_PROMPT)
+        num_tokens = max(1, min(_STREAM_TOKENS, longest - _SHORT_PROMPT))
         tasks = [
             asyncio.create_task(client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times))
             for times in streams
@@ -69,13 +92,12 @@ class Probe:
         try:
             while not all(len(times) >= _STEADY_TOKENS for times in streams):
                 await asyncio.sleep(0.01)
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                _check_running(tasks)
             window_start = time.perf_counter()
             await asyncio.sleep(self.steady_s)
             sent = time.perf_counter()
-            first_tokens = await self._send_longs(client, prompts)
+            first_tokens = await self._send_longs(client, prompts, long_prompt)
+            _check_running(tasks)
             await asyncio.sleep(_TAIL_S)
         finally:
             for task in tasks:
@@ -86,13 +108,23 @@ class Probe:
             long_ttfts_s=[at - sent for at in first_tokens],
         )
 
-    async def _send_longs(self, client: Client, prompts: RandomPrompts) -> list[float]:
+    async def _send_longs(
+        self, client: Client, prompts: RandomPrompts, long_prompt: int
+    ) -> list[float]:
         """When each of the long prompts had its first token."""
         longs: list[list[float]] = [[] for _ in range(self.num_longs)]
         await asyncio.gather(
-            *(
-                client.complete(prompts.draw(self.long_prompt), _LONG_OUTPUT, times)
-                for times in longs
-            )
+            *(client.complete(prompts.draw(long_prompt), _LONG_OUTPUT, times) for times in longs)
         )
         return [times[0] for times in longs]
+
+
+def _check_running(streams: Iterable[asyncio.Task[int]]) -> None:
+    """Raises RequestError where one has ended, which would leave nothing to watch."""
+    for stream in streams:
+        if stream.done():
+            num_tokens = stream.result()
+            raise RequestError(
+                f"a stream ended after {num_tokens} tokens, before the long prompts were served: "
+                "watch for a shorter time, or give the model a longer context"
+            )

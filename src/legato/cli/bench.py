@@ -3,19 +3,23 @@
 import argparse
 import asyncio
 import importlib.util
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from legato.cli.bench_compare import add_compare_parser
 from legato.cli.bench_flags import (
     add_output_flags,
     add_probe_flags,
     add_search_flags,
     add_server_flags,
     add_slo_flags,
+    promised_slos,
+    server_address,
 )
 from legato.cli.bench_kernels import add_kernels_parser
+from legato.cli.bench_reports import publish, settings
+from legato.cli.bench_sweep import add_sweep_parser
 from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
 from legato.cli.values import count
 from legato.cli.workload_flags import (
@@ -25,18 +29,12 @@ from legato.cli.workload_flags import (
     workload_choice,
 )
 from legato.core.errors import ConfigError
-from legato.core.slo import SloClass
 
 if TYPE_CHECKING:
-    from legato.bench.load.client import Address
-    from legato.bench.report.report_file import Report
-
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EXTRA_MODULES = ("httpx", "matplotlib")
-_NOT_SETTINGS = {"run", "benchmark", "api_key", "name", "output"}
 _TRIAL_REQUESTS = 100
-_UNSAFE_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
 def add_parser(subparsers: "Subparsers") -> None:
@@ -49,10 +47,12 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser.set_defaults(run=run)
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_run_parser(benchmarks)
+    add_sweep_parser(benchmarks)
     _add_capacity_parser(benchmarks)
     _add_probe_parser(benchmarks)
     add_kernels_parser(benchmarks)
     _add_report_parser(benchmarks)
+    add_compare_parser(benchmarks)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,49 +135,41 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from legato.bench.load.sessions import ask_model, run_workload
+    from legato.bench.load.sessions import ask_model, random_prompts, run_workload
     from legato.bench.report.report_file import RunReport
-    from legato.bench.report.summary import Slos
-    from legato.bench.workload.requests import RandomPrompts
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     choice = workload_choice(args, model.max_model_len)
     workload, notes = choice.load(), choice.notes()
     tell_notes(notes)
-    prompts = RandomPrompts(vocab_size=args.vocab_size, seed=args.seed)
-    slos = Slos(
-        default=SloClass(
-            itl_s=args.itl_slo,
-            itl_quantile=args.itl_slo_quantile,
-            tpot_s=args.tpot_slo,
-            ttft_s=args.ttft_slo,
-        ),
-        by_class=args.slo_classes,
+    prompts = asyncio.run(
+        random_prompts(server_address(args), vocab_size=args.vocab_size, seed=args.seed)
     )
     records = asyncio.run(
-        run_workload(_address(args), workload, prompts, max_concurrency=args.max_concurrency)
+        run_workload(server_address(args), workload, prompts, max_concurrency=args.max_concurrency)
     )
-    _publish(args, RunReport.of(args.name or model.id, _settings(args), slos, records, notes))
+    name, slos = args.name or model.id, promised_slos(args)
+    publish(args, RunReport.of(name, settings(args), slos, records, notes))
 
 
 def _capacity(args: argparse.Namespace) -> None:
-    from legato.bench.load.sessions import ask_model, search_capacity
+    from legato.bench.load.sessions import ask_model, random_prompts, search_capacity
     from legato.bench.report.report_file import CapacityReport
-    from legato.bench.workload.requests import RandomPrompts
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     choice = trial_choice(args, model.max_model_len)
     notes = choice.notes()
     tell_notes(notes)
+    prompts = asyncio.run(
+        random_prompts(server_address(args), vocab_size=args.vocab_size, seed=args.seed)
+    )
     capacity = search_capacity(
-        _address(args),
-        choice,
-        RandomPrompts(vocab_size=args.vocab_size, seed=args.seed),
-        search_settings(args, args.itl_slo, _TRIAL_REQUESTS),
+        server_address(args), choice, prompts, search_settings(args, args.itl_slo, _TRIAL_REQUESTS)
     )
     name = args.name or model.id
-    report = CapacityReport(name=name, settings=_settings(args), capacity=capacity, notes=notes)
-    _publish(args, report)
+    publish(
+        args, CapacityReport(name=name, settings=settings(args), capacity=capacity, notes=notes)
+    )
 
 
 def _probe(args: argparse.Namespace) -> None:
@@ -185,7 +177,7 @@ def _probe(args: argparse.Namespace) -> None:
     from legato.bench.probe import Probe
     from legato.bench.report.report_file import ProbeReport
 
-    model = asyncio.run(ask_model(_address(args)))
+    model = asyncio.run(ask_model(server_address(args)))
     probe = Probe(
         args.base_url,
         model.id,
@@ -199,7 +191,7 @@ def _probe(args: argparse.Namespace) -> None:
     )
     result = asyncio.run(probe.run())
     name = args.name or model.id
-    _publish(args, ProbeReport(name=name, settings=_settings(args), result=result))
+    publish(args, ProbeReport(name=name, settings=settings(args), result=result))
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -213,30 +205,3 @@ def _report(args: argparse.Namespace) -> None:
         print_table(table)
     args.output.write_text(render_page(reports), encoding="utf-8")
     print(f"written to {args.output}")
-
-
-def _publish(args: argparse.Namespace, report: "Report") -> None:
-    """Write the report as JSON and as a page, and print it."""
-    from legato.bench.report.console import print_table
-    from legato.bench.report.page import render_page
-    from legato.bench.report.report_file import write_report
-    from legato.bench.report.tables import tables
-
-    kind = args.benchmark.__name__.strip("_")
-    path = args.output / _UNSAFE_IN_NAMES.sub("-", f"{kind}-{report.name}.json")
-    write_report(path, report)
-    for table in tables([report]):
-        print_table(table)
-    path.with_suffix(".html").write_text(render_page([report]), encoding="utf-8")
-    print(f"written to {path} and {path.with_suffix('.html').name}")
-
-
-def _address(args: argparse.Namespace) -> "Address":
-    from legato.bench.load.client import Address
-
-    return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What belongs into a report; key a flag's name."""
-    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}

@@ -2,10 +2,15 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from legato.cli.flags import AddItems, GapPromise
 from legato.cli.values import SLO_CLASS, count, duration_s, positive, share, slo_class
-from legato.core.slo import P99
+from legato.core.slo import P99, SloClass
+
+if TYPE_CHECKING:
+    from legato.bench.load.client import Address
+    from legato.bench.report.summary import Slos
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,16 +20,26 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--model", metavar="NAME", help="default: the only one it serves")
     group.add_argument("--api-key", metavar="KEY")
-    add_prompt_flags(group)
+    add_prompt_flags(group, vocab_size=None, default="32000, or as many as the model has")
 
 
-def add_prompt_flags(group: argparse._ArgumentGroup) -> None:
+def server_address(args: argparse.Namespace) -> "Address":
+    """Where the flags of `add_server_flags` say that it is."""
+    from legato.bench.load.client import Address
+
+    return Address(base_url=args.base_url, model=args.model, api_key=args.api_key)
+
+
+def add_prompt_flags(
+    group: argparse._ArgumentGroup, *, vocab_size: int | None, default: str = "%(default)s"
+) -> None:
+    """Args: vocab_size: unless it is given; default: what the help says of it."""
     group.add_argument(
         "--vocab-size",
         type=count,
-        default=32_000,
+        default=vocab_size,
         metavar="N",
-        help="prompts are random tokens below this (%(default)s)",
+        help=f"prompts are random tokens below this ({default})",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
 
@@ -50,6 +65,19 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
         metavar=SLO_CLASS,
         help="for requests of a class, instead of those above; may be repeated",
     )
+
+
+def promised_slos(args: argparse.Namespace) -> "Slos":
+    """What the flags of `add_slo_flags` say."""
+    from legato.bench.report.summary import Slos
+
+    default = SloClass(
+        itl_s=args.itl_slo,
+        itl_quantile=args.itl_slo_quantile,
+        tpot_s=args.tpot_slo,
+        ttft_s=args.ttft_slo,
+    )
+    return Slos(default=default, by_class=args.slo_classes)
 
 
 def add_search_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +132,8 @@ def add_probe_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--long",
         type=count,
-        default=7000,
         metavar="TOKENS",
-        help="length of a long prompt (%(default)s)",
+        help="length of a long prompt (7000, or what the model's context holds)",
     )
     group.add_argument(
         "--longs", type=count, default=1, metavar="N", help="long prompts at once (%(default)s)"

@@ -17,6 +17,7 @@ from legato.cli.simulate_flags import (
     promised_slos,
     simulated_server,
 )
+from legato.cli.values import rates
 from legato.cli.workload_flags import (
     add_workload_flags,
     tell_notes,
@@ -58,11 +59,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
     if args.capacity and args.itl_slo_s is None:
         raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
-    if args.trace and args.capacity:
-        raise ConfigError("--trace is of one run, but --capacity makes many")
+    if args.trace and (args.capacity or args.rates):
+        raise ConfigError("--trace is of one run, but --capacity and --rates make many")
+    if args.rates and args.rate is not None:
+        raise ConfigError("--rates takes the place of --rate")
     # The tables say which promises were broken.
     logging.basicConfig(level=logging.ERROR)
-    report_of = _capacity_report if args.capacity else _run_report
+    report_of = _run_report
+    if args.capacity or args.rates:
+        report_of = _capacity_report if args.capacity else _sweep_report
     servers = {policy: simulated_server(args, policy) for policy in policies(args)}
     tell_notes(_choice(args, next(iter(servers.values()))).notes())
     _publish(args, [report_of(args, policy, server) for policy, server in servers.items()])
@@ -71,7 +76,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("report")
-    group.add_argument(
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--rates",
+        type=rates,
+        metavar="R,R,...",
+        help="simulate at each of these rates, for --duration (60 s) or --num-requests, and draw "
+        "latency over throughput",
+    )
+    kinds.add_argument(
         "--capacity",
         action="store_true",
         help="find the largest Poisson rate that is sustained, as `legato bench capacity` does: "
@@ -149,6 +162,26 @@ def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedSe
     return CapacityReport(name=policy, settings=settings, capacity=capacity, notes=choice.notes())
 
 
+def _sweep_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+    from legato.bench.report.report_file import SweepReport
+    from legato.bench.simulation.sessions import simulate_run
+    from legato.bench.sweep import LoadKind, at_rate
+
+    choice, slos = _choice(args, server), promised_slos(args)
+    report = SweepReport(
+        name=policy,
+        settings=_settings(args, policy),
+        load_kind=LoadKind.RATE,
+        points=[],
+        notes=choice.notes(),
+    )
+    for rate_per_s in args.rates:
+        label = f"{policy}, {LoadKind.RATE.describe(rate_per_s)}"
+        simulated = simulate_run(server, at_rate(choice, rate_per_s), label)
+        report = report.with_point(report.point(rate_per_s, slos, simulated.records))
+    return report
+
+
 def _tell(policy: str, simulated: "SimulatedRun", wall_s: float) -> None:
     from rich.console import Console
 
@@ -168,7 +201,7 @@ def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
 
     for table in tables(reports):
         print_table(table)
-    kind = "capacity" if args.capacity else "run"
+    kind = "capacity" if args.capacity else "sweep" if args.rates else "run"
     for report in reports:
         name = report.name.replace(":", "-")
         write_report(args.output / f"simulated-{kind}-{name}.json", report)

@@ -98,7 +98,7 @@ def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="that simulate (%(default)s)",
     )
-    add_prompt_flags(group)
+    add_prompt_flags(group, vocab_size=32_000)
     add_output_flag(group)
 
 

@@ -61,6 +61,19 @@ def finite(text: str) -> float:
     return value
 
 
+def rates(text: str) -> list[float]:
+    """Finite numbers above 0 between commas, each once."""
+    found = [positive(value) for value in listed(text)]
+    if not all(map(math.isfinite, found)):
+        raise argparse.ArgumentTypeError(f"{text!r} has a rate that is not finite")
+    return list(dict.fromkeys(found))
+
+
+def counts(text: str) -> list[int]:
+    """Whole numbers above 0 between commas, each once."""
+    return list(dict.fromkeys(count(value) for value in listed(text)))
+
+
 def fraction(text: str) -> float:
     """A number in [0, 1)."""
     value = _number(text)

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NotRequired, TypedDict, cast
 
 from rich.console import Console
@@ -135,7 +136,8 @@ class LLM:
             use_tqdm: show a progress bar on stderr.
 
         Raises:
-            InvalidRequestError: a prompt or setting that can never be served.
+            InvalidRequestError: a prompt or setting that can never be served. Of several prompts,
+                the message begins with the index of the first such; none has been started.
             RequestFailedError: a request cannot be computed.
             EngineFaultError: nothing can be computed any more.
         """
@@ -143,9 +145,12 @@ class LLM:
         params = _params_for_each(
             sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
+        tokenized = []
+        for index, prompt in enumerate(prompt_list):
+            with _blaming(index, len(prompt_list)):
+                tokenized.append(self._tokenize(prompt))
         generations = [
-            Generation(*self._tokenize(prompt), num_outputs=p.n)
-            for prompt, p in zip(prompt_list, params, strict=True)
+            Generation(*texts, num_outputs=p.n) for texts, p in zip(tokenized, params, strict=True)
         ]
         work = [
             (generation.prompt_token_ids, p, _service(prompt))
@@ -180,17 +185,16 @@ class LLM:
         """
         several = not messages or not isinstance(messages[0], dict)
         conversations: Any = messages if several else [messages]
-        prompts: list[Prompt] = [
-            TokensPrompt(
-                prompt_token_ids=self._tokenizer.apply_chat_template(
+        prompts: list[Prompt] = []
+        for index, conversation in enumerate(conversations):
+            with _blaming(index, len(conversations)):
+                token_ids = self._tokenizer.apply_chat_template(
                     list(conversation),
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     chat_template=chat_template,
                 )
-            )
-            for conversation in conversations
-        ]
+            prompts.append(TokensPrompt(prompt_token_ids=token_ids))
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(
@@ -237,7 +241,9 @@ class LLM:
         events: list[Event] = []
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
         for index, asked in enumerate(work):
-            for i, request in enumerate(self._requests(*asked)):
+            with _blaming(index, len(work)):
+                requests = self._requests(*asked)
+            for i, request in enumerate(requests):
                 stream = CompletionStream(i, request, self._tokenizer.vocabulary)
                 streams[request.request_id] = index, stream
                 events.append(request)
@@ -281,6 +287,18 @@ def _params_for_each(
     if len(params) != num_prompts:
         raise InvalidRequestError(f"{num_prompts} prompts, but {len(params)} sampling params")
     return list(params)
+
+
+@contextmanager
+def _blaming(index: int, num_prompts: int) -> Iterator[None]:
+    """Lets an InvalidRequestError say which of several prompts it is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if num_prompts == 1:
+            raise
+        message = f"prompt {index}: {error}"
+        raise InvalidRequestError(message, param=error.param, code=error.code) from error
 
 
 def _service(prompt: Prompt) -> ServiceParams:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from legato.bench.bootstrap import interval, resampled
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.summary import Slos, summarize
 from legato.tune.score import attained
 
 _NUM_RESAMPLES = 2000
-_INTERVAL = (0.025, 0.975)
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,14 +36,14 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
 def lead(
     first: Sequence[RequestRecord], second: Sequence[RequestRecord], slos: Slos, seed: int
 ) -> Lead:
-    """Compare runs of the same requests by a paired bootstrap (Efron, 1979).
+    """Compare runs of the same requests by a paired bootstrap.
 
     The requests are resampled, each with what became of it in both runs, so that what is hard for
     both does not count. Noise that hits a whole run, as a slow minute of the machine does, is not
     seen by it.
     """
     goodputs = []
-    picks = np.random.default_rng(seed).integers(len(first), size=(_NUM_RESAMPLES, len(first)))
+    picks = resampled(len(first), num_resamples=_NUM_RESAMPLES, seed=seed)
     for records in (first, second):
         duration_s = summarize(records, slos).duration_s
         met = attained(records, slos)
@@ -51,8 +51,6 @@ def lead(
         goodputs.append(everyone.sum(axis=1) / duration_s)
     ours, theirs = goodputs
     leads = (ours - theirs) / np.maximum(theirs, 1e-9)
-    low, high = np.quantile(leads[1:], _INTERVAL)
+    low, high = interval(leads[1:])
     wins = np.mean(ours[1:] > theirs[1:]) + 0.5 * np.mean(ours[1:] == theirs[1:])
-    return Lead(
-        of_goodput=float(leads[0]), low=float(low), high=float(high), probability=float(wins)
-    )
+    return Lead(of_goodput=float(leads[0]), low=low, high=high, probability=float(wins))

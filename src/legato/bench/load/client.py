@@ -32,14 +32,40 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """Attributes: max_model_len: longest prompt plus output in tokens, if the server tells."""
+    """What a server tells of a model.
+
+    Attributes:
+        max_model_len: longest prompt plus output in tokens; None where it does not tell.
+        vocab_size: its token ids are below this; None where it does not tell.
+    """
 
     id: str
     max_model_len: int | None = None
+    vocab_size: int | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    """What llama.cpp tells of a model."""
+
+    n_vocab: int | None = None
+
+
+class _ModelCard(msgspec.Struct, frozen=True):
+    """Attributes: `max_model_len` is vLLM's and Legato's, `vocab_size` Legato's."""
+
+    id: str
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    meta: _Meta | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        n_vocab = self.meta.n_vocab if self.meta else None
+        return ServedModel(self.id, self.max_model_len, self.vocab_size or n_vocab)
 
 
 class _ModelList(msgspec.Struct, frozen=True):
-    data: list[ServedModel]
+    data: list[_ModelCard]
 
 
 class Completed(NamedTuple):
@@ -128,9 +154,10 @@ async def _find_model(http: httpx.AsyncClient, address: Address) -> ServedModel:
     try:
         response = await http.get("/v1/models")
         await _check_status(response)
-        models = msgspec.json.decode(response.content, type=_ModelList).data
+        cards = msgspec.json.decode(response.content, type=_ModelList).data
     except (httpx.HTTPError, RequestError, msgspec.DecodeError) as error:
         raise ConfigError(f"no OpenAI-compatible server at {address.base_url}: {error}") from error
+    models = [card.model for card in cards]
     found = [model for model in models if address.model in (None, model.id)]
     if len(found) != 1:
         names = ", ".join(model.id for model in models)

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +26,7 @@ _WATCH_S = 0.5
 
 async def send_workload(
     client: Client,
-    workload: Workload,
+    workload: Iterable[WorkloadRequest],
     prompts: RandomPrompts,
     *,
     max_concurrency: int | None = None,
@@ -38,6 +39,7 @@ async def send_workload(
     Prompts share with each other what the workload says, and nothing with those sent earlier.
 
     Args:
+        workload: in the order of arrival; each is asked for when the one before it was sent.
         max_concurrency: most requests in flight. One that is held back by it arrives when its turn
             comes, so that its latencies are the server's alone.
         until_s: ends the run at this time, as `stop_when` does when it says so: what is in flight
@@ -130,7 +132,7 @@ class _Run:
             for place, attempt in enumerate(self._attempts)
         ]
 
-    async def send(self, workload: Workload) -> None:
+    async def send(self, workload: Iterable[WorkloadRequest]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for request in workload:
                 await asyncio.sleep(max(0.0, request.arrival_s - self.now_s()))

@@ -12,6 +12,7 @@ from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato.bench.load.client import Address, Client, ServedModel, connect
 from legato.bench.load.open_loop import send_workload, warm_up
 from legato.bench.load.record import RequestRecord
+from legato.bench.load.vocabulary import prompt_vocab_size
 from legato.bench.report.console import print_trial, progress_bar
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.requests import RandomPrompts, Workload, WorkloadRequest
@@ -26,6 +27,13 @@ async def ask_model(address: Address) -> ServedModel:
     """Which model the address means."""
     async with connect(address) as client:
         return client.model
+
+
+async def random_prompts(address: Address, *, vocab_size: int | None, seed: int) -> RandomPrompts:
+    """Prompts of tokens that the model has; arguments and errors as of `prompt_vocab_size`."""
+    async with connect(address) as client:
+        size = await prompt_vocab_size(client, vocab_size)
+    return RandomPrompts(vocab_size=size, seed=seed)
 
 
 async def run_workload(

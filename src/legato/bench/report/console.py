@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from legato.bench.capacity.trial import Trial
 from legato.bench.load.record import OnProgress, Status
+from legato.bench.report.report_file import SweepPoint
+from legato.bench.report.table import percentile_of
 from legato.bench.report.tables import Table, duration
 
 _REFRESHES_PER_S = 2  # drawing takes time from the server
@@ -26,6 +28,16 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
     console.print(drawn)
+
+
+def print_point(point: SweepPoint, label: str) -> None:
+    """One line, as soon as it is done."""
+    summary = point.run.summary
+    itl, ttft = (percentile_of(values_s, "p99") for values_s in (summary.itl_s, summary.ttft_s))
+    Console(stderr=True, highlight=False).print(
+        f"{label}: {point.throughput.output_tokens_per_s:.0f} tokens/s, ITL p99 {itl}, TTFT p99 "
+        f"{ttft}; {len(point.run.records)} requests in {duration(summary.duration_s)}"
+    )
 
 
 def print_trial(trial: Trial) -> None:
@@ -51,8 +63,12 @@ def step_bar(description: str, num_steps: int) -> Iterator[Callable[[int], None]
 
 
 @contextmanager
-def progress_bar(description: str, num_requests: int) -> Iterator[OnProgress]:
-    """Shows on stderr how far a workload is; yields what `send_workload` tells it."""
+def progress_bar(description: str, num_requests: int | None) -> Iterator[OnProgress]:
+    """Shows on stderr how far a workload is; yields what `send_workload` tells it.
+
+    Args:
+        num_requests: None where nobody knows yet.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -8,6 +8,7 @@ import jinja2
 
 from legato.bench.report.plots import plots
 from legato.bench.report.report_file import Report
+from legato.bench.report.sweep_plots import sweep_plots
 from legato.bench.report.tables import Table, tables
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -18,7 +19,7 @@ def render_page(reports: Sequence[Report]) -> str:
     title = "legato bench: " + ", ".join(report.name for report in reports)
     # Two reports may have one name.
     settings = [(f"Settings: {report.name}", report.settings) for report in reports]
-    return render(title, tables(reports), plots(reports), settings)
+    return render(title, tables(reports), [*plots(reports), *sweep_plots(reports)], settings)
 
 
 def render(

@@ -26,7 +26,7 @@ _TAIL = 99
 
 def plots(reports: Sequence[Report]) -> list[str]:
     """SVG elements: those of each kind of report that there is."""
-    runs, capacities, probes = by_kind(reports)
+    runs, capacities, probes, _ = by_kind(reports)
     figures = []
     if runs:
         figures += [_ttft_cdf(runs), _itl_cdf(runs), _itl_over_time(runs), _ttft_by_length(runs)]

@@ -9,6 +9,7 @@ import msgspec
 from legato.bench.capacity.search import Capacity
 from legato.bench.load.record import ProbeResult, RequestRecord
 from legato.bench.report.summary import Slos, Summary, summarize, summarize_classes
+from legato.bench.sweep import LoadKind, Throughput
 from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.core.errors import ConfigError
 
@@ -68,14 +69,54 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     result: ProbeResult
 
 
-Report = RunReport | CapacityReport | ProbeReport
+class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of a sweep.
+
+    Attributes:
+        load: requests a second, or requests in flight.
+        throughput: while requests were sent.
+        run: without settings of its own.
+    """
+
+    load: float
+    throughput: Throughput
+    run: RunReport
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+    """The same workload under one load after another. Attributes: else as in `RunReport`.
+
+    Attributes:
+        points: by load.
+        notes: of all requests from which those of the points are taken.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    load_kind: LoadKind
+    points: list[SweepPoint]
+    notes: WorkloadNotes = NO_NOTES
+
+    def point(self, load: float, slos: Slos, records: Sequence[RequestRecord]) -> SweepPoint:
+        """What became of the requests at one load."""
+        name = f"{self.name}, {self.load_kind.describe(load)}"
+        run = RunReport.of(name, {}, slos, records)
+        return SweepPoint(load=load, throughput=Throughput.of(records), run=run)
+
+    def with_point(self, point: SweepPoint) -> "SweepReport":
+        """The same with one more."""
+        points = sorted([*self.points, point], key=lambda point: point.load)
+        return msgspec.structs.replace(self, points=points)
+
+
+Report = RunReport | CapacityReport | ProbeReport | SweepReport
 
 
 def by_kind(
     reports: Iterable[Report],
-) -> tuple[list[RunReport], list[CapacityReport], list[ProbeReport]]:
+) -> tuple[list[RunReport], list[CapacityReport], list[ProbeReport], list[SweepReport]]:
     """The same reports, those of each kind together."""
-    runs, capacities, probes = [], [], []
+    runs, capacities, probes, sweeps = [], [], [], []
     for report in reports:
         match report:
             case RunReport():
@@ -84,7 +125,9 @@ def by_kind(
                 capacities.append(report)
             case ProbeReport():
                 probes.append(report)
-    return runs, capacities, probes
+            case SweepReport():
+                sweeps.append(report)
+    return runs, capacities, probes, sweeps
 
 
 def write_report(path: Path, report: Report) -> None:

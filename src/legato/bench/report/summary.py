@@ -39,6 +39,11 @@ class Slos(msgspec.Struct, frozen=True, kw_only=True):
     default: SloClass = SloClass()
     by_class: dict[str, SloClass] = {}
 
+    @property
+    def promise_anything(self) -> bool:
+        """Otherwise nothing can be attained."""
+        return not all(slo.is_best_effort for slo in (self.default, *self.by_class.values()))
+
     def of(self, slo_class: str | None) -> SloClass:
         """What requests of a class are promised."""
         return self.default if slo_class is None else self.by_class.get(slo_class, self.default)

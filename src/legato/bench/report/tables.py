@@ -4,16 +4,24 @@ many."""
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
 from legato.bench.capacity.rule import CapacityRule
 from legato.bench.capacity.trial import Trial
-from legato.bench.report.report_file import CapacityReport, ProbeReport, Report, RunReport, by_kind
+from legato.bench.report.report_file import (
+    CapacityReport,
+    ProbeReport,
+    Report,
+    RunReport,
+    SweepReport,
+    by_kind,
+)
 from legato.bench.report.summary import Distribution, Summary, distribution
+from legato.bench.report.sweep_table import sweep_table
+from legato.bench.report.table import NOTHING, Table, duration
 from legato.bench.workload.notes import WorkloadNotes
 from legato.core.slo import SloClass, percentile
 
-_NOTHING = "–"
+__all__ = ["Table", "duration", "tables"]
+
 _SHOWN = ("p50", "p99", "max")
 _MAX_COLUMNS = 5
 
@@ -21,18 +29,10 @@ _Cells = dict[str, str]
 """One column: key the row's name."""
 
 
-class Table(msgspec.Struct, frozen=True):
-    """Attributes: rows: as wide as the header; the first column names each."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
 def tables(reports: Sequence[Report]) -> list[Table]:
     """One for each kind of report that there is, and the failures and trials of each report."""
-    runs, capacities, probes = by_kind(reports)
-    loaded: list[RunReport | CapacityReport] = [*runs, *capacities]
+    runs, capacities, probes, sweeps = by_kind(reports)
+    loaded: list[RunReport | CapacityReport | SweepReport] = [*runs, *capacities, *sweeps]
     found = [
         notes_table([(report.name, report.notes) for report in loaded]),
         *_run_tables(runs),
@@ -40,6 +40,8 @@ def tables(reports: Sequence[Report]) -> list[Table]:
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
         *map(_trial_table, capacities),
         _table("Long prompts", [(report.name, _probe_cells(report)) for report in probes]),
+        *map(sweep_table, sweeps),
+        *(_failure_table(point.run) for sweep in sweeps for point in sweep.points),
     ]
     return [table for table in found if table.rows]
 
@@ -48,15 +50,6 @@ def notes_table(notes: Sequence[tuple[str, WorkloadNotes]]) -> Table:
     """What the workload lacks of each who was sent one; without rows where nothing is missing."""
     columns = [(name, _notes_cells(one)) for name, one in notes if one.lines()]
     return _table("Workload, of which a part is missing", columns)
-
-
-def duration(seconds: float | None) -> str:
-    """For people to read."""
-    if seconds is None:
-        return _NOTHING
-    if abs(seconds) >= 1.0:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.{0 if abs(seconds) >= 0.01 else 1}f} ms"
 
 
 def _table(title: str, columns: Sequence[tuple[str, _Cells]]) -> Table:
@@ -99,8 +92,8 @@ def _only_latencies(cells: _Cells, are_latencies: bool) -> _Cells:
 def _notes_cells(notes: WorkloadNotes) -> _Cells:
     too_long = notes.too_long
     return {
-        "context, tokens": f"{too_long.max_model_len}" if too_long else _NOTHING,
-        "requests that were chosen": f"{too_long.num_requests}" if too_long else _NOTHING,
+        "context, tokens": f"{too_long.max_model_len}" if too_long else NOTHING,
+        "requests that were chosen": f"{too_long.num_requests}" if too_long else NOTHING,
         "of these too long and cut": f"{too_long.num_cut}" if too_long else "0",
         "of these too long and dropped": f"{too_long.num_dropped}" if too_long else "0",
         "prompt tokens missing": f"{too_long.share_of_tokens:.1%}" if too_long else "0.0%",
@@ -134,13 +127,13 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
         **_latency_cells("ITL", summary.itl_s),
         **_latency_cells("TPOT", summary.tpot_s),
         **_latency_cells("E2E", summary.e2e_s),
-        "SLO attained": f"{summary.attainment:.1%}" if are_promised else _NOTHING,
-        "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else _NOTHING,
+        "SLO attained": f"{summary.attainment:.1%}" if are_promised else NOTHING,
+        "goodput, requests/s": f"{summary.goodput_per_s:.2f}" if are_promised else NOTHING,
     }
 
 
 def _share(share: float | None) -> str:
-    return _NOTHING if share is None else f"{share:.1%}"
+    return NOTHING if share is None else f"{share:.1%}"
 
 
 def _failure_table(report: RunReport) -> Table:
@@ -183,7 +176,7 @@ def _capacity_cells(report: CapacityReport) -> _Cells:
     interval = capacity.interval_per_s
     return {
         "capacity, requests/s": f"{capacity.rate_per_s:.3g}",
-        "95 % interval": _NOTHING if interval is None else "{:.3g} to {:.3g}".format(*interval),
+        "95 % interval": NOTHING if interval is None else "{:.3g} to {:.3g}".format(*interval),
         **_rule_cells(capacity.rule),
         **_best_cells(capacity.best),
         "requests to draw from": str(capacity.num_source_requests),
@@ -202,7 +195,7 @@ def _best_cells(best: Sequence[Trial]) -> _Cells:
     """Args: best: one of each seed; the worst of each figure is shown."""
     names = ("requests", "measured", "ITL p99", "longest gap", "SLO attained")
     if not best:
-        return {f"{name} there": _NOTHING for name in names}
+        return {f"{name} there": NOTHING for name in names}
     texts = (
         str(min(trial.num_requests for trial in best)),
         f"{min(trial.measured_s for trial in best):.0f} s",

@@ -11,7 +11,7 @@ from legato.core.errors import ConfigError
 HASH_BLOCK = 512
 """Tokens that an id of `WorkloadRequest.hash_ids` stands for."""
 
-_LOWEST_TOKEN = 1000  # below are special tokens and single bytes
+LOWEST_TOKEN = 1000  # below are special tokens and single bytes
 _NUM_FRESH = 4
 
 
@@ -157,8 +157,8 @@ class RandomPrompts:
     """
 
     def __init__(self, *, vocab_size: int, seed: int) -> None:
-        if vocab_size <= _LOWEST_TOKEN:
-            raise ConfigError(f"vocab_size must be above {_LOWEST_TOKEN}, got {vocab_size}")
+        if vocab_size <= LOWEST_TOKEN:
+            raise ConfigError(f"vocab_size must be above {LOWEST_TOKEN}, got {vocab_size}")
         self._vocab_size = vocab_size
         self._rng = np.random.default_rng(seed)
         self._fresh = np.random.default_rng()
@@ -187,13 +187,13 @@ class RandomPrompts:
         numbers = np.array([hash_id % 2**64 for hash_id in hash_ids], np.uint64)
         places = np.arange(HASH_BLOCK, dtype=np.uint64)
         bits = _mixed(self._salt + (numbers[:, np.newaxis] * np.uint64(HASH_BLOCK) + places))
-        tokens: np.ndarray = np.uint64(_LOWEST_TOKEN) + bits.ravel() % np.uint64(
-            self._vocab_size - _LOWEST_TOKEN
+        tokens: np.ndarray = np.uint64(LOWEST_TOKEN) + bits.ravel() % np.uint64(
+            self._vocab_size - LOWEST_TOKEN
         )
         return tokens
 
     def _draw(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
-        ids: list[int] = rng.integers(_LOWEST_TOKEN, self._vocab_size, size=num_tokens).tolist()
+        ids: list[int] = rng.integers(LOWEST_TOKEN, self._vocab_size, size=num_tokens).tolist()
         return ids
 
 

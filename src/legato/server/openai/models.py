@@ -26,6 +26,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    vocab_size: int
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -55,4 +56,5 @@ def _card(context: Context) -> ModelCard:
         created=_STARTED,
         root=info.model,
         max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
     )

@@ -1,0 +1,27 @@
+"""Other runs that might have been: requests drawn again from those that were (Efron, 1979)."""
+
+import numpy as np
+
+_INTERVAL = (0.025, 0.975)
+
+
+def resampled(
+    num_requests: int, *, num_resamples: int, seed: int, num_together: int = 1
+) -> np.ndarray:
+    """Which requests each resample holds: int [num_resamples, num_requests].
+
+    Args:
+        num_together: so many in a row are drawn at once, the first behind the last (Politis and
+            Romano, 1992): neighbours wait for the same things, so that each alone tells less.
+    """
+    rng = np.random.default_rng(seed)
+    num_blocks = -(-num_requests // num_together)
+    starts = rng.integers(num_requests, size=(num_resamples, num_blocks))
+    picks = (starts[:, :, None] + np.arange(num_together)) % num_requests
+    return picks.reshape(num_resamples, -1)[:, :num_requests]
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Where 95 % of the resamples' values, float [N], lie."""
+    low, high = np.quantile(values, _INTERVAL).tolist()
+    return low, high
