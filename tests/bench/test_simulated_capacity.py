@@ -72,7 +72,7 @@ def requests_of_a_source() -> st.SearchStrategy[Workload]:
     return st.lists(lengths, min_size=1, max_size=4)
 
 
-@examples(5)
+@examples(4)
 @given(
     costs_of_steps(),
     requests_of_a_source(),
@@ -109,9 +109,9 @@ def server() -> SimulatedServer:
 
 def capacity(server: SimulatedServer, least_s: float) -> Capacity:
     settings = SearchSettings(
-        itl_slo_s=0.15, length=TrialLength(least_s=least_s), start_rate_per_s=4.0, num_seeds=2
+        itl_slo_s=0.15, length=TrialLength(least_s=least_s), start_rate_per_s=2.5, num_seeds=2
     )
-    choice = WorkloadChoice(source="prompt p50=300 p99=2000, output p50=6 p99=20")
+    choice = WorkloadChoice(source="prompt p50=600 p99=3000, output p50=6 p99=20")
     return simulate_search(server, choice, settings)
 
 

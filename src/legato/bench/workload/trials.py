@@ -6,7 +6,6 @@ import numpy as np
 from legato.bench.workload.requests import Workload
 from legato.core.errors import ConfigError
 
-
 _NUM_GROUPS = 16
 """Of prompts by their length: in a few hundred requests, each has outputs of all lengths."""
 
