@@ -1,11 +1,13 @@
 """The search and its verdicts, on servers that are formulas."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from legato.bench.capacity.search import Capacity, SearchSettings, TrialLength, 
 from legato.bench.capacity.trial import Load, Trial
 from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato.bench.load.record import RequestRecord, Status
+from legato.bench.workload.mixes import draw_mix
 from legato.bench.workload.requests import Workload, WorkloadRequest
 from legato.bench.workload.trials import TrialSource
 from legato.core.errors import ConfigError
@@ -56,7 +59,7 @@ Serve = Callable[[Load, Workload], list[RequestRecord]]
 def server(capacity_per_s: float) -> Serve:
     """Its gaps become late when it gets more than its capacity."""
 
-    def serve(load: Load, workload: Workload) -> list[RequestRecord]:
+    def serve(load: Load, _workload: Workload) -> list[RequestRecord]:
         gap_s = GOOD_S if load.rate_per_s <= capacity_per_s else LATE_S
         return [record(-UNLOADED_S, [gap_s], load.warm_up_s)]  # so that trials are short
 
@@ -286,12 +289,26 @@ def as_seen_at(now_s: float, ended: RequestRecord) -> RequestRecord:
     )
 
 
-def test_trials_draw_each_request_once_before_any_again() -> None:
-    source = TrialSource([WorkloadRequest(0.0, length, 1) for length in range(1, 11)])
-    drawn = [request.num_prompt_tokens for request in source.draw(2.0, 25, seed=0)]
-    assert sorted(drawn[:10]) == sorted(drawn[10:20]) == list(range(1, 11))
-    assert drawn[:10] != drawn[10:20]
-    assert drawn != [request.num_prompt_tokens for request in source.draw(2.0, 25, seed=1)]
+def test_a_trial_is_like_its_source() -> None:
+    requests = draw_mix("chat", 3000, seed=0)
+    source = TrialSource(requests)
+    drawn = source.draw(2.0, 300, seed=0)
+    for field in ("num_prompt_tokens", "num_output_tokens"):
+        mean = np.mean([getattr(request, field) for request in requests])
+        assert np.mean([getattr(request, field) for request in drawn]) == pytest.approx(mean, 0.03)
+    assert drawn != source.draw(2.0, 300, seed=1)
+    assert [r.num_prompt_tokens for r in drawn] != sorted(r.num_prompt_tokens for r in drawn)
+
+
+@given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 9))
+def test_trials_draw_each_request_once_before_any_again(
+    num_source: int, num_drawn: int, seed: int
+) -> None:
+    source = TrialSource([WorkloadRequest(0.0, place + 1, 1) for place in range(num_source)])
+    drawn = Counter(request.num_prompt_tokens for request in source.draw(2.0, num_drawn, seed))
+    times = [drawn[place + 1] for place in range(num_source)]
+    assert sum(times) == num_drawn
+    assert max(times) - min(times) <= 1
     with pytest.raises(ConfigError, match="no requests"):
         TrialSource([])
 

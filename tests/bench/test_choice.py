@@ -118,10 +118,12 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 def test_what_trials_of_a_capacity_draw_from(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
-    choice = WorkloadChoice(source=str(path), start_at_s=0.25, max_model_len=100)
+    choice = WorkloadChoice(
+        source=str(path), start_at_s=0.25, max_model_len=100, too_long="cut"
+    ).for_trials()
     lengths = [(r.num_prompt_tokens, r.num_output_tokens) for r in choice.trials().requests]
     assert lengths == [(r.num_prompt_tokens, r.num_output_tokens) for r in choice.load()]
-    assert len(WorkloadChoice(source="code").trials().requests) > 1000
+    assert len(WorkloadChoice(source="code").for_trials().trials().requests) > 1000
     otherwises: list[dict[str, Any]] = [{"arrivals": "trace"}, {"time_scale": 2.0}]
     for otherwise in otherwises:
         with pytest.raises(ConfigError, match="Poisson"):

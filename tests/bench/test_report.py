@@ -11,6 +11,7 @@ from legato.bench.capacity.search import Capacity
 from legato.bench.capacity.trial import Load
 from legato.bench.capacity.unloaded import UnloadedTtft
 from legato.bench.report.page import render_page
+from legato.bench.report.plots import plots
 from legato.bench.report.report_file import (
     CapacityReport,
     ProbeReport,
@@ -158,6 +159,19 @@ def test_page_is_well_formed_and_needs_nothing_else(reports: list[Report]) -> No
     assert not names & {"script", "link", "iframe", "img"}
     links = [value for element in page.iter() for key, value in element.items() if "href" in key]
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+
+
+def test_a_plot_names_each_capacity() -> None:
+    search = REPORTS[2]
+    assert isinstance(search, CapacityReport)
+    none = msgspec.structs.replace(search.capacity, rates_per_s=[0.0], trials=[])
+    reports = [search, msgspec.structs.replace(search, name="nothing", capacity=none)]
+    for shown in (reports, reports[:1], reports[1:]):
+        text = "".join(ElementTree.fromstring(render_page(shown)).itertext())
+        assert all(report.name in text for report in shown)
+        bars, _ = plots(shown)
+        assert ("1.25" in bars) == (search in shown)
+        assert bars.count('id="xtick_') >= 4
 
 
 def test_durations_are_for_people() -> None:

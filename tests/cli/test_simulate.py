@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from legato.bench.report.report_file import CapacityReport, read_report
 from legato.cli.main import main
 from tests.cli.test_main import legato
 
@@ -35,10 +36,15 @@ def test_the_defaults_need_no_slo(tmp_path: Path) -> None:
 
 
 def test_capacity(tmp_path: Path) -> None:
-    done = legato("simulate", *CHAT, "--capacity", "--itl-slo", "0.1", "-o", str(tmp_path))
+    flags = ("--workload", "prompt p50=500, output p50=3", "--num-requests", "50", "--rate", "4",
+             "--itl-slo", "0.1", "--seeds", "2", "--precision", "0.5")  # fmt: skip
+    done = legato("simulate", *flags, "--capacity", "--policy", "fixed:512", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "requests/s" in done.stdout
-    assert (tmp_path / "simulated-capacity-fixed-512.json").exists()
+    assert "capacity, requests/s" in done.stdout
+    report = read_report(tmp_path / "simulated-capacity-fixed-512.json")
+    assert isinstance(report, CapacityReport)
+    assert len(report.capacity.rates_per_s) == 2
+    assert all(trial.measured_s >= 120.0 for trial in report.capacity.best)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,10 @@ def test_capacity(tmp_path: Path) -> None:
         (("--columns", "prompt"), "'prompt' is not of the form"),
         (("--capacity",), "--itl-slo"),
         (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
+        (("--capacity", "--itl-slo", "1", "--time-scale", "2"), "Poisson arrivals"),
+        (("--capacity", "--itl-slo", "1", "--duration", "9s"), "at least 120 s"),
+        (("--capacity", "--itl-slo", "1", "--attainment", "99"), "--attainment"),
+        (("--time-scale", "inf", "--policy", "fixed"), "--time-scale"),
         (("--capacity", "--itl-slo", "1", "--trace", "t.jsonl"), "--trace is of one run"),
         (("--policy", "fixed", "--trace", "trace.txt"), ".jsonl"),
         (("--policy", "best"), "no policy 'best'"),

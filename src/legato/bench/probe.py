@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from legato.bench.load.client import Address, Client, ServedModel, connect
+from legato.bench.load.client import Address, Client, Completed, ServedModel, connect
 from legato.bench.load.record import ProbeResult, RequestError
 from legato.bench.load.vocabulary import prompt_vocab_size
 from legato.bench.workload.requests import RandomPrompts
@@ -119,11 +119,11 @@ class Probe:
         return [times[0] for times in longs]
 
 
-def _check_running(streams: Iterable[asyncio.Task[int]]) -> None:
+def _check_running(streams: Iterable[asyncio.Task[Completed]]) -> None:
     """Raises RequestError where one has ended, which would leave nothing to watch."""
     for stream in streams:
         if stream.done():
-            num_tokens = stream.result()
+            num_tokens = stream.result().num_tokens
             raise RequestError(
                 f"a stream ended after {num_tokens} tokens, before the long prompts were served: "
                 "watch for a shorter time, or give the model a longer context"

@@ -16,7 +16,10 @@ from legato.core.slo import P99
 _GAPS_PER_LATE = 100
 _REQUESTS_PER_DELAYED = 2
 _REQUESTS_PER_FAILED = 100
-_MAX_GROWTH = 0.5  # of the longest delay
+# Of the longest delay, or of the time that it had to grow: a server so much too slow is not told
+# from chance.
+_MAX_GROWTH = 0.5
+_MAX_GROWTH_RATE = 0.01
 # Standard deviations of the number of arrivals, which is Poisson.
 _BEHIND = 2.0
 _FAR_BEHIND = 4.0
@@ -59,8 +62,8 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         """The verdict on a trial that has ended.
 
         At most one request in 100 may fail. The median delay of the second half may be longer than
-        that of the first by half of `max_delay_s`: more is a queue that grows. And requests may not
-        end more slowly than they arrive, beyond what is noise.
+        that of the first by half of `max_delay_s`, or by 1 % of the time between: more is a queue
+        that grows. And requests may not end more slowly than they arrive, beyond what is noise.
         """
         measured = _measured(load, records)
         itl_s = gaps_s(measured).tolist()
@@ -69,7 +72,8 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
         counts = sum(seen, _Seen())
         growth_s = self._growth_s(load, measured, delays_s)
         broken = self._broken(counts, len(measured), len(itl_s))
-        if growth_s is not None and growth_s > _MAX_GROWTH * self.max_delay_s:
+        most_s = max(_MAX_GROWTH * self.max_delay_s, _MAX_GROWTH_RATE * load.measured_s / 2)
+        if growth_s is not None and growth_s > most_s:
             broken.append("delay grows")
         if _num_behind(load, records) > _BEHIND * math.sqrt(len(measured)):
             broken.append("falls behind")

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,6 +19,9 @@ _WIDTH_INCHES = 7.0
 _ROW_INCHES = 2.6
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _PROBE_ROW_INCHES = 1.3
+_BAR_INCHES = 0.3
+_LABEL_MARGIN = 0.12  # of the axis, for the figure beside the longest bar
+_LINEAR_DELAY_S = 0.1  # below, where a logarithm would stress what does not matter
 _NUM_QUANTILES = 301
 _NUM_TIME_BINS = 60
 _MEDIAN = 50
@@ -31,7 +35,7 @@ def plots(reports: Sequence[Report]) -> list[str]:
     if runs:
         figures += [_ttft_cdf(runs), _itl_cdf(runs), _itl_over_time(runs), _ttft_by_length(runs)]
     if capacities:
-        figures.append(_capacity_curves(capacities))
+        figures += [_capacity_bars(capacities), _capacity_trials(capacities)]
     if probes:
         figures.append(_probe_streams(probes))
     return [svg(figure) for figure in figures]
@@ -73,27 +77,65 @@ def _ttft_by_length(runs: Sequence[RunReport]) -> Figure:
     return figure
 
 
-def _capacity_curves(reports: Sequence[CapacityReport]) -> Figure:
-    """P99 ITL and median scheduling delay by rate."""
-    figure, [itl_axes, delay_axes] = new_figure("Trials by rate; dotted: the limits", num_rows=2)
-    for report in reports:
-        rule = report.capacity.rule
-        trials = sorted(report.capacity.trials, key=lambda trial: trial.rate_per_s)
-        rates = [trial.rate_per_s for trial in trials]
-        itl_axes.plot(rates, _floats(trial.p99_itl_s for trial in trials), "o-", label=report.name)
-        delay_axes.plot(rates, _floats(trial.median_delay_s for trial in trials), "o-")
+def _capacity_bars(reports: Sequence[CapacityReport]) -> Figure:
+    """A bar each, with its figure and its confidence interval."""
+    figure, [axes] = new_figure(
+        "Capacity in requests a second, with its 95 % interval",
+        row_inches=_BAR_INCHES * (len(reports) + 1),
+    )
+    ends_per_s: list[float] = []
+    for index, report in enumerate(reports):
+        rate_per_s, interval = report.capacity.rate_per_s, report.capacity.interval_per_s
+        axes.barh(index, rate_per_s, height=0.6, color=f"C{index}", alpha=0.8)
+        if interval is not None:
+            axes.plot(interval, (index, index), "k|-", linewidth=1.2, markersize=8)
+        ends_per_s.append(interval[1] if interval else rate_per_s)
+        axes.annotate(
+            f"{rate_per_s:.3g}",
+            (ends_per_s[-1], index),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(range(len(reports)), [report.name for report in reports])
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, (1.0 + _LABEL_MARGIN) * max(ends_per_s) or 1.0)
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _capacity_trials(reports: Sequence[CapacityReport]) -> Figure:
+    """P99 ITL and median scheduling delay by rate; lost trials are hollow."""
+    figure, [itl_axes, delay_axes] = new_figure(
+        "Trials by rate: sustained ones are filled; dotted: the limits", num_rows=2
+    )
+    for index, report in enumerate(reports):
+        rule, trials = report.capacity.rule, report.capacity.trials
+        for is_sustained in (True, False):
+            chosen = [trial for trial in trials if trial.is_sustained == is_sustained]
+            rates_per_s = [trial.rate_per_s for trial in chosen]
+            look: dict[str, Any] = {
+                "color": f"C{index}",
+                "markerfacecolor": f"C{index}" if is_sustained else "none",
+                "markersize": 5,
+            }
+            itl_s = _floats(trial.p99_itl_s for trial in chosen)
+            label = report.name if is_sustained else None
+            itl_axes.plot(rates_per_s, itl_s, "o", label=label, **look)
+            delays_s = _floats(trial.median_delay_s for trial in chosen)
+            # Around zero while a server keeps up: an idle one may have been a little slower.
+            delay_axes.plot(rates_per_s, np.maximum(delays_s, 0.0), "o", **look)
         itl_axes.axhline(rule.itl_slo_s, color="0.4", linestyle=":")
         delay_axes.axhline(rule.max_delay_s, color="0.4", linestyle=":")
-    itl_axes.set_ylabel("ITL p99")
-    delay_axes.set_ylabel("median delay")
+    itl_axes.set_ylabel("ITL p99", fontsize=8)
+    delay_axes.set_ylabel("median delay", fontsize=8)
     delay_axes.set_xlabel("requests a second")
-    delay_axes.set_xscale("log")
-    log_ticks(delay_axes.xaxis)
-    delay_axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    delay_axes.set_xlim(left=0.0)
     itl_axes.set_yscale("log")
     log_durations(itl_axes.yaxis)
-    # Delays are around zero while a server keeps up.
-    delay_axes.set_yscale("symlog", linthresh=0.1)
+    delay_axes.set_yscale("symlog", linthresh=_LINEAR_DELAY_S)
+    delay_axes.set_ylim(bottom=0.0)
     durations(delay_axes.yaxis)
     return figure
 
