@@ -4,8 +4,8 @@ The sums (a Gram matrix) forget: each new step fades the earlier ones by a const
 fit follows a machine whose speed drifts. What a calibration measured is kept beside them and does
 not fade, so that costs which the traffic of the last minutes says nothing about stay known.
 
-Steps may never have held as many tokens as a segment of the row costs begins at. Such a segment goes
-on as the one before it: zero, which least squares would make of it, would let a step of 1,024 tokens
+No step may have held as many tokens as a segment of the row costs begins at. Such a segment goes on
+as the one before it: zero, which least squares would make of it, would let a step of 1,024 tokens
 cost what one of 256 does.
 """
 
@@ -25,9 +25,9 @@ _PRIOR_WEIGHT = 0.25
 _OUTLIER = 0.2
 """Relative residual from which on a measured step counts less, in inverse proportion."""
 _ROBUST_ROUNDS = 4
-_CONTINUITY = 1e-9
-"""Weight of a segment's slope being that of the one before it, of what is known of the latter: so little
-that any step that reaches into the segment outweighs it."""
+_CONTINUITY = 1e-10
+"""Weight of a segment's slope being that of the one before it, of what is known of the latter: so
+little that any step that reaches into the segment outweighs it."""
 
 DISTURBED = 1.3
 """Measured over predicted seconds from which on something else must have had the machine."""
@@ -75,6 +75,11 @@ def fit(steps: Sequence[MeasuredStep]) -> StepCosts:
 def disturbed(steps: Sequence[MeasuredStep], costs: StepCosts) -> float:
     """Share of steps that were longer than the machine alone explains."""
     return float(np.mean([seconds > DISTURBED * costs.seconds(shape) for shape, seconds in steps]))
+
+
+def relative_errors(steps: Sequence[MeasuredStep], costs: StepCosts) -> np.ndarray:
+    """How far measured steps are off what is predicted of them: float [N], none negative."""
+    return np.array([abs(seconds / costs.seconds(shape) - 1.0) for shape, seconds in steps])
 
 
 def outlier_weight(residual: float) -> float:

@@ -17,8 +17,9 @@ from legato.bench.simulation.machine import Machine, MeasuredServer
 from legato.bench.simulation.run import simulate
 from legato.bench.workload.requests import Workload, cut_to
 from legato.core.config import EngineConfig
-from legato.engine.startup.build import calibration_file, load_parts, new_calibration
+from legato.engine.startup.build import load_parts
 from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.step_times import measure_steps, new_calibration
 from legato.scheduler.cost_fit import MeasuredStep
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -92,8 +93,7 @@ def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
 def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     parts = load_parts(config)
     calibration = new_calibration(parts)
-    steps = calibration.run(lambda share: None)  # noqa: ARG005
-    calibration_file(parts).save(steps)
+    steps = measure_steps(parts, calibration).steps
     machine = Machine.fit(
         steps,
         [],
