@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_engine_flags, engine_config
+from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from legato.engine.startup.calibration_file import Measurements
     from legato.scheduler.cost_fit import MeasuredStep
     from legato.scheduler.step_costs import StepCosts
 
@@ -27,6 +29,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help="plot predicted against measured times (needs the extra legato[bench])",
     )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also write what was measured as a profile, with the sizes of context and cache, for "
+        "`legato simulate --profile` and `legato tune --machine`",
+    )
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
@@ -36,7 +46,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from legato.engine.startup.build import load_parts
-    from legato.engine.startup.step_times import calibration_file, measure_steps, new_calibration
+    from legato.engine.startup.step_times import (
+        calibration_file,
+        measure_steps,
+        measurements,
+        new_calibration,
+    )
     from legato.scheduler.cost_fit import fit
 
     parts = load_parts(engine_config(args))
@@ -59,7 +74,19 @@ def run(args: argparse.Namespace) -> int:
         )
         return 1
     console.print(f"kept in {calibration_file(parts).path}")
+    if args.output is not None:
+        _write(args.output, measurements(parts, steps))
+        console.print(f"written to {args.output}")
     return 0
+
+
+def _write(path: Path, measured: "Measurements") -> None:
+    from legato.engine.startup.calibration_file import write_profile
+
+    try:
+        write_profile(path, measured)
+    except OSError as error:
+        raise ConfigError(f"cannot write the profile: {error}") from error
 
 
 def _table(costs: "StepCosts") -> "Table":

@@ -43,9 +43,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND[:TOKENS][:ORDER]",
-        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
-        "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
-        f"{' and '.join(DEFAULT_POLICIES)})",
+        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; whole or "
+        "whole-first, which do not cut prompts, the latter as early vLLM; TOKENS a step at most; "
+        f"ORDER fcfs, srf or edf. May be repeated (default: {' and '.join(DEFAULT_POLICIES)})",
     )
 
 
@@ -81,8 +81,8 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         "--profile",
         default="smollm2-135m-cpu",
         metavar="NAME|FILE",
-        help="what steps take: smollm2-135m-cpu, llama-3-8b-h100, or a file that `legato "
-        "calibrate` wrote (%(default)s)",
+        help="what steps take: one of those built in, which any other word lists, or a file that "
+        "`legato calibrate -o` or `legato tune` wrote, or you (docs/profiles.md) (%(default)s)",
     )
     group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
     group.add_argument(

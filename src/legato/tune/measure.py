@@ -19,7 +19,7 @@ from legato.bench.workload.requests import Workload, cut_to
 from legato.core.config import EngineConfig
 from legato.engine.startup.build import load_parts
 from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.step_times import measure_steps, new_calibration
+from legato.engine.startup.step_times import calibration_file, measure_steps, new_calibration
 from legato.scheduler.cost_fit import MeasuredStep
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -67,10 +67,12 @@ class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         machine: nothing is known yet of a server on it.
+        about: what it depends on: model, dtype, device, ...
         steps: of all budgets.
     """
 
     machine: Machine
+    about: dict[str, str]
     load: TypicalLoad
     budgets: list[BudgetTime]
     steps: list[MeasuredStep]
@@ -110,6 +112,7 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(
         machine=machine,
+        about=calibration_file(parts).about,
         load=load,
         budgets=times,
         steps=list(itertools.chain.from_iterable(by_budget.values())),

@@ -16,7 +16,7 @@ import torch
 
 from legato.core.version import __version__
 from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.calibration_file import CalibrationFile
+from legato.engine.startup.calibration_file import CalibrationFile, Measurements, shape_counts
 from legato.engine.startup.core_wait import CoreWait
 from legato.engine.startup.quality import Quality
 from legato.engine.startup.recalibration import Recalibration
@@ -71,7 +71,7 @@ def measure_steps(parts: "EngineParts", calibration: Calibration) -> KnownSteps:
             "step times were measured beside something else, and are not kept: %s", quality.doubt
         )
     else:
-        calibration_file(parts).save(steps)
+        calibration_file(parts).save(measurements(parts, steps))
     return KnownSteps(steps, quality)
 
 
@@ -80,7 +80,7 @@ def recalibration(parts: "EngineParts", step_time: StepTimeModel) -> Recalibrati
 
     def keep(steps: list[MeasuredStep]) -> None:
         step_time.begin_again(steps)
-        calibration_file(parts).save(steps)
+        calibration_file(parts).save(measurements(parts, steps))
 
     def begin(block_ids: Sequence[int]) -> Calibration:
         return new_calibration(parts, block_ids, _LONGEST_IDLE_STEP_S)
@@ -103,9 +103,20 @@ def new_calibration(
     )
 
 
+def measurements(parts: "EngineParts", steps: Sequence[MeasuredStep]) -> Measurements:
+    """These steps, and what they were measured on."""
+    return Measurements(
+        figures="measured",
+        about=calibration_file(parts).about,
+        steps=[(shape_counts(shape), seconds) for shape, seconds in steps],
+        max_model_len=parts.max_model_len,
+        kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
+    )
+
+
 def calibration_file(parts: "EngineParts") -> CalibrationFile:
     """Where their measurements are kept."""
-    key = {
+    about = {
         "model": parts.config.model.model,
         "spec": hashlib.sha256(msgspec.json.encode(parts.spec)).hexdigest(),
         "dtype": str(parts.model.dtype),
@@ -118,7 +129,7 @@ def calibration_file(parts: "EngineParts") -> CalibrationFile:
         "max running": str(parts.config.scheduler.max_num_seqs),
         "versions": f"legato {__version__}, torch {torch.__version__}",
     }
-    return CalibrationFile(parts.config.calibration.calibration_dir, key)
+    return CalibrationFile(parts.config.calibration.calibration_dir, about)
 
 
 def _device_name(device: torch.device) -> str:
