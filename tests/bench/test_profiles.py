@@ -11,6 +11,7 @@ from legato.bench.simulation.machine_file import load_machine, write_machine
 from legato.bench.simulation.profiled_server import calibrate
 from legato.bench.simulation.profiles import PROFILES, load_profile
 from legato.bench.simulation.published import rooflines
+from legato.cli.main import main
 from legato.core.errors import ConfigError
 from legato.engine.startup.calibration_file import Measurements, shape_counts, write_profile
 from legato.scheduler.cost_fit import fit
@@ -129,6 +130,16 @@ def test_profiles_that_tell_nothing(tmp_path: Path, fields: dict[str, Any], mess
 def test_unknown_profiles_are_told_what_there_is() -> None:
     with pytest.raises(ConfigError, match="smollm2-135m-cpu"):
         load_profile("smollm")
+
+
+def test_those_built_in_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["simulate", "--profile", "list"])
+    assert left.value.code == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == list(PROFILES)
+    page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
+    assert all(f"`{name}`" in page for name in names)
 
 
 def test_a_cache_too_small_for_one_request_is_refused() -> None:

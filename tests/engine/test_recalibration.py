@@ -1,16 +1,18 @@
 """Measuring again while there is nothing to do, on a virtual clock."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
-from legato.core.config import SchedulerConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.plan import StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup import recalibration
+from legato.engine.startup import recalibration, step_times
+from legato.engine.startup.build import load_parts
 from legato.engine.startup.calibration import Calibration
 from legato.engine.startup.recalibration import Recalibration
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
@@ -166,3 +168,43 @@ def test_a_machine_that_stays_busy_is_looked_at_less_and_less(server: Server) ->
     server.waited = 0.0
     server.idle(2 * 3600.0)
     assert len(server.kept) == 1
+
+
+def test_on_the_real_model_it_leaves_the_cache_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recalibration, "_QUIET_S", 0.0)
+    config = EngineConfig.of(
+        max_model_len=2048,
+        kv_cache_memory_bytes=2**27,
+        num_threads=1,
+        calibration_dir=str(tmp_path),
+    )
+    parts = load_parts(config)
+    step_time = StepTimeModel()
+    scheduler = Scheduler(
+        parts.config.scheduler, max_model_len=2048, kv=parts.kv, step_time=step_time
+    )
+    engine = EngineLoop(scheduler, parts.kv, parts.executor)
+    engine.recalibration = step_times.recalibration(parts, step_time)
+
+    def tokens(request_id: str) -> list[int]:
+        request = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_array(range(1000, 1300)),
+            params=SamplingParams(temperature=0.0, max_tokens=8),
+        )
+        outputs = engine.step([request])
+        while engine.has_work:
+            outputs += engine.step()
+        return [token for output in outputs for token in output.new_token_ids]
+
+    before, cached = tokens("before"), parts.kv.num_cached_blocks
+    assert len(before) == 8
+    for _ in range(8):
+        assert engine.idle_s == 0.0
+        engine.use_idle_time()
+    assert parts.kv.usage > 0.2, "it writes to the cache"
+    assert tokens("after") == before
+    assert parts.kv.num_cached_blocks == cached
+    assert engine.stats.num_prefix_cache_hits > 0

@@ -1,7 +1,7 @@
 """The flags that describe simulated servers, and the servers that they make."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato.cli.flags import add_flags, given_fields
 from legato.cli.values import count, duration_s, fraction
@@ -79,9 +79,10 @@ def promised_slos(args: argparse.Namespace) -> "Slos":
 def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--profile",
+        action=_Profile,
         default="smollm2-135m-cpu",
         metavar="NAME|FILE",
-        help="what steps take: one of those built in, which any other word lists, or a file that "
+        help="what steps take: one of those built in, which `list` lists, or a file that "
         "`legato calibrate -o` or `legato tune` wrote, or you (docs/profiles.md) (%(default)s)",
     )
     group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
@@ -107,6 +108,24 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         help="by how much the duration of equal steps varies (%(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+
+
+class _Profile(argparse.Action):
+    """Takes any text, and instead of "list" prints what is built in."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        if values == "list":
+            from legato.bench.simulation.profiles import described_profiles
+
+            print(*described_profiles(), sep="\n")
+            parser.exit()
+        setattr(namespace, self.dest, values)
 
 
 def _profile(args: argparse.Namespace) -> "Profile":
