@@ -19,7 +19,8 @@ from rich.table import Table
 
 from legato.bench.report.report_file import RunReport, read_report, write_report
 from legato.bench.report.summary import Slos, Summary, summarize
-from legato.bench.simulation.machine import Machine, MeasuredServer, read_machine, write_machine
+from legato.bench.simulation.machine import Machine, MeasuredServer
+from legato.bench.simulation.machine_file import load_machine, write_machine
 from legato.bench.simulation.run import simulate
 from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, rescaled
 from legato.bench.workload.traces import read_workload
@@ -79,10 +80,10 @@ def _machine(
     arguments: argparse.Namespace, config: EngineConfig, trace: Workload, console: Console
 ) -> Machine:
     if arguments.machine is not None:
-        return read_machine(arguments.machine)
+        return load_machine(str(arguments.machine))
     learning = rescaled(trace[: arguments.learn], arguments.rate)
     learned = learn(config, learning, _prompts(), console.print)
-    write_machine(arguments.output / "machine.json", learned.machine)
+    write_machine(arguments.output / "machine.json", learned.machine, learned.about)
     return learned.machine
 
 

@@ -40,6 +40,17 @@ def test_the_others_promise_no_pace(
 
 
 @pytest.mark.parametrize(
+    ("text", "policy"), [("whole", "stall-free"), ("whole-first", "prefill-first")]
+)
+def test_whole_prompts_are_not_cut(text: str, policy: str) -> None:
+    config = parse_policy(text, PROMISED)
+    assert (config.policy, config.enable_chunked_prefill) == (policy, False)
+    assert config.resolve(1000).max_num_batched_tokens == 1007
+    with pytest.raises(ConfigError, match="without chunked prefill"):
+        parse_policy(f"{text}:512", PROMISED).resolve(1000)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("random", "no policy 'random'"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.simulation.machine import write_machine
+from legato.bench.simulation.machine_file import write_machine
 from legato.cli.main import main
 from tests.cli.test_main import legato
 from tests.tune.machines import CPU
@@ -36,7 +36,7 @@ def test_on_the_machine(tmp_path: Path) -> None:
 
 
 def test_on_a_machine_that_was_learned_before(tmp_path: Path) -> None:
-    write_machine(tmp_path / "machine.json", CPU)
+    write_machine(tmp_path / "machine.json", CPU, {"model": "made up"})
     done = legato(
         *("tune", *CODE, *SLOS, "--num-requests", "10", "--trials", "12", "--finalists", "0"),
         *("--machine", str(tmp_path / "machine.json"), "-o", str(tmp_path)),

@@ -44,7 +44,7 @@ def main(script: Path, fd: int) -> int:
         socket.socket(fileno=fd),
         EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure,
     )
-    [config] = channel.receive(block=True)
+    [config] = channel.receive(wait_s=None)
     life, *later = script.read_text().splitlines()
     script.write_text("\n".join(later))
     if life == "die":
@@ -54,7 +54,7 @@ def main(script: Path, fd: int) -> int:
         return 2
     channel.send(EngineReady(INFO))
     while True:
-        for message in channel.receive(block=True):
+        for message in channel.receive(wait_s=None):
             if isinstance(message, AddRequest):
                 serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
 

@@ -62,7 +62,7 @@ class Measurement:
         calibration = Calibration(
             self.executor,
             block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
+            block_ids=range(num_blocks),
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             vocab_size=100,

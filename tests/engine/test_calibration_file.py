@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import CalibrationFile, read_calibration
+from legato.engine.startup.calibration_file import (
+    CalibrationFile,
+    Measurements,
+    read_measurements,
+    shape_counts,
+)
 from tests.scheduler.step_times import step_shape
 
 KEY = {"model": "a", "threads": "2"}
@@ -16,6 +21,11 @@ STEPS = [
 ]
 
 
+def measurements(about: dict[str, str] = KEY) -> Measurements:
+    steps = [(shape_counts(shape), seconds) for shape, seconds in STEPS]
+    return Measurements(figures="measured", about=about, steps=steps, max_model_len=100)
+
+
 def told(steps: list) -> list:  # type: ignore[type-arg]
     return [([getattr(s, name) for name in s.__slots__], seconds) for s, seconds in steps]
 
@@ -23,7 +33,7 @@ def told(steps: list) -> list:  # type: ignore[type-arg]
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "when needed"
     assert CalibrationFile(str(folder), KEY).load() is None
-    CalibrationFile(str(folder), KEY).save(STEPS)
+    CalibrationFile(str(folder), KEY).save(measurements())
     loaded = CalibrationFile(str(folder), dict(reversed(KEY.items()))).load()
     assert loaded is not None
     assert told(loaded) == told(STEPS)
@@ -32,12 +42,12 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"threads": "4"}, {"model": "b"}, {"more": "1"}])
 def test_another_machine_has_another_file(tmp_path: Path, change: dict[str, str]) -> None:
-    CalibrationFile(str(tmp_path), KEY).save(STEPS)
+    CalibrationFile(str(tmp_path), KEY).save(measurements())
     assert CalibrationFile(str(tmp_path), KEY | change).load() is None
 
 
 def test_a_file_of_another_key_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    CalibrationFile(str(tmp_path), {"model": "b"}).save(STEPS)
+    CalibrationFile(str(tmp_path), {"model": "b"}).save(measurements({"model": "b"}))
     mine = CalibrationFile(str(tmp_path), KEY)
     next(tmp_path.iterdir()).rename(mine.path)
     assert mine.load() is None
@@ -45,11 +55,11 @@ def test_a_file_of_another_key_is_not_taken_for_ones_own(tmp_path: Path) -> None
 
 BROKEN = {
     "empty": b"",
-    "cut off": b'{"key": {}, "steps": [[{"num_sam',
+    "cut off": b'{"about": {}, "steps": [[{"num_sam',
     "not text": b"\xff\xfe\x00",
-    "another format": b'{"key": {}, "steps": [{"seconds": 1.0}]}',
-    "no time": b'{"key": {}, "steps": [[{"num_samples": 3.0}, 0.0]]}',
-    "unknown count": b'{"key": {}, "steps": [[{"num_wheels": 3.0}, 1.0]]}',
+    "another format": b'{"about": {}, "steps": [{"seconds": 1.0}]}',
+    "no time": b'{"about": {}, "steps": [[{"num_samples": 3.0}, 0.0]]}',
+    "unknown count": b'{"about": {}, "steps": [[{"num_wheels": 3.0}, 1.0]]}',
 }
 
 
@@ -62,10 +72,16 @@ def test_a_broken_file_is_measured_anew(
     with caplog.at_level(logging.WARNING):
         assert file.load() is None
     assert str(file.path) in caplog.text
-    with pytest.raises(ConfigError, match="as a calibration"):
-        read_calibration(file.path)
-    file.save(STEPS)
+    with pytest.raises(ConfigError, match="as a profile"):
+        read_measurements(file.path, Measurements)
+    file.save(measurements())
     assert file.load() is not None
+
+
+def test_the_cache_of_an_earlier_version_is_measured_anew(tmp_path: Path) -> None:
+    file = CalibrationFile(str(tmp_path), KEY)
+    file.path.write_bytes(b'{"key": {"model": "a", "threads": "2"}, "steps": []}')
+    assert file.load() is None
 
 
 def test_a_folder_that_cannot_be_made_is_worth_a_warning(
@@ -73,5 +89,5 @@ def test_a_folder_that_cannot_be_made_is_worth_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        CalibrationFile(str(tmp_path / "file" / "folder"), KEY).save(STEPS)
+        CalibrationFile(str(tmp_path / "file" / "folder"), KEY).save(measurements())
     assert "not kept" in caplog.text

@@ -35,9 +35,9 @@ def test_frames_survive_any_cut(cuts: list[int]) -> None:
 def test_an_idle_channel_does_not_wait_between_steps() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(theirs, Event)
-    assert channel.receive(block=False) == []
+    assert channel.receive(wait_s=0.0) == []
     ours.sendall(pack_frame(MESSAGES[0]))
-    assert channel.receive(block=True) == [MESSAGES[0]]
+    assert channel.receive(wait_s=None) == [MESSAGES[0]]
 
 
 def test_a_closed_channel_says_so() -> None:
@@ -45,6 +45,6 @@ def test_a_closed_channel_says_so() -> None:
     channel = Channel(theirs, Event)
     ours.close()
     with pytest.raises(ChannelClosedError):
-        channel.receive(block=False)
+        channel.receive(wait_s=0.0)
     with pytest.raises(ChannelClosedError):
         channel.send(MESSAGES[0])

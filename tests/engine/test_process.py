@@ -27,12 +27,12 @@ def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.Mo
         ending = threads.submit(_serve, Channel(theirs, FromFrontEnd))
         channel = Channel(ours, FromEngine)
         ours.sendall(pack_frame(EngineConfig()))
-        [ready] = channel.receive(block=True)
+        [ready] = channel.receive(wait_s=None)
         assert isinstance(ready, EngineReady)
         assert msgspec.structs.replace(ready.info, start_s={}) == INFO
         assert "imports" in ready.info.start_s
         ours.sendall(pack_frame(request("a", 8)))
-        [failed] = channel.receive(block=True)
+        [failed] = channel.receive(wait_s=None)
         assert isinstance(failed, EngineFailed)
         assert "no device" in failed.error
         assert ending.result(10) == 1

@@ -11,9 +11,9 @@ from scipy.optimize import nnls
 
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
 from legato.scheduler.nonnegative import solve_nonnegative
-from legato.scheduler.step_costs import NUM_TERMS, StepCosts
+from legato.scheduler.step_costs import NUM_TERMS, ROW_BOUNDS, StepCosts
 from tests.profiles import examples
-from tests.scheduler.step_times import calibrate, true_costs
+from tests.scheduler.step_times import calibrate, step_shape, true_costs
 
 MAX_LEN = 4000
 
@@ -68,11 +68,38 @@ def test_a_calibration_does_not_fade() -> None:
     assert max(errors(none.solve(), steps)) > 0.1
 
 
-def test_what_is_not_seen_costs_nothing_rather_than_less() -> None:
-    costs = StepCosts(step_s=0.01, row_s=(1e-4,) * 5)
-    found = fit([step for step in calibrate(costs, MAX_LEN) if step[0].num_tokens < 10])
-    assert min(found.vector) >= 0.0
-    assert found.row_s[1:] == pytest.approx((0.0,) * 4, abs=1e-9)
+@given(costs=true_costs(), cut=st.sampled_from(range(len(ROW_BOUNDS))), seed=st.integers(0, 99))
+@examples(30)
+def test_a_segment_without_data_goes_on_as_the_last_one(
+    costs: StepCosts, cut: int, seed: int
+) -> None:
+    """A machine that is too slow to be calibrated up to its longest steps."""
+    rng, bound = random.Random(seed), ROW_BOUNDS[cut]
+    steps = [
+        (shape, seconds * rng.gauss(1.0, 0.02))
+        for shape, seconds in calibrate(costs, MAX_LEN)
+        if shape.num_tokens <= bound
+    ]
+    found = fit(steps)
+    assert found.row_s[cut + 1 :] == pytest.approx((found.row_s[cut],) * (4 - cut), rel=1e-4)
+    times_s = [found.rows_s(num_tokens) for num_tokens in range(0, 4096, 16)]
+    assert times_s == sorted(times_s)
+    if found.row_s[cut]:
+        assert found.rows_s(4096) - found.rows_s(2048) == pytest.approx(
+            2048 * found.row_s[cut], rel=1e-3
+        )
+
+
+def test_data_decide_what_a_segment_costs_once_there_are_any() -> None:
+    """So long steps may have been left out of a calibration: a few of them are enough."""
+    costs = StepCosts(step_s=0.01, row_s=(1e-5, 1e-4, 2e-4, 5e-4, 1e-4))
+    steps = calibrate(costs, MAX_LEN)
+    short = CostFit([step for step in steps if step[0].num_tokens <= 256])
+    assert short.solve().row_s[3:] == pytest.approx((2e-4, 2e-4), rel=1e-3)
+    for chunk in (900, 1000, 3000, 4000):
+        shape = step_shape(chunk=chunk)
+        short.add(shape, costs.seconds(shape), weight=1.0)
+    assert short.solve().row_s == pytest.approx(costs.row_s, rel=1e-2)
 
 
 @given(seed=st.integers(0, 2**32), num_rows=st.integers(1, 40), size=st.integers(1, NUM_TERMS))

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_engine_flags, engine_config
+from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.table import Table
 
+    from legato.engine.startup.calibration_file import Measurements
     from legato.scheduler.cost_fit import MeasuredStep
     from legato.scheduler.step_costs import StepCosts
 
@@ -28,33 +29,64 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help="plot predicted against measured times (needs the extra legato[bench])",
     )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also write what was measured as a profile, with the sizes of context and cache, for "
+        "`legato simulate --profile` and `legato tune --machine`",
+    )
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the costs and the error of the fit; returns the exit status."""
-    import numpy as np
     from rich.console import Console
 
-    from legato.engine.startup.build import calibrate
+    from legato.engine.startup.build import load_parts
+    from legato.engine.startup.step_times import (
+        calibration_file,
+        measure_steps,
+        measurements,
+        new_calibration,
+    )
     from legato.scheduler.cost_fit import fit
 
-    steps, path = calibrate(engine_config(args))
-    costs = fit(steps)
-    predicted_s = np.array([costs.seconds(shape) for shape, _ in steps])
-    measured_s = np.array([seconds for _, seconds in steps])
-    errors = np.abs(measured_s / predicted_s - 1.0)
+    parts = load_parts(engine_config(args))
+    known = measure_steps(parts, new_calibration(parts))
+    steps, quality = known.steps, known.quality
+    assert quality is not None
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(costs))
+    console.print(_table(fit(steps)))
     console.print(
-        f"{len(steps)} steps, of which half are predicted within {np.median(errors):.1%} and 95 % "
-        f"within {np.quantile(errors, 0.95):.1%}; kept in {path}"
+        f"{len(steps)} steps, of which half are predicted within {quality.median_error:.1%} and "
+        f"95 % within {quality.p95_error:.1%}"
     )
     if args.plot is not None:
-        _plot(steps, predicted_s, measured_s, args.plot)
+        _plot(steps, args.plot)
         console.print(f"plotted to {args.plot}")
+    if quality.doubt:
+        console.print(
+            f"not kept: {quality.doubt}. Measure again when nothing else runs on the machine, and "
+            "with --num-threads no more than its cores"
+        )
+        return 1
+    console.print(f"kept in {calibration_file(parts).path}")
+    if args.output is not None:
+        _write(args.output, measurements(parts, steps))
+        console.print(f"written to {args.output}")
     return 0
+
+
+def _write(path: Path, measured: "Measurements") -> None:
+    from legato.engine.startup.calibration_file import write_profile
+
+    try:
+        write_profile(path, measured)
+    except OSError as error:
+        raise ConfigError(f"cannot write the profile: {error}") from error
 
 
 def _table(costs: "StepCosts") -> "Table":
@@ -84,11 +116,15 @@ def _table(costs: "StepCosts") -> "Table":
     return table
 
 
-def _plot(
-    steps: "list[MeasuredStep]", predicted_s: "np.ndarray", measured_s: "np.ndarray", path: Path
-) -> None:
+def _plot(steps: "list[MeasuredStep]", path: Path) -> None:
     import matplotlib.pyplot as plt
+    import numpy as np
 
+    from legato.scheduler.cost_fit import fit
+
+    costs = fit(steps)
+    predicted_s = np.array([costs.seconds(shape) for shape, _ in steps])
+    measured_s = np.array([seconds for _, seconds in steps])
     has_prefill = [shape.num_prefill_chunks > 0 for shape, _ in steps]
     figure, axis = plt.subplots(figsize=(5, 5))
     for kind, label in ((False, "decodes only"), (True, "with prefill")):

@@ -1,7 +1,7 @@
 """The flags that describe simulated servers, and the servers that they make."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legato.cli.flags import add_flags, given_fields
 from legato.cli.values import count, duration_s, fraction
@@ -47,10 +47,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND[:TOKENS][:ORDER]",
-        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; TOKENS a "
-        "step at most; ORDER fcfs, srf or edf. May be repeated (default: "
-        f"{' and '.join(_DEFAULT_POLICIES)}, without such SLOs "
-        f"{' and '.join(_UNPROMISED_POLICIES)})",
+        help="slo, which sizes steps by the ITL and TPOT SLOs, fixed or prefill-first; whole or "
+        "whole-first, which do not cut prompts, the latter as early vLLM; TOKENS a step at most; "
+        f"ORDER fcfs, srf or edf. May be repeated (default: {' and '.join(_DEFAULT_POLICIES)}, "
+        f"without such SLOs {' and '.join(_UNPROMISED_POLICIES)})",
     )
 
 
@@ -92,10 +92,11 @@ def promised_slos(args: argparse.Namespace) -> "Slos":
 def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--profile",
+        action=_Profile,
         default="smollm2-135m-cpu",
         metavar="NAME|FILE",
-        help="what steps take: smollm2-135m-cpu, llama-3-8b-h100, or a file that `legato "
-        "calibrate` wrote (%(default)s)",
+        help="what steps take: one of those built in, which `list` lists, or a file that "
+        "`legato calibrate -o` or `legato tune` wrote, or you (docs/profiles.md) (%(default)s)",
     )
     group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
     group.add_argument(
@@ -120,6 +121,24 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         help="by how much the duration of equal steps varies (%(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+
+
+class _Profile(argparse.Action):
+    """Takes any text, and instead of "list" prints what is built in."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        if values == "list":
+            from legato.bench.simulation.profiles import described_profiles
+
+            print(*described_profiles(), sep="\n")
+            parser.exit()
+        setattr(namespace, self.dest, values)
 
 
 def _profile(args: argparse.Namespace) -> "Profile":

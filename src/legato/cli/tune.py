@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What belongs into a report; key a flag's name."""
-    given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
-    return {**given, "machine": str(args.machine)} if args.machine else given
+    return {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
 
 
 def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +86,9 @@ def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
         )
     group.add_argument(
         "--machine",
-        type=Path,
-        metavar="FILE",
-        help="machine.json of an earlier tuning, instead of measuring the machine again",
+        metavar="NAME|FILE",
+        help="a profile, instead of measuring the machine: machine.json of an earlier tuning, what "
+        "`legato calibrate -o` wrote, or one that `legato simulate --profile` knows",
     )
     group.add_argument(
         "--processes",

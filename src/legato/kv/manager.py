@@ -155,6 +155,15 @@ class KVCacheManager:
         if table is not None:
             self._let_go(table)
 
+    def borrow(self, *, fewest: int, most: int) -> list[int]:
+        """Take blocks that hold nothing, for what is no request; none where there are too few."""
+        count = min(most, self._pool.num_free)
+        return (self._pool.allocate(count) or []) if count >= fewest else []
+
+    def give_back(self, block_ids: Iterable[int]) -> None:
+        """Undo `borrow`, once no step writes to them."""
+        self._pool.free(block_ids)
+
     def begin_step(self) -> None:
         """A step is planned, which names blocks that requests have now."""
         self._num_begun += 1

@@ -3,6 +3,10 @@
 The sums (a Gram matrix) forget: each new step fades the earlier ones by a constant factor, so the
 fit follows a machine whose speed drifts. What a calibration measured is kept beside them and does
 not fade, so that costs which the traffic of the last minutes says nothing about stay known.
+
+No step may have held as many tokens as a segment of the row costs begins at. Such a segment goes on
+as the one before it: zero, which least squares would make of it, would let a step of 1,024 tokens
+cost what one of 256 does.
 """
 
 from collections.abc import Sequence
@@ -10,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from legato.scheduler.nonnegative import solve_nonnegative
-from legato.scheduler.step_costs import NUM_TERMS, StepCosts, features
+from legato.scheduler.step_costs import NUM_TERMS, ROW_TERMS, StepCosts, features
 from legato.scheduler.step_shape import StepShape
 
 MeasuredStep = tuple[StepShape, float]  # seconds
@@ -21,6 +25,9 @@ _PRIOR_WEIGHT = 0.25
 _OUTLIER = 0.2
 """Relative residual from which on a measured step counts less, in inverse proportion."""
 _ROBUST_ROUNDS = 4
+_CONTINUITY = 1e-10
+"""Weight of a segment's slope being that of the one before it, of what is known of the latter: so
+little that any step that reaches into the segment outweighs it."""
 
 DISTURBED = 1.3
 """Measured over predicted seconds from which on something else must have had the machine."""
@@ -70,6 +77,11 @@ def disturbed(steps: Sequence[MeasuredStep], costs: StepCosts) -> float:
     return float(np.mean([seconds > DISTURBED * costs.seconds(shape) for shape, seconds in steps]))
 
 
+def relative_errors(steps: Sequence[MeasuredStep], costs: StepCosts) -> np.ndarray:
+    """How far measured steps are off what is predicted of them: float [N], none negative."""
+    return np.array([abs(seconds / costs.seconds(shape) - 1.0) for shape, seconds in steps])
+
+
 def outlier_weight(residual: float) -> float:
     """Huber's: 1 for an ordinary relative residual, less beyond."""
     return min(1.0, _OUTLIER / max(abs(residual), 1e-9))
@@ -89,7 +101,16 @@ def _robust_sums(steps: Sequence[MeasuredStep]) -> tuple[np.ndarray, np.ndarray]
 
 def _solve(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Non-negative least squares from its sums: [NUM_TERMS]."""
+    gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
     normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
     return solve_nonnegative(normal, target / scale) / scale
+
+
+def _continuity(gram: np.ndarray) -> np.ndarray:
+    """Sums of squares over the differences between slopes of adjacent segments: as `gram`."""
+    known = np.maximum.accumulate(np.diag(gram)[ROW_TERMS])[:-1]
+    differences = np.zeros((len(known), NUM_TERMS))
+    differences[:, ROW_TERMS] = np.diff(np.eye(len(known) + 1), axis=0)
+    return (differences.T * (_CONTINUITY * known)) @ differences

@@ -14,6 +14,8 @@ ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
 NUM_TERMS = 7 + len(ROW_BOUNDS) + 1
+ROW_TERMS = slice(7, NUM_TERMS)
+"""Those of `row_s` in `StepCosts.vector`."""
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

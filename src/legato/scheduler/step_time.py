@@ -32,16 +32,18 @@ class StepTimeModel:
     """
 
     def __init__(self, prior: Sequence[MeasuredStep] = ()) -> None:
-        self._fit = CostFit(prior)
-        self._costs: StepCosts | None = None
-        self._scale = 1.0
         self._num_steps = 0
         self._margin = Margin()
-        self.forget_present()
+        self.begin_again(prior)
+
+    def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
+        """Believe in a new calibration, and in nothing else but the margin."""
+        self._fit = CostFit(prior)
+        self._costs: StepCosts | None = self._fit.solve() if prior else None
+        self._scale = 1.0
         self._surprising = {False: 0.0, True: 0.0}
         """Key whether steps hold prefill, value the share of late that seem interrupted."""
-        if prior:
-            self._costs = self._fit.solve()
+        self.forget_present()
 
     @property
     def is_known(self) -> bool:

@@ -22,11 +22,13 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         load: what a chunk of prefill meets under the workload.
+        about: what it depends on: model, dtype, device, ...
         budgets: what steps of candidate token budgets take beside that load.
         wall_s: that the machine was needed for.
     """
 
     machine: Machine
+    about: dict[str, str]
     load: TypicalLoad
     budgets: list[BudgetRow]
     wall_s: float
@@ -62,6 +64,7 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
         )
     return Learned(
         machine=machine,
+        about=idle.about,
         load=idle.load,
         budgets=budget_rows(machine, idle.load, idle.budgets, config.scheduler.itl_slo_s),
         wall_s=time.monotonic() - started_s,

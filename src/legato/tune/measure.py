@@ -17,8 +17,9 @@ from legato.bench.simulation.machine import Machine, MeasuredServer
 from legato.bench.simulation.run import simulate
 from legato.bench.workload.requests import Workload
 from legato.core.config import EngineConfig
-from legato.engine.startup.build import calibration_file, load_parts, new_calibration
+from legato.engine.startup.build import load_parts
 from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.step_times import calibration_file, measure_steps, new_calibration
 from legato.scheduler.cost_fit import MeasuredStep
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -66,10 +67,12 @@ class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         machine: nothing is known yet of a server on it.
+        about: what it depends on: model, dtype, device, ...
         steps: of all budgets.
     """
 
     machine: Machine
+    about: dict[str, str]
     load: TypicalLoad
     budgets: list[BudgetTime]
     steps: list[MeasuredStep]
@@ -92,8 +95,7 @@ def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
 def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     parts = load_parts(config)
     calibration = new_calibration(parts)
-    steps = calibration.run(lambda share: None)  # noqa: ARG005
-    calibration_file(parts).save(steps)
+    steps = measure_steps(parts, calibration).steps
     machine = Machine.fit(
         steps,
         [],
@@ -113,6 +115,7 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(
         machine=machine,
+        about=calibration_file(parts).about,
         load=load,
         budgets=times,
         steps=list(itertools.chain.from_iterable(by_budget.values())),

@@ -10,7 +10,7 @@ import msgspec
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import step_bar
 from legato.bench.report.summary import Slos, summarize
-from legato.bench.simulation.machine import read_machine, write_machine
+from legato.bench.simulation.machine_file import load_machine, write_machine
 from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.bench.workload.requests import RandomPrompts, Workload, within
 from legato.core.config import EngineConfig
@@ -40,7 +40,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_trials: candidates to simulate.
         num_finalists: candidates to run on the machine; with 0 nothing is.
         record_s, verify_s: of the workload, to learn the machine from and to run finalists with.
-        machine: a file of an earlier tuning to take the machine from, instead of measuring it.
+        machine: a profile to take the machine from, by its name or file, instead of measuring it.
         vocab_size: prompts are random tokens below this.
         output: the folder that the machine is kept in.
     """
@@ -51,7 +51,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_finalists: int
     record_s: float
     verify_s: float
-    machine: Path | None
+    machine: str | None
     vocab_size: int
     num_processes: int
     seed: int
@@ -66,7 +66,7 @@ def tuned_context(config: TuneConfig) -> int:
         UnsupportedModelError: a checkpoint that cannot be run.
     """
     if config.machine is not None:
-        return read_machine(config.machine).max_model_len
+        return load_machine(config.machine).max_model_len
     return model_context(config.engine.model)
 
 
@@ -96,7 +96,7 @@ def tune(
         learned = _learn(config, workload, tell)
         machine = learned.machine
     else:
-        machine = read_machine(config.machine)
+        machine = load_machine(config.machine)
     problem = Problem(
         machine=machine,
         workload=workload,
@@ -143,7 +143,7 @@ def tune(
 def _learn(config: TuneConfig, workload: Workload, tell: Tell) -> Learned:
     prompts = RandomPrompts(vocab_size=config.vocab_size, seed=config.seed)
     learned = learn(config.engine, within(workload, config.record_s), prompts, tell)
-    write_machine(config.output / "machine.json", learned.machine)
+    write_machine(config.output / "machine.json", learned.machine, learned.about)
     return learned
 
 

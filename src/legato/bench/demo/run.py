@@ -17,7 +17,8 @@ from legato.core.step_record import EngineRecord, StepRecord
 from legato.core.token_ids import token_array
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup.build import known_steps, load_parts
+from legato.engine.startup.build import load_parts
+from legato.engine.startup.step_times import known_steps
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -135,7 +136,7 @@ class Stage:
         # Any promise: it is what makes the engine measure, or remember, how long steps take.
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
         self._machinery = load_parts(promising)
-        self.step_time = StepTimeModel(known_steps(self._machinery))
+        self.step_time = StepTimeModel(known_steps(self._machinery).steps)
         vocab_size = self._machinery.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 

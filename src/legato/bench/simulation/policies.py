@@ -3,21 +3,26 @@
 - `slo`: a step takes as long as the ITL and TPOT SLOs allow.
 - `fixed`: a step holds a fixed number of tokens; running streams go first.
 - `prefill-first`: the same, but running streams wait for every chunk.
+- `whole`: prompts are not cut, and running streams go first; TOKENS are at least the context.
+- `whole-first`: prompts are not cut, and running streams wait for each: early vLLM.
 """
 
 from typing import Any, get_args
 
 import msgspec
 
-from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core.config import PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import P99, SloClass
 
-_POLICIES: dict[str, Policy] = {
-    "slo": "stall-free",
-    "fixed": "stall-free",
-    "prefill-first": "prefill-first",
+_POLICIES: dict[str, dict[str, Any]] = {
+    "slo": {"policy": "stall-free"},
+    "fixed": {"policy": "stall-free"},
+    "prefill-first": {"policy": "prefill-first"},
+    "whole": {"policy": "stall-free", "enable_chunked_prefill": False},
+    "whole-first": {"policy": "prefill-first", "enable_chunked_prefill": False},
 }
+"""Key the kind, value fields of `SchedulerConfig`."""
 
 
 def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
@@ -35,7 +40,7 @@ def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
         raise ConfigError(f"no policy {text!r}; policies are: {', '.join(_POLICIES)}")
     if kind == "slo" and not common.promises_pace:
         raise ConfigError("policy slo keeps an ITL or TPOT SLO, but none is set")
-    given: dict[str, Any] = {"policy": _POLICIES[kind], **dict(map(_option, options))}
+    given = {**_POLICIES[kind], **dict(map(_option, options))}
     return msgspec.structs.replace(common if kind == "slo" else _unpaced(common), **given)
 
 

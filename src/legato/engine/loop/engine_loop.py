@@ -18,6 +18,7 @@ from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.recorder import Recorder
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
+from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
@@ -53,6 +54,7 @@ class EngineLoop:
 
     Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
+        recalibration: what is to be measured then; None where nothing is.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.untaken: UntakenPages | None = None
+        self.recalibration: Recalibration | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._scheduler = scheduler
@@ -78,9 +81,18 @@ class EngineLoop:
         return self._scheduler.has_work
 
     @property
-    def may_wait(self) -> bool:
-        """Whether there is nothing at all to do until a message comes."""
-        return not (self.has_work or (self.untaken is not None and self.untaken.has_more))
+    def idle_s(self) -> float | None:
+        """How long there is nothing at all to do unless a message comes; None for ever."""
+        if self.has_work or (self.untaken is not None and self.untaken.has_more):
+            return 0.0
+        return None if self.recalibration is None else self.recalibration.wait_s
+
+    def use_idle_time(self) -> None:
+        """Do a little of what can wait; called where there is no work and no message."""
+        if self.untaken is not None and self.untaken.has_more:
+            self.untaken.take_slice()
+        elif self.recalibration is not None:
+            self.recalibration.go_on()
 
     @property
     def stats(self) -> EngineStats:
@@ -123,6 +135,8 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
+        if self.recalibration is not None:
+            self.recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
         return outputs + self._land() if self._in_flight else outputs

@@ -68,8 +68,11 @@ class Channel:
         except OSError as error:
             raise ChannelClosedError from error
 
-    def receive(self, *, block: bool) -> list[Any]:
-        """Messages that have arrived, as many as one turn holds; with `block`, at least one.
+    def receive(self, *, wait_s: float | None) -> list[Any]:
+        """Messages that have arrived, as many as one turn holds.
+
+        Args:
+            wait_s: for the first of them; None waits until there is one.
 
         Raises:
             ChannelClosedError: the other end was closed.
@@ -77,8 +80,7 @@ class Channel:
         messages: list[Any] = []
         ends_s = math.inf
         while not messages or time.monotonic() < ends_s:
-            waits = block and not messages
-            readable, _, _ = select.select([self._socket], [], [], None if waits else 0)
+            readable, _, _ = select.select([self._socket], [], [], 0 if messages else wait_s)
             if not readable:
                 break
             ends_s = min(ends_s, time.monotonic() + _TURN_S)

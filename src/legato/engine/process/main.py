@@ -51,7 +51,7 @@ def main(fd: int) -> int:
 
 
 def _serve(channel: Channel) -> int:
-    config, *early = channel.receive(block=True)
+    config, *early = channel.receive(wait_s=None)
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
@@ -76,10 +76,9 @@ def _serve(channel: Channel) -> int:
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:
-        messages = channel.receive(block=engine.may_wait)
+        messages = channel.receive(wait_s=engine.idle_s)
         if not messages and not engine.has_work:
-            assert engine.untaken is not None
-            engine.untaken.take_slice()
+            engine.use_idle_time()
             continue
         events = _events(messages, engine)
         try:

@@ -1,10 +1,7 @@
 """Puts an engine together from its configuration, resolving every "auto" to a number."""
 
-import hashlib
 import logging
-import platform
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import torch
@@ -14,12 +11,10 @@ from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import row_counts
 from legato.core.stats import CacheInfo
-from legato.core.version import __version__
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
-from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.calibration_file import CalibrationFile
 from legato.engine.startup.parts import StartParts
+from legato.engine.startup.step_times import known_steps, recalibration
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -43,7 +38,6 @@ from legato.model.native import (
 )
 from legato.model.packed_linear import PackedDecoder
 from legato.model.spec import DecoderSpec
-from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
@@ -84,11 +78,13 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     """
     start = StartParts()
     parts = load_parts(config, start)
+    known = known_steps(parts)
+    step_time = StepTimeModel(known.steps)
     scheduler = Scheduler(
         parts.config.scheduler,
         max_model_len=parts.max_model_len,
         kv=parts.kv,
-        step_time=StepTimeModel(known_steps(parts)),
+        step_time=step_time,
     )
     start.end("calibration")
     info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
@@ -96,23 +92,9 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         logger.debug("%s: %s", name, value)
     engine = EngineLoop(scheduler, parts.kv, parts.executor)
     engine.untaken = parts.untaken
+    if known.is_doubtful:
+        engine.recalibration = recalibration(parts, step_time)
     return engine, info
-
-
-def calibrate(config: EngineConfig) -> tuple[list[MeasuredStep], Path]:
-    """Measure the duration of steps anew, and keep that for later starts.
-
-    Returns:
-        The steps, and the file that they are in.
-
-    Raises:
-        As `build_engine`.
-    """
-    parts = load_parts(config)
-    file = calibration_file(parts)
-    steps = _measure(parts)
-    file.save(steps)
-    return steps, file.path
 
 
 def model_context(config: ModelConfig) -> int:
@@ -252,74 +234,6 @@ def _compile_kernels(model: Model, config: SchedulerConfig) -> None:
     assert config.max_num_batched_tokens is not None
     most = config.max_num_batched_tokens + config.max_num_seqs
     model.compile_kernels(num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
-
-
-def known_steps(parts: EngineParts) -> list[MeasuredStep]:
-    """Steps to begin the step-time model with, where a promise needs it: from disk, or measured."""
-    scheduler, calibration = parts.config.scheduler, parts.config.calibration
-    if not (scheduler.promises_pace or scheduler.promises_ttft):
-        return []
-    file = calibration_file(parts)
-    steps = file.load()
-    if steps is None and calibration.calibrate:
-        steps = _measure(parts)
-        file.save(steps)
-    return steps or []
-
-
-def _measure(parts: EngineParts) -> list[MeasuredStep]:
-    # Imported here because a start that has measurements need not wait for it.
-    from rich.console import Console
-    from rich.progress import Progress
-
-    calibration = new_calibration(parts)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("Measuring step times", total=1.0)
-        steps = calibration.run(lambda share: progress.update(bar, completed=share))
-    share = disturbed(steps, fit(steps))
-    if share > MOST_DISTURBED:
-        logger.warning(
-            "%.0f %% of the measured steps took far longer than others like them: something else "
-            "ran on the machine. When it does not, measure again with `legato calibrate`",
-            100 * share,
-        )
-    return steps
-
-
-def new_calibration(parts: EngineParts) -> Calibration:
-    """What measures the steps of this model."""
-    return Calibration(
-        parts.executor,
-        block_size=parts.kv.block_size,
-        num_blocks=parts.kv.num_blocks,
-        max_model_len=parts.max_model_len,
-        max_num_seqs=parts.config.scheduler.max_num_seqs,
-        vocab_size=parts.spec.vocab_size,
-    )
-
-
-def calibration_file(parts: EngineParts) -> CalibrationFile:
-    """Where their measurements are kept."""
-    key = {
-        "model": parts.config.model.model,
-        "spec": hashlib.sha256(msgspec.json.encode(parts.spec)).hexdigest(),
-        "dtype": str(parts.model.dtype),
-        "quantization": str(parts.config.model.quantization),
-        "kernels": parts.kernels,
-        "kv cache": _name(parts.cache.kept_dtype),
-        "device": _device_name(parts.model.device),
-        "threads": str(torch.get_num_threads()),
-        "block size": str(parts.kv.block_size),
-        "max running": str(parts.config.scheduler.max_num_seqs),
-        "versions": f"legato {__version__}, torch {torch.__version__}",
-    }
-    return CalibrationFile(parts.config.calibration.calibration_dir, key)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.node()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:

@@ -3,7 +3,7 @@
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
@@ -15,7 +15,6 @@ from legato.scheduler.step_shape import StepShape
 
 CALIBRATION_S = 10.0
 _FILL_S = 0.6 * CALIBRATION_S
-_LONGEST_STEP_S = 0.5
 _LONGEST_CONTEXT = 8192
 _CHUNKS = (16, 64, 256, 1024)
 
@@ -30,8 +29,9 @@ class Calibration:
     various positions.
 
     Args:
+        block_ids: of the cache, to be written to; none of them may hold anything.
         max_model_len: positions to go up to, as far as the time suffices.
-        num_blocks: in the cache, from block 0 on; all of them must be free.
+        longest_step_s: steps grow as long as they stay well below it.
         clock: in seconds.
     """
 
@@ -39,20 +39,23 @@ class Calibration:
         self,
         executor: Executor,
         *,
+        block_ids: Sequence[int],
         block_size: int,
-        num_blocks: int,
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        longest_step_s: float = 0.5,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
         self._clock = clock
+        self._block_ids = block_ids
         self._block_size = block_size
-        self._limit = min(max_model_len - 1, num_blocks * block_size, _LONGEST_CONTEXT)
+        self._limit = min(max_model_len - 1, len(block_ids) * block_size, _LONGEST_CONTEXT)
         self._max_num_seqs = max_num_seqs
-        self._vocab_size = vocab_size
+        self._longest_step_s = longest_step_s
         self._random = random.Random(0)
+        self._prompt = token_array(self._random.choices(range(vocab_size), k=self._limit))
         self._known: set[str] = set()
         self._step_ids = itertools.count()
         self._num_cached = 0
@@ -62,17 +65,31 @@ class Calibration:
         """Measure; `progress` is told the share of the time that has passed, up to 1."""
         started_s = self._clock()
         measured: list[MeasuredStep] = []
-        for chunks in itertools.chain(self._fill(started_s), self._shapes()):
-            elapsed_s = self._clock() - started_s
-            if elapsed_s > CALIBRATION_S:
-                break
-            progress(min(1.0, elapsed_s / CALIBRATION_S))
-            measured.append(self._measure(chunks))
-            if measured[-1][1] < _LONGEST_STEP_S / 3:
-                self._longest_chunk = max(self._longest_chunk, 2 * chunks[0].num_tokens)
+        for step in self.steps():
+            measured.append(step)
+            progress(min(1.0, (self._clock() - started_s) / CALIBRATION_S))
         progress(1.0)
-        self._forget()
+        self.forget()
         return measured
+
+    def steps(self) -> Iterator[MeasuredStep]:
+        """The same, one after the other; then, or where no more are wanted, `forget` is due."""
+        started_s = self._clock()
+        for chunks in itertools.chain(self._fill(started_s), self._shapes()):
+            if self._clock() - started_s > CALIBRATION_S:
+                return
+            step = self._measure(chunks)
+            if step[1] < self._longest_step_s / 3:
+                self._longest_chunk = max(self._longest_chunk, 2 * chunks[0].num_tokens)
+            yield step
+
+    def forget(self) -> None:
+        """Let the executor drop the requests; the one that is left is told of in the next run."""
+        last = self._chunk("fill", 0, 1, samples=False)
+        ended = tuple(self._known - {last.request_id})
+        self._executor.submit(self._plan([last], ended))
+        self._executor.collect()
+        self._known = {last.request_id}
 
     def measure(self, *, num_rows: int, context: int, start: int, num_tokens: int) -> MeasuredStep:
         """One step of decodes and a chunk beside them, once `run` has been through.
@@ -88,7 +105,7 @@ class Calibration:
         )
         num_blocks = max(1, min(context, self._num_cached) // self._block_size)
         measured = self._measure([*self._rows(num_rows, num_blocks), chunk])
-        self._forget()
+        self.forget()
         return measured
 
     def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
@@ -119,7 +136,7 @@ class Calibration:
         """Decodes that each read so many blocks."""
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
-            blocks = tuple(range(first, first + num_blocks))
+            blocks = tuple(self._block_ids[first : first + num_blocks])
             start = min(num_blocks * self._block_size, self._num_cached) - 1
             yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1, "decode")
 
@@ -131,7 +148,7 @@ class Calibration:
             yield self._chunk("prefill", start, num_tokens, samples=self._random.random() < 0.2)
 
     def _chunk(self, name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledChunk:
-        blocks = tuple(range(-(-(start + num_tokens) // self._block_size)))
+        blocks = tuple(self._block_ids[: -(-(start + num_tokens) // self._block_size)])
         name = f"calibration-{name}"
         return ScheduledChunk(name, start, num_tokens, blocks, int(samples), "prefill")
 
@@ -153,16 +170,6 @@ class Calibration:
     def _request(self, request_id: str) -> AddRequest:
         return AddRequest(
             request_id=request_id,
-            prompt_token_ids=token_array(
-                self._random.choices(range(self._vocab_size), k=self._limit)
-            ),
+            prompt_token_ids=self._prompt,
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=_LONGEST_CONTEXT),
         )
-
-    def _forget(self) -> None:
-        """Let the executor drop the requests; the one that is left is told of in the next run."""
-        last = self._chunk("fill", 0, 1, samples=False)
-        ended = tuple(self._known - {last.request_id})
-        self._executor.submit(self._plan([last], ended))
-        self._executor.collect()
-        self._known = {last.request_id}

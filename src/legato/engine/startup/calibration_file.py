@@ -1,11 +1,14 @@
-"""Keeps what a calibration measured on disk, for the next start on the same machine."""
+"""Keeps what a calibration measured on disk, for the next start on the same machine.
+
+The file is a profile: the simulator and the tuner read it too.
+"""
 
 import hashlib
 import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import platformdirs
@@ -16,68 +19,89 @@ from legato.scheduler.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
 
-Key = dict[str, str]
-"""Whatever the measurements depend on: model, dtype, device, threads, versions."""
+Found = TypeVar("Found", bound="Measurements")
+Figures = Literal["measured", "published", "assumed"]
 
 
-class _Measurements(msgspec.Struct, frozen=True):
-    """Attributes: `steps`: the shape's counts, by their name, and the step's seconds."""
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a profile (docs/profiles.md) that a calibration tells.
 
-    key: Key
-    steps: list[tuple[dict[str, float], Annotated[float, msgspec.Meta(gt=0.0)]]]
+    Attributes:
+        figures: where they come from.
+        about: whatever they depend on: model, dtype, device, threads, versions.
+        steps: of the idle engine: the shape's counts, by their name, and the step's seconds.
+        max_model_len: longest prompt plus output in tokens; None where that is not told.
+        kv_cache_tokens: whose keys and values fit into the memory; likewise.
+    """
+
+    figures: Figures = "assumed"
+    about: dict[str, str] = {}
+    steps: list[tuple[dict[str, float], Annotated[float, msgspec.Meta(gt=0.0)]]] = []
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+
+    @property
+    def measured_steps(self) -> list[MeasuredStep]:
+        """Raises `AttributeError`: a shape has no such count."""
+        return [(shape_of(counts), seconds) for counts, seconds in self.steps]
 
 
-def read_calibration(path: Path) -> tuple[Key, list[MeasuredStep]]:
-    """What a file holds, and what it depends on.
+def read_measurements(path: Path, kind: type[Found]) -> Found:
+    """A file of this kind.
 
     Raises:
         FileNotFoundError: there is none.
-        ConfigError: it is not a calibration.
+        ConfigError: it is something else.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Measurements)
-        return found.key, [(shape_of(counts), seconds) for counts, seconds in found.steps]
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
+        found.measured_steps  # noqa: B018
     except FileNotFoundError:
         raise
     except (OSError, msgspec.DecodeError, AttributeError) as error:
-        raise ConfigError(f"cannot read {path} as a calibration: {error}") from error
+        raise ConfigError(f"cannot read {path} as a profile: {error}") from error
+    return found
+
+
+def write_profile(path: Path, profile: Measurements) -> None:
+    """Write it as JSON, all or nothing, and the folder where it is missing; raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {key: value for key, value in msgspec.to_builtins(profile).items() if value}
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(told)))
+    os.replace(name, path)
 
 
 class CalibrationFile:
-    """One file for each key.
+    """One file for each of what measurements depend on.
 
     Args:
         folder: None takes the user's cache folder.
+        about: as in `Measurements`.
     """
 
-    def __init__(self, folder: str | None, key: Key) -> None:
+    def __init__(self, folder: str | None, about: dict[str, str]) -> None:
         root = Path(folder) if folder else platformdirs.user_cache_path("legato") / "step-time"
-        digest = hashlib.sha256(msgspec.json.encode(key, order="sorted")).hexdigest()
-        self._key = key
+        digest = hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
+        self.about = about
         self.path = root / f"{digest[:16]}.json"
 
     def load(self) -> list[MeasuredStep] | None:
         """The measurements, or None if there are none that can be read."""
         try:
-            key, steps = read_calibration(self.path)
+            found = read_measurements(self.path, Measurements)
         except FileNotFoundError:
             return None
         except ConfigError as error:
             logger.warning("%s", error)
             return None
-        return steps if key == self._key else None
+        return found.measured_steps if found.about == self.about else None
 
-    def save(self, steps: list[MeasuredStep]) -> None:
-        """Write them, all or nothing. A folder that is not writable is worth a warning only."""
-        data = _Measurements(
-            self._key, [(shape_counts(shape), seconds) for shape, seconds in steps]
-        )
+    def save(self, measured: Measurements) -> None:
+        """Write them. A folder that is not writable is worth a warning only."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(data)))
-            os.replace(name, self.path)
+            write_profile(self.path, measured)
         except OSError as error:
             logger.warning("the calibration is not kept: %s", error)
 

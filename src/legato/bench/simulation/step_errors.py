@@ -1,0 +1,72 @@
+"""How far single steps are off what is fitted of them, measured and drawn again."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from legato.scheduler.cost_fit import DISTURBED, MeasuredStep
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+
+_BLOCK = 32
+"""Steps whose errors are drawn together."""
+
+
+class StepErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured over fitted durations, in the order in which they were measured.
+
+    Attributes:
+        decodes: of steps without prefill, which are short, so that a hiccup is a larger part.
+        prefills: of all others.
+    """
+
+    decodes: tuple[float, ...] = (1.0,)
+    prefills: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def of(cls, steps: Sequence[MeasuredStep], costs: StepCosts) -> "StepErrors":
+        """Where one kind of step is missing, it is as the other."""
+        ratios: dict[bool, list[float]] = {False: [], True: []}  # key: whether it has prefill
+        for shape, seconds in steps:
+            ratios[shape.num_prefill_chunks > 0].append(seconds / costs.seconds(shape))
+        return cls(
+            decodes=tuple(ratios[False] or ratios[True]),
+            prefills=tuple(ratios[True] or ratios[False]),
+        )
+
+    @property
+    def disturbed(self) -> float:
+        """Share of steps that were longer than the machine alone explains."""
+        return float(np.mean(np.array(self.decodes + self.prefills) > DISTURBED))
+
+    def quantile(self, shape: StepShape, probability: float) -> float:
+        """What a fraction `probability` of such steps is off by at most."""
+        return float(np.quantile(self.among(shape), probability))
+
+    def among(self, shape: StepShape) -> tuple[float, ...]:
+        """Those of the same kind of step."""
+        return self.prefills if shape.num_prefill_chunks else self.decodes
+
+
+class ErrorSampler:
+    """Draws errors of steps in blocks (the moving block bootstrap, Künsch, 1989).
+
+    What makes a machine slow lasts: slow steps come together, and hit few requests hard. Drawn one
+    by one they would hit all requests a little.
+    """
+
+    def __init__(self, errors: StepErrors, seed: int) -> None:
+        self._errors = errors
+        self._random = random.Random(seed)
+        self._blocks: dict[bool, Iterator[float]] = {}  # key: whether a step has prefill
+
+    def draw(self, shape: StepShape) -> float:
+        """What the next step, which is of this shape, is off by."""
+        has_prefill = shape.num_prefill_chunks > 0
+        while (error := next(self._blocks.get(has_prefill, iter(())), None)) is None:
+            known = self._errors.among(shape)
+            start = self._random.randrange(len(known))
+            self._blocks[has_prefill] = iter(known[start : start + _BLOCK])
+        return error

@@ -1,0 +1,132 @@
+"""Measures step times again while a server has nothing to do, until nothing else disturbs it.
+
+It takes blocks of the cache that hold nothing. Where cached prompts have filled the cache, so many
+steps have run that the step-time model has learned from them what it would be told here.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.core_wait import CoreWait
+from legato.engine.startup.quality import MOST_WAITED, Quality
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
+
+logger = logging.getLogger(__name__)
+
+_QUIET_S = 5.0
+"""Without any request, before anything is measured."""
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
+"""Between two attempts, twice as long after each that something else disturbed."""
+_FIRST_LOOK_S = 1.0
+"""Of an attempt, after which it is seen whether it is worth going on."""
+_FEWEST_TOKENS, _MOST_TOKENS = 1024, 8192
+
+
+class _Attempt:
+    """A calibration that is under way, in blocks that it has borrowed."""
+
+    def __init__(self, calibration: Calibration, block_ids: list[int], started_s: float) -> None:
+        self.calibration = calibration
+        self.block_ids = block_ids
+        self.started_s = started_s
+        self.measured: list[MeasuredStep] = []
+        self.wait = CoreWait()
+        self._steps: Iterator[MeasuredStep] = calibration.steps()
+
+    def measure(self) -> bool:
+        """Measure one step more; False where that was all."""
+        step = next(self._steps, None)
+        if step is not None:
+            self.measured.append(step)
+        return step is not None
+
+
+class Recalibration:
+    """Attempts, a step at a time, so that a request that comes waits for no more than one.
+
+    Args:
+        begin: makes a calibration in these blocks.
+        keep: is given what was measured undisturbed, once.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        begin: Callable[[Sequence[int]], Calibration],
+        keep: Callable[[list[MeasuredStep]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kv = kv
+        self._begin = begin
+        self._keep = keep
+        self._clock = clock
+        self._next_s = clock() + _QUIET_S
+        self._pause_s = _PAUSE_S
+        self._attempt: _Attempt | None = None
+        self.is_done = False
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long there is nothing to do; None for ever."""
+        if self.is_done:
+            return None
+        return 0.0 if self._attempt else max(0.0, self._next_s - self._clock())
+
+    def postpone(self) -> None:
+        """There is something to be done for requests: an attempt that is under way is given up."""
+        if self._attempt is not None:
+            self._end(self._attempt)
+            self._next_s = self._clock() + self._pause_s
+        self._next_s = max(self._next_s, self._clock() + _QUIET_S)
+
+    def go_on(self) -> None:
+        """Measure one step, if it is time to."""
+        if self._attempt is None:
+            if self.wait_s == 0.0:
+                self._start()
+            return
+        attempt = self._attempt
+        has_more = attempt.measure()
+        looks = self._clock() - attempt.started_s > _FIRST_LOOK_S
+        if not has_more:
+            self._judge(attempt)
+        elif looks and attempt.wait.share > MOST_WAITED:
+            self._give_up(attempt)
+
+    def _start(self) -> None:
+        block_ids = self._kv.borrow(
+            fewest=-(-_FEWEST_TOKENS // self._kv.block_size),
+            most=-(-_MOST_TOKENS // self._kv.block_size),
+        )
+        self._next_s = self._clock() + self._pause_s
+        if block_ids:
+            self._attempt = _Attempt(self._begin(block_ids), block_ids, self._clock())
+
+    def _judge(self, attempt: _Attempt) -> None:
+        quality = Quality.of(attempt.measured, attempt.wait.share)
+        if quality.doubt:
+            self._give_up(attempt)
+            return
+        self._end(attempt)
+        self._keep(attempt.measured)
+        self.is_done = True
+        logger.info(
+            "step times were measured again, undisturbed: 95 %% of the steps are predicted "
+            "within %.0f %%",
+            100 * quality.p95_error,
+        )
+
+    def _give_up(self, attempt: _Attempt) -> None:
+        """Something else has the machine."""
+        self._end(attempt)
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._next_s = self._clock() + self._pause_s
+
+    def _end(self, attempt: _Attempt) -> None:
+        attempt.calibration.forget()
+        self._kv.give_back(attempt.block_ids)
+        self._attempt = None

@@ -1,0 +1,210 @@
+"""Measuring again while there is nothing to do, on a virtual clock."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.plan import StepPlan
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.startup import recalibration, step_times
+from legato.engine.startup.build import load_parts
+from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.recalibration import Recalibration
+from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from tests.engine.test_calibration import BLOCK_SIZE, COSTS
+from tests.scheduler.step_times import calibrate, step_shape
+
+NUM_BLOCKS = 600
+SHAPE = step_shape(num_decodes=8, context=300, chunk=200, start=400)
+SLOW = [(shape, 2.0 * seconds) for shape, seconds in calibrate(COSTS, 2000)]
+
+
+class Server:
+    """An engine that was calibrated while it was half as fast.
+
+    Attributes:
+        waited: what others have of the machine.
+        longest_s: of what was done while there was nothing to do.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = VirtualClock()
+        self.waited, self.longest_s = 0.0, 0.0
+        self.plans: list[StepPlan] = []
+        self.kept: list[list[MeasuredStep]] = []
+        self.kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE)
+        self.executor = SimulatedExecutor(self.clock, self._seconds)
+        self.step_time = StepTimeModel(SLOW)
+        config = SchedulerConfig(max_num_batched_tokens=512).resolve(max_model_len=9000)
+        scheduler = Scheduler(config, max_model_len=9000, kv=self.kv, step_time=self.step_time)
+        self.engine = EngineLoop(scheduler, self.kv, self.executor, self.clock)
+        monkeypatch.setattr(recalibration, "CoreWait", lambda: self)
+        self.engine.recalibration = Recalibration(self.kv, self._begin, self._keep, self.clock)
+
+    @property
+    def share(self) -> float:
+        """As `CoreWait`."""
+        return self.waited
+
+    @property
+    def is_measuring(self) -> bool:
+        return self.engine.idle_s == 0.0
+
+    def idle(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass without a request, as the engine process does."""
+        ends_s = self.clock.now_s + seconds
+        while self.clock.now_s < ends_s and not until():
+            began_s, wait_s = self.clock.now_s, self.engine.idle_s
+            if wait_s is None:
+                return
+            self.clock.advance_to(min(ends_s, began_s + wait_s))
+            began_s = self.clock.now_s
+            self.engine.use_idle_time()
+            self.longest_s = max(self.longest_s, self.clock.now_s - began_s)
+
+    def serve(self, request_id: str, num_tokens: int = 100) -> float:
+        """Seconds until its only token."""
+        began_s = self.clock.now_s
+        request = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_array(range(num_tokens)),
+            params=SamplingParams(max_tokens=1),
+        )
+        self.engine.step([request])
+        while self.engine.has_work:
+            self.engine.step()
+        return self.clock.now_s - began_s
+
+    def _seconds(self, plan: StepPlan) -> float:
+        self.plans.append(plan)
+        return COSTS.seconds(StepShape.of(plan))
+
+    def _begin(self, block_ids: Sequence[int]) -> Calibration:
+        return Calibration(
+            self.executor,
+            block_ids=block_ids,
+            block_size=BLOCK_SIZE,
+            max_model_len=9000,
+            max_num_seqs=16,
+            vocab_size=100,
+            longest_step_s=0.2,
+            clock=self.clock,
+        )
+
+    def _keep(self, steps: list[MeasuredStep]) -> None:
+        self.step_time.begin_again(steps)
+        self.kept.append(steps)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+def test_what_was_measured_on_a_busy_machine_is_replaced_in_quiet(server: Server) -> None:
+    assert server.step_time.seconds(SHAPE) == pytest.approx(2 * COSTS.seconds(SHAPE), rel=0.05)
+    server.idle(4.0)
+    assert not server.plans
+    server.idle(30.0)
+    assert len(server.kept) == 1
+    assert server.step_time.seconds(SHAPE) == pytest.approx(COSTS.seconds(SHAPE), rel=0.05)
+    assert server.engine.idle_s is None
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+    assert server.longest_s < 0.5
+
+
+def test_a_request_waits_for_one_short_step(server: Server) -> None:
+    alone_s = server.serve("alone")
+    server.idle(20.0, until=lambda: len(server.plans) > 20)
+    assert server.is_measuring
+    began_s = server.clock.now_s
+    # 101 tokens, another prompt; ending the attempt takes the shortest step there is.
+    assert server.serve("meanwhile", 101) < alone_s + COSTS.seconds(step_shape(chunk=1)) + 0.01
+    assert not server.is_measuring
+    server.idle(50.0 - (server.clock.now_s - began_s))
+    assert not server.kept, "an attempt that was given up is not repeated at once"
+    server.idle(40.0)
+    assert len(server.kept) == 1
+
+
+def test_nothing_is_evicted_and_no_block_is_lost(server: Server) -> None:
+    for number in range(3):
+        server.serve(f"request {number}", 1600)
+    cached = server.kv.num_cached_blocks
+    assert cached
+    server.idle(30.0)
+    assert server.kept
+    assert server.kv.num_cached_blocks == cached
+    written = {b for plan in server.plans[10:] for chunk in plan.chunks for b in chunk.block_ids}
+    assert len(written) <= NUM_BLOCKS - cached
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+
+
+def test_a_cache_that_is_full_is_left_alone(server: Server) -> None:
+    server.serve("long", 8990)
+    assert server.kv.num_cached_blocks > NUM_BLOCKS - 64
+    num_plans = len(server.plans)
+    server.idle(1000.0)
+    assert len(server.plans) == num_plans
+
+
+def test_a_machine_that_stays_busy_is_looked_at_less_and_less(server: Server) -> None:
+    server.waited = 0.5
+    server.idle(6 * 3600.0)
+    busy_s = sum(COSTS.seconds(StepShape.of(plan)) for plan in server.plans)
+    assert not server.kept
+    assert busy_s < 30.0
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+    server.waited = 0.0
+    server.idle(2 * 3600.0)
+    assert len(server.kept) == 1
+
+
+def test_on_the_real_model_it_leaves_the_cache_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(recalibration, "_QUIET_S", 0.0)
+    config = EngineConfig.of(
+        max_model_len=2048,
+        kv_cache_memory_bytes=2**27,
+        num_threads=1,
+        calibration_dir=str(tmp_path),
+    )
+    parts = load_parts(config)
+    step_time = StepTimeModel()
+    scheduler = Scheduler(
+        parts.config.scheduler, max_model_len=2048, kv=parts.kv, step_time=step_time
+    )
+    engine = EngineLoop(scheduler, parts.kv, parts.executor)
+    engine.recalibration = step_times.recalibration(parts, step_time)
+
+    def tokens(request_id: str) -> list[int]:
+        request = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_array(range(1000, 1300)),
+            params=SamplingParams(temperature=0.0, max_tokens=8),
+        )
+        outputs = engine.step([request])
+        while engine.has_work:
+            outputs += engine.step()
+        return [token for output in outputs for token in output.new_token_ids]
+
+    before, cached = tokens("before"), parts.kv.num_cached_blocks
+    assert len(before) == 8
+    for _ in range(8):
+        assert engine.idle_s == 0.0
+        engine.use_idle_time()
+    assert parts.kv.usage > 0.2, "it writes to the cache"
+    assert tokens("after") == before
+    assert parts.kv.num_cached_blocks == cached
+    assert engine.stats.num_prefix_cache_hits > 0
