@@ -112,6 +112,8 @@ def test_begins_with_a_finite_rate() -> None:
 def test_gives_up_on_servers_beyond_its_reach() -> None:
     nothing = find(server(0.0))
     assert (nothing.rate_per_s, nothing.best) == (0.0, [])
+    few = find(server(0.0), start_rate_per_s=1.0, least_rate_per_s=0.2)
+    assert [trial.rate_per_s for trial in few.trials] == [1.0, 0.5, 0.25]
     found = find(server(math.inf))
     assert found.best[0].rate_per_s == max(trial.rate_per_s for trial in found.trials)
 

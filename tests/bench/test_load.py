@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ def send(
     *,
     max_concurrency: int | None = None,
     on_progress: OnProgress | None = None,
+    until_s: float = math.inf,
     stop_when: StopWhen | None = None,
 ) -> list[RequestRecord]:
     async def run() -> list[RequestRecord]:
@@ -32,6 +34,7 @@ def send(
                 RandomPrompts(vocab_size=32_000, seed=0),
                 max_concurrency=max_concurrency,
                 on_progress=on_progress,
+                until_s=until_s,
                 stop_when=stop_when,
             )
 
@@ -74,6 +77,12 @@ def test_sending_does_not_wait_for_answers(address: Address) -> None:
     )
     assert [record.status for record in records] == ["cancelled"] * 4
     assert told[-1] == {"cancelled": 4}
+
+
+def test_a_run_ends_when_it_is_to(address: Address) -> None:
+    workload = [WorkloadRequest(0.0, 10, 1), WorkloadRequest(0.1, 10, 2000)]
+    records = send(address, [*workload, WorkloadRequest(60.0, 10, 1)], until_s=2.0)
+    assert [record.status for record in records] == ["ok", "cancelled"]
 
 
 def test_closed_loop(address: Address) -> None:

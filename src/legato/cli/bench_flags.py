@@ -110,6 +110,13 @@ def add_trial_flags(group: argparse._ArgumentGroup, *, precision: float, num_see
         "asked instead of the gaps of all requests together, which excuse rare long stalls",
     )
     group.add_argument(
+        "--least-rate",
+        type=positive,
+        default=0.0,
+        metavar="R",
+        help="search no rate below this, where trials are long (all are)",
+    )
+    group.add_argument(
         "--precision",
         type=positive,
         default=precision,

@@ -41,5 +41,6 @@ def search_settings(
         num_seeds=args.seeds,
         seed=args.seed,
         start_rate_per_s=args.rate or FIRST_RATE_PER_S,
+        least_rate_per_s=args.least_rate,
         precision=args.precision,
     )

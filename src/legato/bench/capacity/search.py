@@ -53,6 +53,8 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seed: the first of `num_seeds`.
+        least_rate_per_s: below which it is not worth searching: trials of few requests a second are
+            long.
         precision: the rate that is found and one that is not sustained differ by this fraction at
             most.
     """
@@ -65,6 +67,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_seeds: int = 1
     seed: int = 0
     start_rate_per_s: float = 1.0
+    least_rate_per_s: float = 0.0
     precision: float = 0.05
 
     @property
@@ -144,7 +147,7 @@ def find_capacity(
     rates_per_s: list[float] = []
     start_per_s, step = settings.start_rate_per_s, _FIRST_STEP
     for seed in settings.seeds:
-        best = _search(partial(trials.run, seed), start_per_s, step, settings.precision)
+        best = _search(partial(trials.run, seed), settings, start_per_s, step)
         rates_per_s.append(0.0 if best is None else _capacity_per_s(best))
         if best is not None:
             start_per_s, step = best.rate_per_s, _NEAR_STEP
@@ -203,11 +206,11 @@ class _Trials:
 
 
 def _search(
-    run: Callable[[float], Trial], start_per_s: float, step: float, precision: float
+    run: Callable[[float], Trial], settings: SearchSettings, start_per_s: float, step: float
 ) -> Trial | None:
     """The trial with the largest rate that was sustained."""
-    low, high_per_s = _bracket(run, start_per_s, step)
-    while low is not None and low.rate_per_s * (1.0 + precision) < high_per_s < math.inf:
+    low, high_per_s = _bracket(run, settings.least_rate_per_s, start_per_s, step)
+    while low is not None and low.rate_per_s * (1.0 + settings.precision) < high_per_s < math.inf:
         middle = run(math.sqrt(low.rate_per_s * high_per_s))
         if middle.is_sustained:
             low = middle
@@ -217,7 +220,7 @@ def _search(
 
 
 def _bracket(
-    run: Callable[[float], Trial], start_per_s: float, step: float
+    run: Callable[[float], Trial], least_per_s: float, start_per_s: float, step: float
 ) -> tuple[Trial | None, float]:
     """A sustained trial and a larger rate that is not; None or infinity if it is far away.
 
@@ -231,7 +234,10 @@ def _bracket(
     while factor < reached:
         factor *= step
         step = min(step * step, _FIRST_STEP)
-        following = run(start_per_s * factor if is_up else start_per_s / factor)
+        following_per_s = start_per_s * factor if is_up else start_per_s / factor
+        if following_per_s < least_per_s:
+            break
+        following = run(following_per_s)
         if following.is_sustained != is_up:
             return (sustained, following.rate_per_s) if is_up else (following, rate_per_s)
         sustained, rate_per_s = following if is_up else None, following.rate_per_s

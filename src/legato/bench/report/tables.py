@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from legato.bench.capacity.rule import CapacityRule
+from legato.bench.capacity.search import Capacity
 from legato.bench.capacity.trial import Trial
 from legato.bench.report.report_file import (
     CapacityReport,
@@ -175,7 +176,7 @@ def _capacity_cells(report: CapacityReport) -> _Cells:
     capacity = report.capacity
     interval = capacity.interval_per_s
     return {
-        "capacity, requests/s": f"{capacity.rate_per_s:.3g}",
+        "capacity, requests/s": _told_capacity(capacity),
         "95 % interval": NOTHING if interval is None else "{:.3g} to {:.3g}".format(*interval),
         **_rule_cells(capacity.rule),
         **_best_cells(capacity.best),
@@ -183,6 +184,12 @@ def _capacity_cells(report: CapacityReport) -> _Cells:
         "seeds": str(len(capacity.rates_per_s)),
         "trials": str(len(capacity.trials)),
     }
+
+
+def _told_capacity(capacity: Capacity) -> str:
+    if capacity.rate_per_s > 0.0:
+        return f"{capacity.rate_per_s:.3g}"
+    return f"below {min(trial.rate_per_s for trial in capacity.trials):.3g}"
 
 
 def _rule_cells(rule: CapacityRule) -> _Cells:
