@@ -34,12 +34,14 @@ class Server:
 
     Attributes:
         waited: what others have of the machine.
+        fault: what each step raises, if anything.
         longest_s: of what was done while there was nothing to do.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = VirtualClock()
         self.waited, self.longest_s = 0.0, 0.0
+        self.fault: Exception | None = None
         self.plans: list[StepPlan] = []
         self.kept: list[list[MeasuredStep]] = []
         self.kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE)
@@ -87,6 +89,8 @@ class Server:
 
     def _seconds(self, plan: StepPlan) -> float:
         self.plans.append(plan)
+        if self.fault is not None:
+            raise self.fault
         return COSTS.seconds(StepShape.of(plan))
 
     def _begin(self, block_ids: Sequence[int]) -> Calibration:
@@ -156,6 +160,16 @@ def test_a_cache_that_is_full_is_left_alone(server: Server) -> None:
     num_plans = len(server.plans)
     server.idle(1000.0)
     assert len(server.plans) == num_plans
+
+
+def test_a_step_that_fails_ends_it_and_nothing_else(server: Server) -> None:
+    server.idle(20.0, until=lambda: len(server.plans) > 20)
+    server.fault = RuntimeError("no such luck")
+    server.idle(1000.0)
+    assert len(server.plans) == 22
+    assert server.kv.num_free_blocks == NUM_BLOCKS
+    server.fault = None
+    assert server.serve("later") > 0.0
 
 
 def test_a_machine_that_stays_busy_is_looked_at_less_and_less(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -61,19 +62,22 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
     def judge(self, load: Load, records: Sequence[RequestRecord]) -> Trial:
         """The verdict on a trial that has ended.
 
-        At most one request in 100 may fail. The median delay of the second half may be longer than
-        that of the first by half of `max_delay_s`, or by 1 % of the time between: more is a queue
-        that grows. And requests may not end more slowly than they arrive, beyond what is noise.
+        At most one request in 100 may fail. The median delay may not grow from quarter to quarter,
+        where that of the second half is longer than that of the first by half of `max_delay_s`, and
+        by 1 % of the time between: that is a queue, where one burst goes down again. And requests
+        may not end more slowly than they arrive, beyond what is noise.
         """
         measured = _measured(load, records)
         itl_s = gaps_s(measured).tolist()
         delays_s = [self._delay_at_end_s(load, record) for record in measured]
         seen = [self._see(r, len(r.itl_s), d) for r, d in zip(measured, delays_s, strict=True)]
         counts = sum(seen, _Seen())
-        growth_s = self._growth_s(load, measured, delays_s)
+        first_s, second_s = _medians_of_parts(load, measured, delays_s, 2)
+        growth_s = None if first_s is None or second_s is None else second_s - first_s
         broken = self._broken(counts, len(measured), len(itl_s))
         most_s = max(_MAX_GROWTH * self.max_delay_s, _MAX_GROWTH_RATE * load.measured_s / 2)
-        if growth_s is not None and growth_s > most_s:
+        quarters_s = _medians_of_parts(load, measured, delays_s, 4)
+        if growth_s is not None and growth_s > most_s and _ascend(quarters_s):
             broken.append("delay grows")
         if _num_behind(load, records) > _BEHIND * math.sqrt(len(measured)):
             broken.append("falls behind")
@@ -129,16 +133,6 @@ class CapacityRule(msgspec.Struct, frozen=True, kw_only=True):
     def _num_allowed(self, num_gaps: int) -> int:
         """Gaps that may be late."""
         return _share(num_gaps, 1.0 - self.itl_slo_quantile)
-
-    def _growth_s(
-        self, load: Load, measured: Sequence[RequestRecord], delays_s: Sequence[float]
-    ) -> float | None:
-        middle_s = load.warm_up_s + load.measured_s / 2
-        halves: tuple[list[float], list[float]] = ([], [])
-        for record, delay_s in zip(measured, delays_s, strict=True):
-            halves[record.request.arrival_s >= middle_s].append(delay_s)
-        first_s, second_s = map(_median, halves)
-        return None if first_s is None or second_s is None else second_s - first_s
 
     def _delay_at_end_s(self, load: Load, record: RequestRecord) -> float:
         """Scheduling delay; so far where the first token is yet to come, infinite where it never
@@ -210,6 +204,23 @@ def _ran_s(load: Load, records: Iterable[RequestRecord]) -> float:
 
 def _measured(load: Load, records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.request.arrival_s >= load.warm_up_s]
+
+
+def _medians_of_parts(
+    load: Load, measured: Sequence[RequestRecord], delays_s: Sequence[float], num_parts: int
+) -> list[float | None]:
+    """Median delays of the requests that arrived in each of these equal parts of the time."""
+    parts: list[list[float]] = [[] for _ in range(num_parts)]
+    for record, delay_s in zip(measured, delays_s, strict=True):
+        passed = (record.request.arrival_s - load.warm_up_s) / load.measured_s
+        parts[min(num_parts - 1, int(passed * num_parts))].append(delay_s)
+    return list(map(_median, parts))
+
+
+def _ascend(values: Sequence[float | None]) -> bool:
+    """Whether each that there is is larger than the one before."""
+    known = [value for value in values if value is not None]
+    return all(low < high for low, high in pairwise(known))
 
 
 def _has_failed(record: RequestRecord) -> bool:

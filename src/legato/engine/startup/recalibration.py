@@ -90,7 +90,13 @@ class Recalibration:
                 self._start()
             return
         attempt = self._attempt
-        has_more = attempt.measure()
+        try:
+            has_more = attempt.measure()
+        except Exception:  # requests are no worse off than before
+            logger.exception("step times are not measured again, because a step failed")
+            self._let_go(attempt)
+            self.is_done = True
+            return
         looks = self._clock() - attempt.started_s > _FIRST_LOOK_S
         if not has_more:
             self._judge(attempt)
@@ -128,5 +134,8 @@ class Recalibration:
 
     def _end(self, attempt: _Attempt) -> None:
         attempt.calibration.forget()
+        self._let_go(attempt)
+
+    def _let_go(self, attempt: _Attempt) -> None:
         self._kv.give_back(attempt.block_ids)
         self._attempt = None
