@@ -56,7 +56,7 @@ def test_capacity(tmp_path: Path) -> None:
         (("--columns", "prompt"), "'prompt' is not of the form"),
         (("--capacity",), "--itl-slo"),
         (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
-        (("--capacity", "--itl-slo", "1", "--time-scale", "2"), "Poisson arrivals"),
+        (("--capacity", "--itl-slo", "1", "--time-scale", "2"), "only a file has arrivals"),
         (("--capacity", "--itl-slo", "1", "--duration", "9s"), "at least 120 s"),
         (("--capacity", "--itl-slo", "1", "--attainment", "99"), "--attainment"),
         (("--time-scale", "inf", "--policy", "fixed"), "--time-scale"),
