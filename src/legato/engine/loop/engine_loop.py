@@ -149,7 +149,7 @@ class EngineLoop:
     def _fill(self) -> None:
         """Submit steps until as many are in flight as the executor takes."""
         self._take_settings()
-        while len(self._in_flight) < self._executor.depth and self._next_config is None:
+        while self._takes_another:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
             self._tell_of_broken_promise()
@@ -160,8 +160,13 @@ class EngineLoop:
                 self._executor.move(plan.moves)
             fault = submit(self._executor, plan)
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
-            if fault is not None:
-                return
+
+    @property
+    def _takes_another(self) -> bool:
+        """Not behind a step that could not be submitted: that is run again in parts first."""
+        if len(self._in_flight) == self._executor.depth or self._next_config is not None:
+            return False
+        return not self._in_flight or self._in_flight[-1].fault is None
 
     def _land(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight, and book it."""
