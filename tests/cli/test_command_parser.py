@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.cli.main import _COMMANDS, _parser
+from legato.cli.main import _parser, full_parser
 from legato.cli.vllm_flags import _NOTES, vllm_flag_note
 from legato.core.config import engine_fields
 from legato.core.config_fields import Field
@@ -18,7 +18,7 @@ VALUES = {"switch": [], "duration": ["1s"], "weights": ["a_b=1"], "classes": ["a
 def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     """The first of the two lines that are written."""
     with pytest.raises(SystemExit) as ended:
-        _parser(_COMMANDS).parse_args(args)
+        full_parser().parse_args(args)
     assert ended.value.code == 2
     first, second = capsys.readouterr().err.splitlines()
     assert second.startswith("legato ")

@@ -1,22 +1,19 @@
 """`legato chat --url`, with a real server and a real terminal."""
 
 import os
-import pty
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.terminal import Terminal
 from tests.cli.test_main import legato
 from tests.server.launch import ServerProcess, running_server
 
 KEY = "secret"
 GREEDY = ("--temperature", "0", "--max-tokens", "16")
 LONG = ("--max-tokens", "2000", "--seed", "1")
-_PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -35,43 +32,6 @@ def chat(url: str, lines: str, *flags: str, key: str = KEY) -> "subprocess.Compl
         text=True,
         check=True,
     )
-
-
-class Terminal:
-    """A chat as somebody at a keyboard has it."""
-
-    def __init__(self, url: str, *flags: str) -> None:
-        self._keyboard, screen = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "legato", "chat", "--url", url, "--api-key", KEY, *flags],
-            stdin=screen,
-            stdout=screen,
-            stderr=screen,
-            preexec_fn=lambda: _take(screen),
-        )
-        os.close(screen)
-        self.shown = b""
-
-    def type(self, text: str) -> None:
-        os.write(self._keyboard, text.encode())
-
-    def wait_for(self, text: bytes) -> None:
-        """Until it is shown; it is forgotten then, and all before."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while text not in self.shown:
-            assert time.monotonic() < deadline_s, f"no {text!r} in {self.shown!r}"
-            if select.select([self._keyboard], [], [], 1.0)[0]:
-                self.shown += os.read(self._keyboard, 1 << 16)
-        self.shown = self.shown.partition(text)[2]
-
-
-def _take(screen: int) -> None:
-    """Make it the terminal whose Ctrl-C comes here."""
-    import fcntl
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(screen, termios.TIOCSCTTY, 0)
 
 
 def test_a_conversation_is_remembered_until_it_is_reset(server: ServerProcess) -> None:
@@ -117,7 +77,8 @@ def test_flags_of_an_engine_are_for_one() -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess) -> None:
-    terminal = Terminal(server.url, *LONG)
+    command = [sys.executable, "-m", "legato", "chat", "--url", server.url, "--api-key", KEY]
+    terminal = Terminal([*command, *LONG])
     terminal.wait_for(b"> ")
     terminal.type("Tell me a very long story.\n")
     server.wait_for_metric("num_requests_running", 1)
@@ -127,5 +88,5 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess) -> None
     terminal.type("\x03")  # with nothing to stop
     terminal.wait_for(b"/exit or Ctrl-D ends")
     terminal.type("/exit\n")
-    assert terminal.process.wait(_PATIENCE_S) == 0
+    assert terminal.process.wait(60) == 0
     assert b"Traceback" not in terminal.shown
