@@ -276,11 +276,15 @@ def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
     target.engine.kill()
+    expect_text(page, "#trouble", "died and is being restarted")
+    assert is_stale(page)
     expect_text(page, "#experiment-message.is-error", "engine")
     wait_until(lambda: target.http.get("/health").status_code == 200, "it is not started again")
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
     expect_text(page, "#last-step", r"last: 8 decode")
+    expect_text(page, "#restarts", "^1$")
+    assert not is_stale(page)
 
 
 def test_a_server_that_drains_or_is_gone_is_told_and_the_next_is_found(

@@ -53,7 +53,7 @@ export class Connection {
     if (update.is_draining) {
       this.#show(`draining: ${counted(update.num_in_flight, "request")} left, no more taken`, true);
     } else if (update.trouble) {
-      this.#show("no engine", false);
+      this.#show("no engine just now", false);
     } else {
       this.#show(update.num_dropped ? `live, ${update.num_dropped} records lost` : "live", true);
     }
