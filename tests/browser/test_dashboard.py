@@ -278,6 +278,8 @@ def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -
     target.engine.kill()
     expect_text(page, "#trouble", "died and is being restarted")
     assert is_stale(page)
+    expect_text(page, "#num-running", "^0$")
+    assert page.inner_text("#itl") != "–", "what was before is still seen"
     expect_text(page, "#experiment-message.is-error", "engine")
     wait_until(lambda: target.http.get("/health").status_code == 200, "it is not started again")
     page.get_by_role("button", name="Start 8 streams").click()

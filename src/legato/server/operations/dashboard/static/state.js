@@ -103,7 +103,7 @@ export class LiveState {
   /** Take in one event of the server. */
   take(update) {
     if (update.about) this.#begin(update);
-    else if (update.num_restarts !== this.latest.num_restarts) this.#clear();
+    else if (update.num_restarts !== this.latest.num_restarts) this.#endAll(update.now_s);
     this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
     this.heardS = update.now_s;
     const numDropped = this.latest?.num_dropped ?? 0;
@@ -133,6 +133,14 @@ export class LiveState {
     }
   }
 
+  /** The engine is gone, and with it all that ran; what waited is sent to the next. */
+  #endAll(nowS) {
+    this.begun.clear();
+    for (const stream of this.live) {
+      if (stream.phase !== "waiting") stream.endedS = nowS;
+    }
+  }
+
   /** Records after these were lost: what they would have told must not pass for a gap. */
   #lose(update) {
     this.lostAtS = update.now_s;
@@ -149,6 +157,7 @@ export class LiveState {
       stream.arrivedS = record.arrived_s;
       stream.numPrompt = record.num_prompt_tokens;
       stream.sloClass = record.slo_class;
+      stream.endedS = null; // nor had it, where another engine takes it
       stream.heardS = record.taken_s ?? record.arrived_s;
     } else if (record.kind === "ended") {
       const stream = this.#stream(record.request_id, record.ended_s);
