@@ -89,9 +89,18 @@ export class PastePanel {
     const { index, title, numTokens, requestId } = this.pass;
     const stream = this.state.live.find(({ id }) => id.includes(requestId));
     const numComputed = Math.min(numTokens, stream?.numComputed ?? 0);
-    element("progress").value = (index + numComputed / numTokens) / NUM_PASSES;
-    const share = stream ? `${integer(numComputed)} of ${integer(numTokens)} tokens` : "streams settle";
-    this.#tell(`${index + 1} of ${NUM_PASSES}: ${title.toLowerCase()}, ${share} …`);
+    const share = (numComputed + this.#numUnderWay(stream)) / numTokens;
+    element("progress").value = (index + Math.min(1, share)) / NUM_PASSES;
+    const told = stream ? `${integer(numComputed)} of ${integer(numTokens)} tokens` : "streams settle";
+    this.#tell(`${index + 1} of ${NUM_PASSES}: ${title.toLowerCase()}, ${told} …`);
+  }
+
+  /** Of the tokens that the running step computes of a stream, those that it should be through with. */
+  #numUnderWay(stream) {
+    const step = this.state.runningStep;
+    const numTokens = (stream && step?.prefills.get(stream.id)) ?? 0;
+    if (!numTokens || !step.predictedS) return 0;
+    return numTokens * Math.min(1, (this.state.nowS() - step.startS) / step.predictedS);
   }
 
   #toggleStreams() {
