@@ -177,6 +177,7 @@ def test_a_pasted_prompt_freezes_streams_only_where_it_is_computed_whole(
     page.get_by_role("button", name="Paste a long prompt").click()
     expect_text(page, "#experiment-message", "Computed whole, the prompt stopped the streams")
     page.locator("#paste:visible").wait_for()
+    expect_text(page, "#paste-2-gap", "longest gap")
     assert re.search(
         "under a promise of 400 ms.*first token", page.inner_text("#experiment-message")
     )
