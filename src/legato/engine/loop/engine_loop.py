@@ -14,9 +14,9 @@ from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
 from legato.core.stats import EngineStats
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineFaultError
-from legato.engine.loop.recorder import Recorder
+from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
@@ -55,6 +55,7 @@ class EngineLoop:
     Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
         recalibration: what is to be measured then; None where nothing is.
+        on_begun: told of each step before it is computed; None where nobody asks.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EngineLoop:
     ) -> None:
         self.untaken: UntakenPages | None = None
         self.recalibration: Recalibration | None = None
+        self.on_begun: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._scheduler = scheduler
@@ -155,6 +157,8 @@ class EngineLoop:
             self._tell_of_broken_promise()
             if plan is None:
                 return
+            if self.on_begun is not None:
+                self.on_begun(begun(plan, planned_s))
             started_s = self._clock()
             if plan.moves:
                 self._executor.move(plan.moves)
