@@ -32,14 +32,6 @@ def tools() -> None:
     check_place(instructor.Mode.TOOLS_STRICT)
 
 
-@can("tool")
-def parallel_tools() -> None:
-    from collections.abc import Iterable
-
-    places = client(instructor.Mode.PARALLEL_TOOLS).create(**SMALL, response_model=Iterable[Place])
-    check(all(isinstance(place, Place) for place in places), "not places")
-
-
 @can("streamed tool")
 def streamed_tool() -> None:
     *_, last = client(instructor.Mode.TOOLS).create_partial(**SMALL, response_model=Place)
