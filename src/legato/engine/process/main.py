@@ -27,6 +27,7 @@ from legato.engine.process.messages import (
     Delivered,
     EngineFailed,
     EngineReady,
+    KnowVocabulary,
     Reconfigure,
     SetAnnouncing,
     SetRecording,
@@ -107,6 +108,8 @@ def _events(
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
+            case KnowVocabulary(vocabulary):
+                engine.grammars.know(vocabulary)
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from legato.core.errors import InvalidRequestError
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids
+from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -44,6 +45,7 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -66,12 +68,14 @@ class RequestReader:
         self._check_completions(request.n)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
+        names = {"logprobs": "top_logprobs", "max_tokens": limit_name, **request.form_names}
+        with naming_fields(**names):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
             )
+            params = self._forms.resolved(params)
         yield PromptTokens(token_array(self._conversation(request.messages, request)))
         yield _generation(request, params=params, output_limit_name=limit_name)
 
@@ -83,7 +87,10 @@ class RequestReader:
             decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-        params = request.sampling_params(self._defaults.sampling, **decided)
+        with naming_fields(**request.form_names):
+            params = self._forms.resolved(
+                request.sampling_params(self._defaults.sampling, **decided)
+            )
         for prompt in request.prompt:
             if isinstance(prompt, str):
                 self._check_fits(len(prompt), "prompt")
