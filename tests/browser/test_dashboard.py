@@ -67,6 +67,7 @@ def test_it_asks_for_the_key_and_until_it_is_right(blank: Any, target: ServerPro
     for key, told in (("wrong", "waiting for an API key"), (KEY, "wrong API key")):
         expect_text(blank, "#connection-text", told)
         assert is_stale(blank)
+        assert violations(blank) == []
         blank.get_by_label("Key", exact=True).fill(key)
         blank.get_by_role("button", name="Use this key").click()
     expect_text(blank, "#connection-text", "^live")
@@ -204,11 +205,14 @@ def test_a_paste_can_be_cancelled(page: Any, target: ServerProcess) -> None:
     wait_until(lambda: target.metric("num_requests_running") == 0, "they run on")
 
 
-def test_a_stall_is_seen_while_it_lasts(page: Any, target: ServerProcess) -> None:
+def test_a_stall_is_seen_while_it_lasts(
+    page: Any, target: ServerProcess, screenshots: Path
+) -> None:
     """An engine that stands still in a step, and a request that comes meanwhile."""
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
     expect_text(page, "#decode-rate", "[1-9]")
+    page.wait_for_timeout(1000)
     target.engine.suspend()
     try:
         # It may have been stopped between two steps.
@@ -217,6 +221,8 @@ def test_a_stall_is_seen_while_it_lasts(page: Any, target: ServerProcess) -> Non
         waiting = BackgroundRequest(target, prompt="Hi", n=3, max_tokens=60, ignore_eos=True)
         expect_text(page, "#num-waiting", "^3 waiting$")
         assert "3 waiting" in page.locator("#lanes").get_attribute("aria-label")
+        page.wait_for_timeout(1000)  # for the picture
+        shoot(page, screenshots / "dashboard-stall.png", full_page=True)
     finally:
         target.engine.resume()
     expect_text(page, "#num-running", "^11$")

@@ -80,7 +80,7 @@ export class PastePanel {
     element("progress").hidden = !isBusy;
     element("progress").value = 0;
     element("streams").disabled = isBusy;
-    element("settings").inert = isBusy; // it is put back
+    element("settings").closest("section").inert = isBusy; // it is put back
     if (!isBusy) return;
     element("results").hidden = true;
     for (const figure of element("results").children) figure.hidden = true;
