@@ -1,5 +1,6 @@
 """docs/clients.md: what each client can do."""
 
+import html
 from collections.abc import Mapping, Sequence
 from datetime import date
 
@@ -74,6 +75,6 @@ def _cell(row: Row, outcome: Outcome | None, footnotes: list[str]) -> str:
     sign = _SIGNS[outcome.status]
     if outcome.status == "ok":
         return sign
-    said = " ".join(outcome.message.split())[:_MESSAGE_CHARS]
+    said = html.escape(" ".join(outcome.message.split())[:_MESSAGE_CHARS], quote=False)
     footnotes.append(f"[^{len(footnotes) + 1}]: {row.client.name}, {outcome.capability}: {said}")
     return f"{sign}[^{len(footnotes)}]"

@@ -4,6 +4,8 @@ import { APICallError, generateObject, generateText, jsonSchema, stepCountIs, st
 import { WEATHER, check, checkCity, checkIdle } from "./protocol.mjs";
 
 const PROMPT = "What is the weather in Paris?";
+// A small model calls a tool several times.
+const ROOM = { maxOutputTokens: 400 };
 const SMALL = { prompt: PROMPT, maxOutputTokens: 48, maxRetries: 0 };
 
 export function capabilities(model) {
@@ -38,25 +40,25 @@ export function capabilities(model) {
   }
 
   async function required() {
-    const { toolCalls } = await ask({ tools: { get_weather, get_forecast }, toolChoice: "required" });
+    const { toolCalls } = await ask({ ...ROOM, tools: { get_weather, get_forecast }, toolChoice: "required" });
     checkCity(toolCalls[0].input);
   }
 
   async function named() {
     const toolChoice = { type: "tool", toolName: "get_forecast" };
-    const { toolCalls } = await ask({ tools: { get_weather, get_forecast }, toolChoice });
+    const { toolCalls } = await ask({ ...ROOM, tools: { get_weather, get_forecast }, toolChoice });
     check(toolCalls[0].toolName === "get_forecast", JSON.stringify(toolCalls));
   }
 
   async function loop() {
     const prepareStep = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "auto" });
     const tools = { get_weather };
-    const { steps } = await ask({ tools, prepareStep, stopWhen: stepCountIs(2) });
+    const { steps } = await ask({ ...ROOM, tools, prepareStep, stopWhen: stepCountIs(2) });
     check(steps.length === 2 && steps[0].toolResults.length > 0, `${steps.length} steps`);
   }
 
   async function streamedTool() {
-    const asked = streamText({ model, ...SMALL, tools: { get_weather }, toolChoice: "required" });
+    const asked = streamText({ model, ...SMALL, ...ROOM, tools: { get_weather }, toolChoice: "required" });
     const kinds = [];
     for await (const part of asked.fullStream) kinds.push(part.type);
     check(kinds.filter((kind) => kind === "tool-input-delta").length > 1, `parts were ${kinds}`);
@@ -64,7 +66,7 @@ export function capabilities(model) {
   }
 
   async function schema() {
-    checkCity((await generateObject({ model, ...SMALL, schema: jsonSchema(WEATHER) })).object);
+    checkCity((await generateObject({ model, ...SMALL, ...ROOM, schema: jsonSchema(WEATHER) })).object);
   }
 
   async function error() {

@@ -11,6 +11,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 TOOL = {"name": "get_weather", "description": "Weather now", "input_schema": WEATHER}
 FORECAST = {**TOOL, "name": "get_forecast"}
 SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
+ROOMY = {**SMALL, "max_tokens": 400}  # a small model calls a tool several times
 GREEDY = {**SMALL, "extra_body": {"temperature": 0}}  # the client has no such option any more
 
 
@@ -66,20 +67,20 @@ def stop() -> None:
 
 @can("tool")
 def required() -> None:
-    asked = {**SMALL, "tools": [TOOL, FORECAST], "tool_choice": {"type": "any"}}
+    asked = {**ROOMY, "tools": [TOOL, FORECAST], "tool_choice": {"type": "any"}}
     check_city(call_of(client.messages.create(**asked)).input)
 
 
 @can("named tool")
 def named() -> None:
     choice = {"type": "tool", "name": "get_forecast"}
-    call = call_of(client.messages.create(**SMALL, tools=[TOOL, FORECAST], tool_choice=choice))
+    call = call_of(client.messages.create(**ROOMY, tools=[TOOL, FORECAST], tool_choice=choice))
     check(call.name == "get_forecast", f"{call}")
 
 
 @can("tool loop")
 def loop() -> None:
-    asked = {**SMALL, "tools": [TOOL]}
+    asked = {**ROOMY, "tools": [TOOL]}
     first = client.messages.create(**asked, tool_choice={"type": "any"})
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}
@@ -94,7 +95,7 @@ def loop() -> None:
 @can("streamed tool")
 def streamed_tool() -> None:
     choice = {"type": "any"}
-    with client.messages.stream(**SMALL, tools=[TOOL], tool_choice=choice) as events:
+    with client.messages.stream(**ROOMY, tools=[TOOL], tool_choice=choice) as events:
         kinds = [event.type for event in events]
         check_city(call_of(events.get_final_message()).input)
     check(kinds.count("input_json") > 1, "the arguments came in one piece")
@@ -102,7 +103,7 @@ def streamed_tool() -> None:
 
 @can("schema")
 def schema() -> None:
-    answer = client.messages.parse(**SMALL, output_format=Place)
+    answer = client.messages.parse(**ROOMY, output_format=Place)
     check(isinstance(answer.parsed_output, Place), f"{answer}")
 
 

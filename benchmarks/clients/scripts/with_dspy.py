@@ -16,6 +16,7 @@ from dspy.lm15 import (
 from protocol import BASE_URL, KEY, MODEL, WEATHER, can, check, run
 
 City = Literal["Paris", "Rome"]
+ROOM = {"max_tokens": 400}  # a small model calls a tool several times
 QUESTION = "What is the weather in Paris?"
 TOOL = {
     "type": "function",
@@ -46,7 +47,7 @@ class Call(dspy.Signature):
 
 
 def model(provider: str = "legato", **options: object) -> dspy.LM:
-    asked = {"max_tokens": 64, "temperature": 0, "cache": False, "num_retries": 0, **options}
+    asked = {"max_tokens": 48, "temperature": 0, "cache": False, "num_retries": 0, **options}
     return dspy.LM(f"{provider}/{MODEL}", api_base=BASE_URL, api_key=KEY, **asked)
 
 
@@ -92,9 +93,9 @@ def logprobs() -> None:
 
 @can("tool")
 def required() -> None:
-    (answer,) = model("openai")(QUESTION, tools=[TOOL], tool_choice="required")
+    (answer,) = model("openai", **ROOM)(QUESTION, tools=[TOOL], tool_choice="required")
     check(answer["tool_calls"], f"{answer}")
-    with dspy.context(lm=model(), adapter=dspy.JSONAdapter()):
+    with dspy.context(lm=model(**ROOM), adapter=dspy.JSONAdapter()):
         predict = dspy.Predict(Call, tool_choice="required")
         answer = predict(question=QUESTION, tools=[dspy.Tool(get_weather)])
     check(answer.calls.tool_calls[0].args["city"] in ("Paris", "Rome"), f"{answer}")
@@ -102,7 +103,7 @@ def required() -> None:
 
 @can("schema")
 def schema() -> None:
-    with dspy.context(lm=model(), adapter=dspy.JSONAdapter()):
+    with dspy.context(lm=model(**ROOM), adapter=dspy.JSONAdapter()):
         answer = dspy.Predict(Report)(question=QUESTION)
     check(answer.city in ("Paris", "Rome") and isinstance(answer.cold, bool), f"{answer}")
 

@@ -11,6 +11,7 @@ from protocol import BASE_URL, KEY, MODEL, can, check, check_city, check_idle, r
 from pydantic import BaseModel
 
 City = Literal["Paris", "Rome"]
+ROOM = {"max_tokens": 400}  # a small model calls a tool several times
 QUESTION = [HumanMessage("What is the weather in Paris?")]
 
 
@@ -95,31 +96,31 @@ def logprobs() -> None:
 
 @can("tool")
 def required() -> None:
-    tools = model().bind_tools([get_weather, get_forecast], tool_choice="required")
+    tools = model(**ROOM).bind_tools([get_weather, get_forecast], tool_choice="required")
     check_city(tools.invoke(QUESTION).tool_calls[0]["args"])
 
 
 @can("named tool")
 def named() -> None:
-    tools = model().bind_tools([get_weather, get_forecast], tool_choice="get_forecast")
+    tools = model(**ROOM).bind_tools([get_weather, get_forecast], tool_choice="get_forecast")
     (call,) = tools.invoke(QUESTION).tool_calls
     check(call["name"] == "get_forecast", f"{call}")
 
 
 @can("tool loop")
 def loop() -> None:
-    called = model().bind_tools([get_weather], tool_choice="required").invoke(QUESTION)
+    called = model(**ROOM).bind_tools([get_weather], tool_choice="required").invoke(QUESTION)
     results = [
         ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
         for call in called.tool_calls
     ]
-    answer = model().bind_tools([get_weather]).invoke([*QUESTION, called, *results])
+    answer = model(**ROOM).bind_tools([get_weather]).invoke([*QUESTION, called, *results])
     check(answer.content or answer.tool_calls, "there is no answer")
 
 
 @can("streamed tool")
 def streamed_tool() -> None:
-    tools = model().bind_tools([get_weather], tool_choice="required")
+    tools = model(**ROOM).bind_tools([get_weather], tool_choice="required")
     first, *others = tools.stream(QUESTION)
     whole = sum(others, start=first)
     check_city(whole.tool_calls[0]["args"])
@@ -128,13 +129,13 @@ def streamed_tool() -> None:
 @can("schema")
 def schema() -> None:
     for method in ("json_schema", "function_calling"):
-        parsed = model().with_structured_output(Place, method=method).invoke(QUESTION)
+        parsed = model(**ROOM).with_structured_output(Place, method=method).invoke(QUESTION)
         check(isinstance(parsed, Place), f"{method}: {parsed}")
 
 
 @can("responses")
 def responses() -> None:
-    asked = model(use_responses_api=True)
+    asked = model(use_responses_api=True, **ROOM)
     check(asked.invoke(QUESTION).text, "there is no text")
     check("".join(chunk.text for chunk in asked.stream(QUESTION)), "there is no text in the stream")
     check_city(

@@ -11,6 +11,7 @@ from protocol import BASE_URL, KEY, MODEL, can, check, check_city, check_idle, r
 from pydantic import BaseModel
 
 City = Literal["Paris", "Rome"]
+ROOM = {"max_tokens": 400}  # a small model calls a tool several times
 QUESTION = [ChatMessage("What is the weather in Paris?")]
 
 
@@ -98,14 +99,14 @@ def logprobs() -> None:
 
 @can("tool")
 def required() -> None:
-    asked = model()
+    asked = model(**ROOM)
     answer = asked.chat_with_tools([WEATHER, FORECAST], chat_history=QUESTION, tool_required=True)
     check_city(asked.get_tool_calls_from_response(answer)[0].tool_kwargs)
 
 
 @can("named tool")
 def named() -> None:
-    asked = model()
+    asked = model(**ROOM)
     choice = "get_forecast"
     answer = asked.chat_with_tools([WEATHER, FORECAST], chat_history=QUESTION, tool_choice=choice)
     (call,) = asked.get_tool_calls_from_response(answer)
@@ -114,7 +115,7 @@ def named() -> None:
 
 @can("tool loop")
 def loop() -> None:
-    asked = model()
+    asked = model(**ROOM)
     first = asked.chat_with_tools([WEATHER], chat_history=QUESTION, tool_required=True)
     results = [
         ChatMessage("Sunny.", role="tool", additional_kwargs={"tool_call_id": call.tool_id})
@@ -127,7 +128,7 @@ def loop() -> None:
 
 @can("streamed tool")
 def streamed_tool() -> None:
-    asked = model()
+    asked = model(**ROOM)
     *_, last = asked.stream_chat_with_tools([WEATHER], chat_history=QUESTION, tool_required=True)
     check_city(asked.get_tool_calls_from_response(last)[0].tool_kwargs)
 
@@ -135,7 +136,7 @@ def streamed_tool() -> None:
 @can("schema")
 def schema() -> None:
     for by_format in (True, False):
-        asked = model(should_use_structured_outputs=by_format).as_structured_llm(Place)
+        asked = model(**ROOM, should_use_structured_outputs=by_format).as_structured_llm(Place)
         check(isinstance(asked.chat(QUESTION).raw, Place), "there is no place")
 
 

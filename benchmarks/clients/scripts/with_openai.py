@@ -14,6 +14,7 @@ TOOL = {
 }
 FORECAST = {"type": "function", "function": {**TOOL["function"], "name": "get_forecast"}}
 SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
+ROOMY = {**SMALL, "max_tokens": 400}  # a small model calls a tool several times
 
 
 class Place(BaseModel):
@@ -95,7 +96,7 @@ def logprobs() -> None:
 
 @can("tool")
 def required() -> None:
-    answer = client.chat.completions.create(**SMALL, tools=[TOOL, FORECAST], tool_choice="required")
+    answer = client.chat.completions.create(**ROOMY, tools=[TOOL, FORECAST], tool_choice="required")
     choice = answer.choices[0]
     check(choice.finish_reason == "tool_calls", f"finish_reason is {choice.finish_reason}")
     check_city(choice.message.tool_calls[0].function.arguments)
@@ -104,7 +105,7 @@ def required() -> None:
 @can("named tool")
 def named() -> None:
     choice = {"type": "function", "function": {"name": "get_forecast"}}
-    answer = client.chat.completions.create(**SMALL, tools=[TOOL, FORECAST], tool_choice=choice)
+    answer = client.chat.completions.create(**ROOMY, tools=[TOOL, FORECAST], tool_choice=choice)
     (call,) = answer.choices[0].message.tool_calls
     check(call.function.name == "get_forecast", f"{call}")
     check_city(call.function.arguments)
@@ -112,7 +113,7 @@ def named() -> None:
 
 @can("tool loop")
 def loop() -> None:
-    asked = {**SMALL, "tools": [TOOL]}
+    asked = {**ROOMY, "tools": [TOOL]}
     message = client.chat.completions.create(**asked, tool_choice="required").choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
@@ -125,7 +126,7 @@ def loop() -> None:
 
 @can("streamed tool")
 def streamed_tool() -> None:
-    asked = {**SMALL, "tools": [TOOL], "tool_choice": "required"}
+    asked = {**ROOMY, "tools": [TOOL], "tool_choice": "required"}
     with client.chat.completions.stream(**asked) as events:
         kinds = [event.type for event in events]
         call = events.get_final_completion().choices[0].message.tool_calls[0]
@@ -135,7 +136,7 @@ def streamed_tool() -> None:
 
 @can("schema")
 def schema() -> None:
-    answer = client.chat.completions.parse(**SMALL, response_format=Place)
+    answer = client.chat.completions.parse(**ROOMY, response_format=Place)
     check(isinstance(answer.choices[0].message.parsed, Place), f"{answer.choices[0].message}")
 
 

@@ -43,7 +43,8 @@ def get_forecast(city: City) -> str:
 
 def agent(over=OpenAIChatCompletionsModel, choice=None, tools=(), **options) -> Agent:
     client = openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
-    settings = {"max_tokens": 48, "tool_choice": choice, **options.pop("settings", {})}
+    room = 400 if tools or "output_type" in options else 48  # it calls a tool several times
+    settings = {"max_tokens": room, "tool_choice": choice, **options.pop("settings", {})}
     return Agent(
         name="Reporter",
         instructions="Be brief.",

@@ -15,6 +15,9 @@ const FORECAST = { type: "function", function: { ...TOOL.function, name: "get_fo
 const SMALL = { model: MODEL, messages: QUESTION, max_tokens: 48 };
 const PLACE = z.object({ city: z.enum(["Paris", "Rome"]), cold: z.boolean() });
 
+// A small model calls a tool several times.
+const ROOM = { max_tokens: 400 };
+
 const create = (options) => client.chat.completions.create({ ...SMALL, ...options });
 const text = async (options) => (await create(options)).choices[0].message.content;
 
@@ -69,33 +72,34 @@ async function logprobs() {
 }
 
 async function required() {
-  const answer = await create({ tools: [TOOL, FORECAST], tool_choice: "required" });
+  const answer = await create({ ...ROOM, tools: [TOOL, FORECAST], tool_choice: "required" });
   check(answer.choices[0].finish_reason === "tool_calls", answer.choices[0].finish_reason);
   checkCity(answer.choices[0].message.tool_calls[0].function.arguments);
 }
 
 async function named() {
   const choice = { type: "function", function: { name: "get_forecast" } };
-  const answer = await create({ tools: [TOOL, FORECAST], tool_choice: choice });
+  const answer = await create({ ...ROOM, tools: [TOOL, FORECAST], tool_choice: choice });
   const [call] = answer.choices[0].message.tool_calls;
   check(call.function.name === "get_forecast", JSON.stringify(call));
 }
 
 async function loop() {
-  const { choices } = await create({ tools: [TOOL], tool_choice: "required" });
+  const { choices } = await create({ ...ROOM, tools: [TOOL], tool_choice: "required" });
   const results = choices[0].message.tool_calls.map((call) => ({
     role: "tool",
     tool_call_id: call.id,
     content: "Sunny.",
   }));
   const messages = [...QUESTION, choices[0].message, ...results];
-  const answer = (await create({ tools: [TOOL], messages })).choices[0].message;
+  const answer = (await create({ ...ROOM, tools: [TOOL], messages })).choices[0].message;
   check(answer.content || answer.tool_calls, "there is no answer");
 }
 
 async function streamedTool() {
   const events = client.chat.completions.stream({
     ...SMALL,
+    ...ROOM,
     tools: [TOOL],
     tool_choice: "required",
   });
@@ -108,7 +112,7 @@ async function streamedTool() {
 
 async function schema() {
   const format = zodResponseFormat(PLACE, "place");
-  const answer = await client.chat.completions.parse({ ...SMALL, response_format: format });
+  const answer = await client.chat.completions.parse({ ...SMALL, ...ROOM, response_format: format });
   PLACE.parse(answer.choices[0].message.parsed);
 }
 

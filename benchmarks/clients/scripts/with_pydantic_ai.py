@@ -17,6 +17,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 City = Literal["Paris", "Rome"]
+ROOM = {"max_tokens": 400}  # a small model calls a tool several times
 QUESTION = "What is the weather in Paris?"
 
 
@@ -91,7 +92,7 @@ async def logprobs() -> None:
 
 @can("tool")
 async def required() -> None:
-    result = await agent(output_type=ToolOutput(Place)).run(QUESTION)
+    result = await agent(output_type=ToolOutput(Place), **ROOM).run(QUESTION)
     check(isinstance(result.output, Place), f"{result.output}")
 
 
@@ -109,13 +110,13 @@ async def loop() -> None:
 
 @can("streamed tool")
 async def streamed_tool() -> None:
-    async with agent(output_type=ToolOutput(Place)).run_stream(QUESTION) as result:
+    async with agent(output_type=ToolOutput(Place), **ROOM).run_stream(QUESTION) as result:
         check(isinstance(await result.get_output(), Place), "there is no place")
 
 
 @can("schema")
 async def schema() -> None:
-    result = await agent(output_type=NativeOutput(Place)).run(QUESTION)
+    result = await agent(output_type=NativeOutput(Place), **ROOM).run(QUESTION)
     check(isinstance(result.output, Place), f"{result.output}")
 
 
@@ -125,7 +126,7 @@ async def responses() -> None:
     async with agent(OpenAIResponsesModel).run_stream(QUESTION) as result:
         check(await result.get_output(), "there is no text in the stream")
     for output_type in (ToolOutput(Place), NativeOutput(Place)):
-        result = await agent(OpenAIResponsesModel, output_type=output_type).run(QUESTION)
+        result = await agent(OpenAIResponsesModel, output_type=output_type, **ROOM).run(QUESTION)
         check(isinstance(result.output, Place), f"{result.output}")
 
 

@@ -6,6 +6,7 @@ from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, agglomerate_stream_deltas
 
 QUESTION = [ChatMessage(role="user", content="What is the weather in Paris?")]
+ROOM = {"max_tokens": 400}  # a small model calls a tool several times
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "place", "schema": WEATHER, "strict": True},
@@ -23,7 +24,7 @@ def get_weather(city: str) -> str:
 
 
 def model(**options: object) -> OpenAIModel:
-    asked = {"max_tokens": 64, "client_kwargs": {"max_retries": 0}, "retry": False, **options}
+    asked = {"max_tokens": 48, "client_kwargs": {"max_retries": 0}, "retry": False, **options}
     return OpenAIModel(MODEL, api_base=BASE_URL, api_key=KEY, **asked)
 
 
@@ -75,13 +76,13 @@ def seed() -> None:
 
 @can("tool")
 def required() -> None:
-    (call, *_) = model().generate(QUESTION, tools_to_call_from=[get_weather]).tool_calls
+    (call, *_) = model(**ROOM).generate(QUESTION, tools_to_call_from=[get_weather]).tool_calls
     check(call.function.name == "get_weather", f"{call}")
 
 
 @can("tool loop")
 def loop() -> None:
-    agent = ToolCallingAgent([get_weather], model(), max_steps=2, verbosity_level=0)
+    agent = ToolCallingAgent([get_weather], model(**ROOM), max_steps=2, verbosity_level=0)
     result = agent.run("What is the weather in Paris?", return_full_result=True)
     errors = [step["error"] for step in result.steps if step.get("error")]
     check(not any("generating" in str(error) for error in errors), f"{errors}")
@@ -89,17 +90,17 @@ def loop() -> None:
 
 @can("streamed tool")
 def streamed_tool() -> None:
-    asked = model().generate_stream(QUESTION, tools_to_call_from=[get_weather])
+    asked = model(**ROOM).generate_stream(QUESTION, tools_to_call_from=[get_weather])
     (call, *_) = agglomerate_stream_deltas(list(asked)).tool_calls
     check(call.function.name == "get_weather", f"{call}")
 
 
 @can("schema")
 def schema() -> None:
-    check_city(model().generate(QUESTION, response_format=FORMAT).content)
+    check_city(model(**ROOM).generate(QUESTION, response_format=FORMAT).content)
     agent = CodeAgent(
         [],
-        model(max_tokens=200),
+        model(**ROOM),
         max_steps=1,
         verbosity_level=0,
         use_structured_outputs_internally=True,
