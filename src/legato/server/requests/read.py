@@ -20,6 +20,7 @@ from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_prompt import ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
 from legato.server.requests.generation import GenerationRequest, StreamOptions
+from legato.server.requests.message_grammar import message_grammar
 from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
 from legato.server.requests.request_model import ModelRequest
 from legato.server.requests.serving import Kind, Serving
@@ -29,7 +30,6 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.tool_grammar import tool_grammar
 
 _PIECE_BYTES = 2**18
 
@@ -77,7 +77,7 @@ class RequestReader:
             request.messages, request, use.shown, effort=request.reasoning_effort
         )
         syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
-        grammar = tool_grammar(use, syntax, self._tokenizer.special_token_id)
+        grammar = message_grammar(use, syntax, self._tokenizer.special_token_id)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
         names = {"logprobs": "top_logprobs", "max_tokens": limit_name}
