@@ -108,6 +108,8 @@ def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
     text = "" if syntax.is_bare else "I look.\n"
     assert held.takes("Hello")
     assert held.takes("")
+    assert held.takes(" \n Hello {")
+    assert not held.takes(" {") or not syntax.is_bare
     assert held.takes(text + _written(syntax, ("strict", _RIGHT)))
     assert not held.takes(text + _written(syntax, ("strict", _WRONG)))
     assert held.takes(text + _written(syntax, ("loose", _WRONG)))

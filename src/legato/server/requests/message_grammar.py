@@ -74,7 +74,7 @@ class MessageGrammar:
         """Any text, and calls, of which those of strict tools hold to their schemas."""
         rules = self._body() + self._call_rules(is_lenient=False)
         if self._calls.is_bare:
-            return _lark("start: body | text", 'text: /[^{](?s:.*)/ | ""', *rules)
+            return _lark("start: body | text", r"text: /\s*/ | /\s*[^\s{](?s:.*)/", *rules)
         start = "(lead body)* text" if self._is_parallel else "lead body | text"
         is_special = self._token(self._calls.begin) is not None
         lead = "lead" if is_special else "lead[lazy]"
