@@ -22,7 +22,7 @@ from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, LEGATO, REFUS
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
     *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
-    "StreamOptions",
+    *("StreamOptions", "ResponseFormat", "JsonSchemaFormat"),
 )
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""

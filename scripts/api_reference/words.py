@@ -19,6 +19,13 @@ FIELDS = {
     "metadata": "changes nothing; keys of at most 64 characters, values of 512",
     "store": "answers are not stored",
     "service_tier": "changes nothing",
+    "response_format": "the form of the output: text, any JSON object, or JSON by a schema",
+    "structured_outputs": "the form of the output in vLLM's words, as `StructuredOutputs` in "
+    "[Python](api-python.md#structuredoutputs)",
+    "guided_json": "an older name of `json` in `structured_outputs`",
+    "guided_regex": "an older name of `regex` in it",
+    "guided_choice": "an older name of `choice` in it",
+    "guided_grammar": "an older name of `grammar` in it",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -35,7 +42,6 @@ FIELDS = {
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
     "are texts",
-    "response_format": "structured output is not supported",
     "modalities": "only text is supported",
     "tools": "functions that the model may call; see [tools](tools.md)",
     "tool_choice": '`auto`, `none`, `required`, `{"type": "function", "function": {"name": '
@@ -55,6 +61,15 @@ FIELDS = {
     "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
     "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
     "StreamOptions.include_obfuscation": "random padding is not supported",
+    "ResponseFormat.type": "structural_tag is vLLM's",
+    "ResponseFormat.json_schema": "goes with that type",
+    "ResponseFormat.structures": "tags in their older form; with `triggers`, for a structural tag",
+    "ResponseFormat.triggers": "texts with which tags begin",
+    "ResponseFormat.format": "tags in their newer form, for a structural tag",
+    "JsonSchemaFormat.name": "changes nothing",
+    "JsonSchemaFormat.description": "changes nothing",
+    "JsonSchemaFormat.schema": "the JSON schema; without it, any object",
+    "JsonSchemaFormat.strict": "refuse keywords that are not supported, rather than pass them over",
     "ChatMessage.role": "who says it; `function` is the older name of `tool`",
     "ChatMessage.content": 'a text, or text parts `{"type": "text", "text": "..."}`, which are '
     "joined by line ends",
@@ -133,7 +148,8 @@ REFUSED: dict[str, list[dict[str, object]]] = {
         {"logit_bais": {}},
         {"tools": [{"type": "web_search"}]},
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
+        {"structured_outputs": {"regex": "a+", "json_object": True}},
         {"stream_options": {"include_usage": True}},
         {"stream": True, "prompt_logprobs": 1},
         {"top_logprobs": 5},

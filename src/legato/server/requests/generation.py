@@ -24,7 +24,8 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
-from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
+from legato.server.requests.output_form import OutputForm
+from legato.server.requests.request_model import AtMost, Name, RequestModel, only
 
 
 def _as_tuple(value: Any) -> Any:
@@ -91,7 +92,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class GenerationRequest(ModelRequest):
+class GenerationRequest(OutputForm):
     """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
 
     Those of `SamplingParams` that are unset are the model's defaults.
@@ -158,7 +159,8 @@ class GenerationRequest(ModelRequest):
         """
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
-        return SamplingParams(**{**defaults, **sent, **decided})
+        form = {} if self.output_form is None else {"structured_outputs": self.output_form}
+        return SamplingParams(**{**defaults, **sent, **form, **decided})
 
     def service_params(self) -> ServiceParams:
         """How to serve it beside others; whether its class exists is for the engine to say."""
