@@ -201,9 +201,9 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
     problem = problems[0]
-    path = [str(part) for part in problem["loc"] if part != "body"]
-    param = ".".join(path) or None
     cause = problem.get("ctx", {}).get("error")
+    path = [part for part in problem["loc"] if part != "body"]
+    param = ".".join(map(str, [*path, *getattr(cause, "path", ())])) or None
     if isinstance(cause, InvalidRequestError):
         return cause
     if param is None:

@@ -11,14 +11,16 @@ from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids
 from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
+from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.chat_prompt import ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
 from legato.server.requests.generation import GenerationRequest, StreamOptions
-from legato.server.requests.messages import ChatMessage, TemplateOptions
+from legato.server.requests.message_form import message_form
 from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
 from legato.server.requests.request_model import ModelRequest
 from legato.server.requests.serving import Kind, Serving
@@ -45,6 +47,11 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._prompts = ChatPrompts(
+            tokenizer,
+            trusts_templates=serving.trust_request_chat_template,
+            check_fits=self._check_fits,
+        )
         self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
@@ -66,18 +73,32 @@ class RequestReader:
     def _chat(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
         self._check_completions(request.n)
+        tools = request.tool_use.shown
+        prompt = self._prompts.make(request.messages, request, tools, request.reasoning_effort)
+        held = message_form(
+            request,
+            prompt.syntax if tools else prompt.syntax.without_calls(),
+            self._forms,
+            self._tokenizer.special_token_id,
+        )
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        names = {"logprobs": "top_logprobs", "max_tokens": limit_name, **request.form_names}
-        with naming_fields(**names):
+        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
+                kept_special_tokens=self._marks(held.syntax),
+                structured_outputs=held.outputs,
             )
-            params = self._forms.resolved(params)
-        yield PromptTokens(token_array(self._conversation(request.messages, request)))
-        yield _generation(request, params=params, output_limit_name=limit_name)
+        yield PromptTokens(token_array(prompt.token_ids))
+        yield _generation(
+            request,
+            params=params,
+            output_limit_name=limit_name,
+            message_syntax=None if held.syntax.is_plain else held.syntax,
+            calls_functions=bool(request.functions),
+        )
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -111,7 +132,7 @@ class RequestReader:
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
         if request.messages is not None:
-            token_ids = self._conversation(request.messages, request)
+            token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
             self._check_fits(len(request.prompt), "prompt")
@@ -154,24 +175,10 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _conversation(self, messages: list[ChatMessage], options: TemplateOptions) -> list[int]:
-        """Token ids of a conversation."""
-        is_trusted = self._serving.trust_request_chat_template
-        if options.chat_template is not None and not is_trusted:
-            raise InvalidRequestError(
-                "this server runs no templates from requests (--trust-request-chat-template)",
-                param="chat_template",
-            )
-        self._check_fits(sum(len(message.content) for message in messages), "messages")
-        text = self._tokenizer.render_chat(
-            [message.model_dump(exclude_unset=True) for message in messages],
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            chat_template=options.chat_template,
-            **(options.chat_template_kwargs or {}),
-        )
-        self._check_fits(len(text), "messages")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenized, before that is done."""
