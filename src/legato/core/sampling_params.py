@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 """Tokens beside the sampled one: `logprobs`, `top_logprobs` and `prompt_logprobs`."""
@@ -50,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             one, in [0, 20].
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form that the output must have.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -74,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         # As in vLLM, both may come as a list, as one value alone or as None.
@@ -96,6 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or self.frequency_penalty != 0.0
             or self.logprobs is not None
             or self.prompt_logprobs is not None
+            or self.structured_outputs is not None
         )
 
     def _check_sampling(self) -> None:

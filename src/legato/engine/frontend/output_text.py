@@ -57,7 +57,7 @@ class StopStrings:
             end, _, self.matched = min(found)
             self._held = ""
             return text[: end if self._include_in_output else end - len(self.matched)]
-        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        num_held = max((overlap(text, stop) for stop in self._stop), default=0)
         passed = text[: len(text) - num_held]
         self._held = text[len(passed) :]
         return passed
@@ -68,7 +68,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
