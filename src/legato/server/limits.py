@@ -12,6 +12,8 @@ MAX_MESSAGES = 2**14
 """Of one conversation."""
 MAX_CONTENT_PARTS = 1024
 """Of one message."""
+MAX_TOOLS = 1024
+"""That one request may offer a model."""
 MAX_NAME_CHARS = 1024
 """Of a name or an id: a model's, a user's, a tool call's."""
 MAX_TEMPLATE_CHARS = 2**18

@@ -1,6 +1,7 @@
 """OpenAI's error object, and which error becomes which status. The text processes use it too."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -21,6 +22,7 @@ _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _RESTART_S = "5"  # after which another server may stand here
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
+_TAG = re.compile("<.*>")  # by which a union was decided: no part of a path
 _MAX_CHARS = 1000
 """Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
 
@@ -66,7 +68,7 @@ def invalid_request(
 
 def invalid_key() -> ApiError:
     detail = ErrorDetail(
-        "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+        "the API key is missing or wrong; send it as 'Authorization: Bearer KEY', or as 'x-api-key'",
         "authentication_error",
         code="invalid_api_key",
     )
@@ -141,6 +143,10 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, detail)
 
 
+def not_found(message: str) -> ApiError:
+    return ApiError(HTTPStatus.NOT_FOUND, ErrorDetail(message, _INVALID, code="not_found"))
+
+
 def no_json_object() -> InvalidRequestError:
     return InvalidRequestError(
         "the body must be a JSON object, sent with 'Content-Type: application/json'"
@@ -201,7 +207,10 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
     problem = problems[0]
-    path = [str(part) for part in problem["loc"] if part != "body"]
+    *within, last = map(str, problem["loc"] or ("body",))
+    path = [
+        part for part in (*(p for p in within if not _TAG.fullmatch(p)), last) if part != "body"
+    ]
     param = ".".join(path) or None
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequestError):

@@ -36,9 +36,9 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
     """
     first_bytes = _peak_memory_bytes()
     while (found := _next_body(sock)) is not None:
-        job, body = found
+        job, body, stored = found
         with time_bound(timeout_s):
-            for message in _outcome(requests, job, body):
+            for message in _outcome(requests, job, body, stored):
                 sock.sendall(pack_frame(message))
         if _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES:
             return
@@ -67,9 +67,11 @@ def time_bound(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _outcome(requests: RequestReader, job: BodyFollows, body: bytes) -> Iterator[Part | End]:
+def _outcome(
+    requests: RequestReader, job: BodyFollows, body: bytes, stored: bytes | None
+) -> Iterator[Part | End]:
     try:
-        yield from requests.read(job.kind, body)
+        yield from requests.read(job.kind, body, stored)
     except MemoryError:
         yield _refused(out_of_memory())
     except (ApiError, InvalidRequestError) as error:
@@ -84,12 +86,14 @@ def _refused(error: Exception) -> Refused:
     return Refused(refusal.status, refusal.detail)
 
 
-def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes] | None:
-    """None once the other end is closed."""
+def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:
+    """With what is stored for it; None once the other end is closed."""
     try:
         (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
         job = _decode(_receive(sock, num_bytes))
-        return job, _receive(sock, job.num_bytes)
+        body, num_stored_bytes = _receive(sock, job.num_bytes), job.num_stored_bytes
+        stored = None if num_stored_bytes is None else _receive(sock, num_stored_bytes)
+        return job, body, stored
     except ConnectionError:
         return None
 
