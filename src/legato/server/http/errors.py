@@ -68,7 +68,7 @@ def invalid_request(
 
 def invalid_key() -> ApiError:
     detail = ErrorDetail(
-        "the API key is missing or wrong; send it as 'Authorization: Bearer KEY', or as 'x-api-key'",
+        "the API key is missing or wrong; send 'Authorization: Bearer KEY', or 'x-api-key: KEY'",
         "authentication_error",
         code="invalid_api_key",
     )
