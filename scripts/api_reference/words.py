@@ -37,9 +37,14 @@ FIELDS = {
     "are texts",
     "response_format": "structured output is not supported",
     "modalities": "only text is supported",
-    "tools": "tools are not supported",
-    "tool_choice": "tools are not supported",
-    "parallel_tool_calls": "changes nothing",
+    "tools": "functions that the model may call; see [tools](tools.md)",
+    "tool_choice": '`auto`, `none`, `required`, `{"type": "function", "function": {"name": '
+    "...}}`, or OpenAI's `allowed_tools`",
+    "parallel_tool_calls": "several calls in one message",
+    "functions": "the older name of `tools`; calls are answered as `function_call`",
+    "function_call": "the older name of `tool_choice`",
+    "reasoning_effort": "for the chat template, where it reads `reasoning_effort` or "
+    "`enable_thinking`; refused where it reads neither",
     # Of a chat template.
     "add_generation_prompt": "end the prompt with the beginning of an answer",
     "continue_final_message": "go on with the last message instead of answering it",
@@ -50,11 +55,28 @@ FIELDS = {
     "StreamOptions.include_usage": "send the token counts in a last chunk, which has no choices",
     "StreamOptions.continuous_usage_stats": "send the token counts so far in every chunk",
     "StreamOptions.include_obfuscation": "random padding is not supported",
-    "ChatMessage.role": "who says it",
+    "ChatMessage.role": "who says it; `function` is the older name of `tool`",
     "ChatMessage.content": 'a text, or text parts `{"type": "text", "text": "..."}`, which are '
     "joined by line ends",
     "ChatMessage.name": "for the chat template",
-    "ChatMessage.tool_call_id": "for the chat template",
+    "ChatMessage.tool_call_id": "of the call whose result a `tool` message is",
+    "ChatMessage.tool_calls": "the calls of an answer",
+    "ChatMessage.function_call": "the older form of a call",
+    "ChatMessage.reasoning_content": "the reasoning of an answer, for the chat template",
+    "ChatMessage.reasoning": "vLLM's name of `reasoning_content`",
+    "ChatMessage.refusal": "stands for an answer's `content` where that is empty",
+    "MessageToolCall.id": "of the call",
+    "MessageToolCall.type": "only functions are supported",
+    "MessageToolCall.function": "what is called",
+    "CalledFunction.name": "of the function",
+    "CalledFunction.arguments": "a JSON text, or an object",
+    "Tool.type": "only functions are supported",
+    "Tool.function": "what can be called",
+    "FunctionDefinition.name": "letters, digits, `_`, `.` and `-`",
+    "FunctionDefinition.description": "for the chat template",
+    "FunctionDefinition.parameters": "a JSON schema of the arguments; without one there are none",
+    "FunctionDefinition.strict": "hold every call to the schema, and refuse one that cannot be "
+    "held to; calls that are required are held to it anyway",
     # Of the other endpoints.
     "TokenizeRequest.prompt": "a text; either this or `messages`",
     "TokenizeRequest.messages": "a conversation, which the chat template makes a prompt of",
@@ -109,7 +131,8 @@ CODES = {
 REFUSED: dict[str, list[dict[str, object]]] = {
     "/v1/chat/completions": [
         {"logit_bais": {}},
-        {"tools": [{"type": "function"}]},
+        {"tools": [{"type": "web_search"}]},
+        {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},
         {"stream_options": {"include_usage": True}},
         {"stream": True, "prompt_logprobs": 1},

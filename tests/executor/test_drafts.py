@@ -24,6 +24,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "penalized": {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.6},
     "penalized_and_drawn": DRAWN | {"frequency_penalty": 1.2, "repetition_penalty": 0.8},
     # Token 2 would end it, and is likely.
+    "limited": DRAWN
+    | {"logprobs": 1}
+    | {
+        "allowed_token_ids": tuple(range(0, VOCAB_SIZE, 2)),
+        "bad_words_token_ids": tuple((a, b) for a in range(VOCAB_SIZE) for b in range(0, 20, 2)),
+    },
     "not_yet_to_end": DRAWN | {"min_tokens": 11, "logit_bias": {2: 5.0}},
 }
 """What each of the requests asks for."""

@@ -109,7 +109,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What a step raised, told rather than kept: a traceback holds on to the memory of its step."""
+    """Why a request cannot go on. What a step raised is told, not kept: it holds its memory."""
 
     error: str
     is_out_of_memory: bool
@@ -140,7 +140,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: how long the executor took, by its own clock.
         chunks: key request id, for chunks that were computed.
-        faults: key request id, for chunks that could not be computed even alone.
+        faults: key request id, for chunks that could not be computed even alone, and for those of
+            requests whose settings forbid every token that could come next.
         ran_out_of_memory: whether the step was too large as it was planned.
     """
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.executor.token_limits import TokenLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class SamplingRow:
         eos_token_ids: tokens that end the request, beside `params.stop_token_ids`.
         prompt_token_ids: int64.
         output_token_ids: int64; all tokens sampled so far.
+        limits: on what may come next; None where there are none.
     """
 
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
     prompt_token_ids: npt.NDArray[np.int64]
     output_token_ids: npt.NDArray[np.int64]
+    limits: TokenLimits | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -50,6 +53,7 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
+        self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()
         self._block_row = np.zeros(0, dtype=np.int32)
 
@@ -68,6 +72,7 @@ class SequenceState:
             eos_token_ids=self.message.eos_token_ids,
             prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
             output_token_ids=self.token_ids[self.num_prompt_tokens : num_tokens],
+            limits=self._limits,
         )
 
     def block_row(self, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:

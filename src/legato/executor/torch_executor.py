@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 
 from legato.core.outputs import TokenLogprobs
-from legato.core.plan import BlockMove, ChunkResult, StepPlan, StepResult
+from legato.core.plan import BlockMove, ChunkResult, Fault, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
 from legato.executor.memory import raising_memory_error
-from legato.executor.sampler import sample
+from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequence import SamplingRow, SequenceState
 from legato.model.base import Model
 
@@ -22,6 +22,9 @@ _Value = TypeVar("_Value")
 
 _LOGITS_ROWS = 128
 """Rows of a prompt whose logits are in memory at once: [128, V] float32."""
+_ALL_FORBIDDEN = Fault(
+    "the request's own settings forbid every token that could come next", is_out_of_memory=False
+)
 
 
 class TorchExecutor:
@@ -67,7 +70,10 @@ class TorchExecutor:
             # Last, when nothing can fail any more: a step that raised must leave no trace.
             self._advance(chunks)
         seconds = time.perf_counter() - started_s
-        self._result = StepResult(step_id=plan.step_id, seconds=seconds, chunks=chunks)
+        faults = {c.request_id: _ALL_FORBIDDEN for c in plan.chunks if c.request_id not in chunks}
+        self._result = StepResult(
+            step_id=plan.step_id, seconds=seconds, chunks=chunks, faults=faults
+        )
 
     def collect(self) -> StepResult:
         result, self._result = self._result, None
@@ -75,7 +81,7 @@ class TorchExecutor:
         return result
 
     def _run(self, plan: StepPlan) -> dict[str, ChunkResult]:
-        """What came of each chunk; key request id."""
+        """What came of each chunk whose request may have a next token; key request id."""
         self._update_sequences(plan)
         sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
         for chunk, sequence in zip(plan.chunks, sequences, strict=True):
@@ -86,7 +92,7 @@ class TorchExecutor:
         hidden = self._model.forward(batch.input_ids, batch.positions, attention)
         prompt_logprobs = self._score_prompts(plan, batch, hidden)
         sampled, logprobs = self._sample(plan, batch, hidden)
-        return {
+        results = {
             chunk.request_id: chunk.result(
                 sampled.get(chunk.request_id, ()),
                 logprobs.get(chunk.request_id),
@@ -94,6 +100,7 @@ class TorchExecutor:
             )
             for chunk in plan.chunks
         }
+        return {name: chunk for name, chunk in results.items() if NO_TOKEN not in chunk.token_ids}
 
     def _update_sequences(self, plan: StepPlan) -> None:
         for request_id in plan.ended_requests:
@@ -169,7 +176,11 @@ def _torch_threads(count: int | None) -> Iterator[None]:
 def _sample_logprobs(
     ids: list[str], rows: list[SamplingRow], logits: torch.Tensor, tokens: torch.Tensor
 ) -> dict[str, list[TokenLogprobs]]:
-    asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    asking = [
+        i
+        for i, (row, token_id) in enumerate(zip(rows, tokens.tolist(), strict=True))
+        if row.params.logprobs is not None and token_id != NO_TOKEN
+    ]
     if not asking:
         return {}
     index = torch.tensor(asking, device=logits.device)

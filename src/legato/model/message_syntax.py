@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-_READS_TOOLS = re.compile(r"\b(?:xml_)?tools\b")
+_READS_TOOLS = re.compile(r"\{[{%][^{}]*\b(?:xml_)?tools\b")
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -24,6 +24,7 @@ class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
         begin, end: of a section; an empty end is that of the message.
         arguments_key: a call is a JSON object of "name" and this, or a list of such objects.
         name_end: stands between a call's name and its arguments, where it is no such object.
+        id_begin: stands between its name and an id before `name_end`, where there is one.
         is_list: whether a section's calls are a list even where it is one alone.
         is_bare: whether a message that is such an object is a call, without `begin`.
         separator: between sections, or between the calls of a section that the message ends.
@@ -34,6 +35,7 @@ class ToolCallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     end: str = ""
     arguments_key: str = "arguments"
     name_end: str = ""
+    id_begin: str = ""
     is_list: bool = False
     is_bare: bool = False
     separator: str = "\n"
@@ -54,11 +56,19 @@ class MessageSyntax(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: ToolCallSyntax | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all text is content."""
+        return self.reasoning is None and self.tool_calls is None
+
+    def without_calls(self) -> "MessageSyntax":
+        return msgspec.structs.replace(self, tool_calls=None)
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """All texts that are no part of what they stand around."""
         reasoning, calls = self.reasoning, self.tool_calls
         of_reasoning = (reasoning.begin, reasoning.end) if reasoning else ()
-        of_calls = (calls.begin, calls.end, calls.name_end) if calls else ()
+        of_calls = (calls.begin, calls.end, calls.name_end, calls.id_begin) if calls else ()
         return tuple(mark for mark in (*of_reasoning, *of_calls) if mark)
 
 

@@ -9,6 +9,9 @@ from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
 from legato.server.generation.spaced_text import SpacedText
 from legato.server.generation.tool_call import ToolCallReader
 
+TOOL_CALLS = "tool_calls"
+"""The finish reason of a message that stops with calls."""
+
 _BETWEEN_CALLS = " \t\r\n,;]"
 _PIECE_CHARS = 1024
 """Of a whole completion that are read at a time: what is left of a text is copied at each mark."""
@@ -33,7 +36,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     """What is new of a message; all but `finish_reason` may be empty.
 
     Attributes:
-        finish_reason: as of `CompletionDelta`, or "tool_calls" where a message with calls stops.
+        finish_reason: as of `CompletionDelta`, or `TOOL_CALLS` where a message with calls stops.
     """
 
     content: str
@@ -109,7 +112,7 @@ class MessageReader:
             self._content.taken(),
             self._reasoning.taken(),
             tuple(self._calls),
-            "tool_calls" if calls_tools else finish_reason,
+            TOOL_CALLS if calls_tools else finish_reason,
         )
         self._calls.clear()
         return delta

@@ -21,7 +21,7 @@ _HEAD = re.compile(
     rf'"name"\s*+:\s*+({_STRING})\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{{)',
     re.DOTALL,
 )
-_NAMED_HEAD = r"([^\s\[{]++)(?:\[CALL_ID\][^\[{]*+)?%s\s*+(?=\{)"
+_NAMED_HEAD = r"([^\s\[{]++)(?:%s[^\[{]*+)?%s\s*+(?=\{)"
 _FIRST_KEY = re.compile(rf'\{{\s*+({_STRING}|""|[^"\s])', re.DOTALL)
 _KEYS = frozenset({'"name"', '"id"', '"type"', '"arguments"', '"parameters"'})
 _OUTSIDE_STRINGS = re.compile(r'["{}\[\]]')
@@ -94,7 +94,7 @@ class ToolCallReader:
         self._text = io.StringIO()
         self._head = ""
         self._end = ObjectEnd()
-        self._named_head = _named_head(syntax.name_end) if syntax.name_end else None
+        self._named_head = _named_head(syntax) if syntax.name_end else None
         self._read = self._read_name if self._named_head else self._read_object
         self._has_begun = False
 
@@ -188,8 +188,9 @@ class ToolCallReader:
         self.no_call, self.rest = text[:length], text[length:]
 
 
-def _named_head(name_end: str) -> re.Pattern[str]:
-    return re.compile(_NAMED_HEAD % re.escape(name_end))
+def _named_head(syntax: ToolCallSyntax) -> re.Pattern[str]:
+    marks = (re.escape(syntax.id_begin), re.escape(syntax.name_end))
+    return re.compile(_NAMED_HEAD % marks, re.DOTALL)
 
 
 def _string(literal: str) -> str | None:

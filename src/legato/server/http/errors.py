@@ -207,12 +207,9 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
     problem = problems[0]
-    *within, last = map(str, problem["loc"] or ("body",))
-    path = [
-        part for part in (*(p for p in within if not _TAG.fullmatch(p)), last) if part != "body"
-    ]
-    param = ".".join(path) or None
     cause = problem.get("ctx", {}).get("error")
+    path = [*_without_tags(problem["loc"]), *getattr(cause, "path", ())]
+    param = ".".join(map(str, path)) or None
     if isinstance(cause, InvalidRequestError):
         return cause
     if param is None:
@@ -224,6 +221,13 @@ def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     if problem["type"] == "missing":
         return InvalidRequestError(f"{param} is missing", param=param)
     return InvalidRequestError(f"{param}: {cause or problem['msg']}", param=param)
+
+
+def _without_tags(path: Sequence[str | int]) -> list[str | int]:
+    """As the client sees it, who may have called a field like a tag: that would stand last."""
+    within, last = path[:-1], path[-1:]
+    names = [part for part in within if not _TAG.fullmatch(str(part))]
+    return [part for part in (*names, *last) if part != "body"]
 
 
 def _shortened(text: str) -> str:

@@ -7,9 +7,11 @@ import msgspec
 from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids
 from legato.model.defaults import ModelDefaults
+from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
@@ -17,13 +19,13 @@ from legato.server.limits import MAX_ANSWER_BYTES
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
 from legato.server.requests.generation import (
     GenerationOptions,
     GenerationRequest,
     StreamOptions,
 )
-from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.outcome import (
     Answered,
     End,
@@ -45,6 +47,7 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from legato.server.requests.tool_grammar import tool_grammar
 
 _PIECE_BYTES = 2**18
 
@@ -62,6 +65,11 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._prompts = ChatPrompts(
+            tokenizer,
+            trusts_templates=serving.trust_request_chat_template,
+            check_fits=self._check_fits,
+        )
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -117,8 +125,8 @@ class RequestReader:
         chat = self._parse(CountTokensRequest, body).chat()
         with chat.naming_fields():
             request = _validated(ChatRequest, chat.fields)
-            token_ids = self._conversation(request.messages, request)
-        yield from _answered(TokenCount(len(token_ids)))
+            prompt = self._prompt(request)
+        yield from _answered(TokenCount(len(prompt.token_ids)))
 
     def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
         """A request of another API, whose chat is refused in its own words."""
@@ -129,16 +137,36 @@ class RequestReader:
 
     def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
+        use = request.tool_use
+        prompt = self._prompt(request)
+        syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
+        grammar = tool_grammar(use, syntax, self._tokenizer.special_token_id)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
+        names = {"logprobs": "top_logprobs", "max_tokens": limit_name}
+        if grammar is not None:
+            names["structured_outputs.grammar"] = "tools"
+        with naming_fields(**names):
+            decided = {} if grammar is None else _constrained(grammar)
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
+                kept_special_tokens=self._marks(syntax),
+                **decided,
             )
-        yield PromptTokens(token_array(self._conversation(request.messages, request)))
-        yield _generation(request, params=params, output_limit_name=limit_name)
+        yield PromptTokens(token_array(prompt.token_ids))
+        yield _generation(
+            request,
+            params=params,
+            output_limit_name=limit_name,
+            message_syntax=None if syntax.is_plain else syntax,
+            calls_functions=bool(request.functions),
+        )
+
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+        tools, effort = request.tool_use.shown, request.reasoning_effort
+        return self._prompts.make(request.messages, request, tools, effort)
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -169,7 +197,7 @@ class RequestReader:
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
         if request.messages is not None:
-            token_ids = self._conversation(request.messages, request)
+            token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
             self._check_fits(len(request.prompt), "prompt")
@@ -212,24 +240,10 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _conversation(self, messages: list[ChatMessage], options: TemplateOptions) -> list[int]:
-        """Token ids of a conversation."""
-        is_trusted = self._serving.trust_request_chat_template
-        if options.chat_template is not None and not is_trusted:
-            raise InvalidRequestError(
-                "this server runs no templates from requests (--trust-request-chat-template)",
-                param="chat_template",
-            )
-        self._check_fits(sum(len(message.content) for message in messages), "messages")
-        text = self._tokenizer.render_chat(
-            [message.model_dump(exclude_unset=True) for message in messages],
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            chat_template=options.chat_template,
-            **(options.chat_template_kwargs or {}),
-        )
-        self._check_fits(len(text), "messages")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenized, before that is done."""
@@ -267,6 +281,11 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         continuous_usage_stats=options.continuous_usage_stats,
         **known,
     )
+
+
+def _constrained(grammar: str) -> dict[str, Any]:
+    """Raises InvalidRequestError: the grammar is too long."""
+    return {"structured_outputs": StructuredOutputs(grammar=grammar)}
 
 
 def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
