@@ -68,7 +68,10 @@ def _tool_choice(value: Any) -> Any:
         case {"type": "function", "name": str()}:
             return value
         case {"type": "allowed_tools", "mode": "auto" | "required", "tools": [*tools]} if all(
-            isinstance(tool, dict) and tool.get("type") == "function" for tool in tools
+            isinstance(tool, dict)
+            and tool.get("type") == "function"
+            and isinstance(tool.get("name"), str)
+            for tool in tools
         ):
             return value
     raise ValueError('must be "none", "auto", "required", a function, or allowed functions')
@@ -249,15 +252,9 @@ class ResponsesRequest(GenerationOptions):
         """Those of a chat that are of tools, none where there are none."""
         if not self.tools:
             return {}
-        choice, names = self.tool_choice, {tool.name for tool in self.tools}
-        if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-            names = {tool.get("name") for tool in choice["tools"]}
-            choice = choice["mode"]
-        elif isinstance(choice, dict):
-            choice = {"type": "function", "function": {"name": choice["name"]}}
         return {
-            "tools": [_chat_tool(tool) for tool in self.tools if tool.name in names],
-            "tool_choice": choice,
+            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 
@@ -281,6 +278,19 @@ _NAMES = {
     "tools.*.function": "tools.*",
 }
 """Key the path of a chat's field, value what it is here; `*` stands for an index."""
+
+
+def _chat_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] == "function":
+        return _named(choice)
+    allowed = {"mode": choice["mode"], "tools": list(map(_named, choice["tools"]))}
+    return {"type": "allowed_tools", "allowed_tools": allowed}
+
+
+def _named(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function["name"]}}
 
 
 def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
