@@ -196,7 +196,7 @@ def test_an_answer_with_calls_can_be_sent_back(client: openai.OpenAI) -> None:
         assert again.choices[0].message.role == "assistant"
 
 
-def test_history_of_litellm(http: httpx.Client, client: openai.OpenAI) -> None:
+def test_history_of_litellm(http: httpx.Client) -> None:
     """It sends keys along that the API does not know, and empty ones."""
     message = ChatCompletionMessage(role="assistant", content="Hello").model_dump()
     message |= {

@@ -13,6 +13,13 @@ Token = Callable[[str], int | None]
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_TEXT = "/(?s:.*)/"
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_OPENING = frozenset(
+    {
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref"),
+        *("allOf", "anyOf", "oneOf", "if", "dependentSchemas"),
+    }
+)
 
 
 def tool_grammar(use: ToolUse, syntax: MessageSyntax, token: Token) -> str | None:
@@ -110,9 +117,9 @@ class ToolGrammar:
         rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
         for i, tool in enumerate(self._tools):
             function = tool.function
-            schema = function.parameters or {"type": "object", "properties": {}}
-            if not function.strict and not is_lenient:
-                schema = _ANY_OBJECT
+            schema = _ANY_OBJECT
+            if function.strict or is_lenient:
+                schema = _closed(function.parameters or _NOTHING)
             options = _JSON_OPTIONS | {"lenient": not function.strict}
             rules.append(f"call_{i}: {self._head(function.name)} args_{i} {self._tail()}")
             rules.append(f"args_{i}: %json {json.dumps({**schema, 'x-guidance': options})}")
@@ -134,6 +141,13 @@ class ToolGrammar:
     def _mark(self, mark: str) -> str:
         token_id = self._token(mark)
         return _text(mark) if token_id is None else f"<[{token_id}]>"
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without arguments that it does not name, which small models never stop to add."""
+    if "properties" not in schema or schema.keys() & _OPENING:
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def _text(text: str) -> str:
