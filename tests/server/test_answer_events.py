@@ -73,8 +73,14 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
     events: list[Event] = [event for delta in deltas for event in items.take(delta, ())]
     events += items.close("completed")
     response: dict[str, Any] = {
-        **{"id": "resp_abc", "object": "response", "created_at": 0, "model": "m", "output": []},
-        **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
+        "id": "resp_abc",
+        "object": "response",
+        "created_at": 0,
+        "model": "m",
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
     }
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
     state.handle_event(
@@ -107,7 +113,11 @@ def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -
     events: list[MessageEvent] = [event for delta in deltas for event in blocks.take(delta)]
     events += blocks.close()
     start: dict[str, Any] = {
-        **{"id": "msg_abc", "type": "message", "role": "assistant", "model": "m", "content": []},
+        "id": "msg_abc",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
         "usage": {"input_tokens": 1, "output_tokens": 0},
     }
     buffers: dict[int, bytes] = {}

@@ -1,4 +1,4 @@
-"""Stored responses: within bounds, and each its tenant's alone. Anthropic's clients have keys too."""
+"""Stored responses: within bounds, and each its tenant's alone. Anthropic's keys and errors."""
 
 import json
 from collections.abc import Iterator
@@ -101,8 +101,8 @@ def test_a_broken_chain_says_where(keyed: ServerProcess) -> None:
 
 def test_a_conversation_is_no_larger_than_a_body(keyed: ServerProcess) -> None:
     first = ask(keyed, text="very " * 400)
+    second = ask(keyed, text="very " * 400, previous_response_id=first.id)
     with pytest.raises(openai.BadRequestError, match="bytes") as refused:
-        second = ask(keyed, text="very " * 400, previous_response_id=first.id)
         ask(keyed, previous_response_id=second.id)
     assert refused.value.code == "request_too_large"
 

@@ -91,19 +91,19 @@ class FunctionCallOutputItem(_Item):
         return {**self.model_dump(), "output": output, "status": "completed"}
 
 
-class _ReasoningText(_Item):
+class ReasoningPart(_Item):
     text: str
 
 
-_ReasoningTexts = Annotated[list[_ReasoningText], AtMost(MAX_CONTENT_PARTS)]
+_ReasoningParts = Annotated[list[ReasoningPart], AtMost(MAX_CONTENT_PARTS)]
 
 
 class ReasoningItem(_Item):
     """Its summary stands for a content that is not there."""
 
     type: Literal["reasoning"]
-    summary: _ReasoningTexts = Field(default_factory=list)
-    content: _ReasoningTexts = Field(default_factory=list)
+    summary: _ReasoningParts = Field(default_factory=list)
+    content: _ReasoningParts = Field(default_factory=list)
 
     @property
     def text(self) -> str:

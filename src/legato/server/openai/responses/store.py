@@ -86,7 +86,9 @@ class ResponseStore:
             owner = _PREFIX + item_id.partition("_")[2].rpartition("_")[0]
             response = self._kept.get((tenant, owner))
             if response is None:
-                raise _missing(f"the item {item_id!r} is not stored", "input", "item_not_found")
+                raise _missing(
+                    f"the item {item_id!r} is not stored", param="input", code="item_not_found"
+                )
             found[owner] = response
         # The earliest first, so that none of them goes before one that it goes on from.
         for response_id in reversed(found):
@@ -95,8 +97,8 @@ class ResponseStore:
         if num_bytes > self._max_body_bytes:
             raise _missing(
                 f"the conversation has {num_bytes} bytes, over {self._max_body_bytes}",
-                "previous_response_id",
-                "request_too_large",
+                param="previous_response_id",
+                code="request_too_large",
             )
         return b"[" + b",".join(map(_turn, found.values())) + b"]"
 
@@ -110,8 +112,8 @@ class ResponseStore:
                 before = "" if response_id == asked else f", which {asked!r} goes on from,"
                 raise _missing(
                     f"the previous response {response_id!r}{before} is not stored",
-                    "previous_response_id",
-                    "previous_response_not_found",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
                 )
             seen.add(response_id)
             yield response
@@ -128,6 +130,6 @@ def _turn(response: StoredResponse) -> bytes:
     return b'{"input":[' + items + b'],"response":' + response.body + b"}"
 
 
-def _missing(message: str, param: str, code: str) -> ApiError:
+def _missing(message: str, *, param: str, code: str) -> ApiError:
     detail = ErrorDetail(message, "invalid_request_error", param, code)
     return ApiError(HTTPStatus.BAD_REQUEST, detail)
