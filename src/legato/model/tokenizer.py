@@ -33,6 +33,7 @@ class Tokenizer:
         special_token_ids: tokens that steer the model and are no part of the text.
         max_token_chars: characters of the longest token, so that a text of more than this times N
             is more than N tokens.
+        response_template: what the checkpoint declares of its messages, unchecked.
         template_problem: why the model's chat template cannot be used, None where it can.
     """
 
@@ -50,6 +51,7 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
+        self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
             self.template_problem = (

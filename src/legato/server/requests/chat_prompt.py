@@ -13,6 +13,7 @@ from legato.model.message_syntax import (
     reads_tools,
     syntax_of,
 )
+from legato.model.response_template import declared_syntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.requests.conversation import (
     Message,
@@ -78,6 +79,8 @@ class ChatPrompts:
         self._check_fits(sum(message.num_chars for message in messages), "messages")
         template = self._tokenizer.chat_template(options.chat_template, has_tools=bool(tools))
         syntax = syntax_of(template)
+        if options.chat_template is None:
+            syntax = declared_syntax(self._tokenizer.response_template, syntax)
         signatures = [tool.for_template() for tool in tools]
         variables = _reasoning_variables(template, effort)
         if not reads_tools(template):
