@@ -16,7 +16,7 @@ from legato.core.errors import InvalidRequestError
 from legato.engine.process.channel import pack_frame
 from legato.server.http.errors import ApiError, as_api_error, out_of_memory
 from legato.server.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
-from legato.server.requests.outcome import End, Part, Refused
+from legato.server.requests.outcome import Refused
 from legato.server.requests.read import RequestReader
 from legato.server.text.messages import BodyFollows
 
@@ -38,8 +38,8 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
     while (found := _next_body(sock)) is not None:
         job, body, stored = found
         with time_bound(timeout_s):
-            for message in _outcome(requests, job, body, stored):
-                sock.sendall(pack_frame(message))
+            for frame in _outcome(requests, job, body, stored):
+                sock.sendall(frame)
         if _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES:
             return
 
@@ -69,21 +69,23 @@ def time_bound(seconds: float) -> Iterator[None]:
 
 def _outcome(
     requests: RequestReader, job: BodyFollows, body: bytes, stored: bytes | None
-) -> Iterator[Part | End]:
+) -> Iterator[bytes]:
     try:
-        yield from requests.read(job.kind, body, stored)
+        yield from map(pack_frame, requests.read(job.kind, body, stored))
     except MemoryError:
-        yield _refused(out_of_memory())
+        yield _refusal(out_of_memory())
+    except OverflowError:  # which no frame can carry
+        yield _refusal(InvalidRequestError("the body has a number that is out of range"))
     except (ApiError, InvalidRequestError) as error:
-        yield _refused(error)
+        yield _refusal(error)
     except Exception as error:
         logger.exception("a body could not be read")
-        yield _refused(error)
+        yield _refusal(error)
 
 
-def _refused(error: Exception) -> Refused:
+def _refusal(error: Exception) -> bytes:
     refusal = as_api_error(error)
-    return Refused(refusal.status, refusal.detail)
+    return pack_frame(Refused(refusal.status, refusal.detail))
 
 
 def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:
