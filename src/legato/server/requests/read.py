@@ -1,6 +1,7 @@
 """Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,6 +49,7 @@ from legato.server.requests.tokenization import (
     TokenizeRequest,
 )
 from legato.server.requests.tool_grammar import tool_grammar
+from legato.server.requests.truncation import Placed, truncated
 
 _PIECE_BYTES = 2**18
 
@@ -113,9 +115,23 @@ class RequestReader:
         )
         if request.store:
             yield from map(shown_item, request.own_items(found))
-        yield from self._answer_as_chat(
-            request, request.chat(turns.history(request.previous_response_id), found)
-        )
+        items = request.items(turns.history(request.previous_response_id), found)
+        if request.truncation == "auto":
+            items = truncated(items, partial(self._fits, request))
+        yield from self._answer_as_chat(request, request.chat(items))
+
+    def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
+        """Whether a conversation leaves the room that was asked for."""
+        chat = request.chat(items)
+        try:
+            with chat.naming_fields():
+                prompt = self._prompt(_validated(ChatRequest, chat.fields))
+        except InvalidRequestError as error:
+            if error.code == "context_length_exceeded":
+                return False
+            raise
+        room = self._serving.info.max_model_len - (request.max_output_tokens or 1)
+        return len(prompt.token_ids) <= room
 
     def _messages(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
