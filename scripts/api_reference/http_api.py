@@ -23,8 +23,8 @@ from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, LEGATO, REFUS
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
     *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
-    "StreamOptions",
-    *("ResponseTool", "TextOptions", "ResponseFormat", "ReasoningOptions"),
+    *("StreamOptions", "ResponseFormat", "JsonSchemaFormat"),
+    *("ResponseTool", "TextOptions", "TextFormat", "ReasoningOptions"),
     *(
         "ResponseStreamOptions",
         "AnthropicMessage",

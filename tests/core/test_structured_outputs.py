@@ -4,7 +4,7 @@ import pytest
 
 from legato import SamplingParams, StructuredOutputs, StructuredOutputsParams
 from legato.core.errors import InvalidRequestError
-from legato.core.structured_outputs import MAX_CHOICES, MAX_GRAMMAR_CHARS
+from legato.core.structured_outputs import MAX_CHOICES
 
 
 @pytest.mark.parametrize("given", [{}, {"regex": "a", "json_object": True}, {"json_object": False}])
@@ -17,9 +17,9 @@ def test_there_is_exactly_one_form(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("json", ["", {"a": object()}, "x" * (MAX_GRAMMAR_CHARS + 1)]),
-        ("regex", ["", "x" * (MAX_GRAMMAR_CHARS + 1)]),
-        ("choice", [[], [""], "ab", ["a", 1], ["a"] * (MAX_CHOICES + 1), ["a" * 2**17] * 3]),
+        ("json", ["", {"a": object()}]),
+        ("regex", [""]),
+        ("choice", [[], [""], "ab", ["a", 1], ["a"] * (MAX_CHOICES + 1)]),
         ("grammar", [""]),
         ("structural_tag", [""]),
     ],

@@ -81,7 +81,7 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"top_logprobs": 2}, "top_logprobs"),

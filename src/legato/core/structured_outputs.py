@@ -7,8 +7,6 @@ import msgspec
 
 from legato.core.errors import InvalidRequestError
 
-MAX_GRAMMAR_CHARS = 2**18
-"""Of a schema, a pattern, a grammar, a tag or all choices together."""
 MAX_CHOICES = 2**12
 """In `choice`."""
 
@@ -24,7 +22,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         json: a JSON schema, given as a dict or as text; kept as text.
         regex: a pattern of the whole output, in the syntax of Rust's `regex`.
         choice: texts, one of which is the output; kept as a tuple.
-        grammar: a Lark grammar, in llguidance's dialect, whose rule `start` is the output.
+        grammar: a Lark grammar, in llguidance's dialect, whose rule `start` is the output; or
+            llama.cpp's GBNF, with `root`.
         json_object: any JSON object; True where it is set.
         structural_tag: text that is free but for what its tags enclose, in either of vLLM's forms,
             given as a dict or as text; kept as text.
@@ -33,7 +32,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             twenty blanks, tabs and line breaks.
 
     Raises:
-        InvalidRequestError: none of them is set, or more than one; or one is empty or too long.
+        InvalidRequestError: none of them is set, or more than one; or one is empty.
             `param` names the field, as "structured_outputs.regex".
     """
 
@@ -62,7 +61,6 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             text = getattr(self, name)
             if text is not None:
                 _require(bool(text), name, "must not be empty")
-                _check_length(name, len(text))
 
     @property
     def form(self) -> str:
@@ -86,12 +84,7 @@ def _as_choices(choice: Sequence[str]) -> tuple[str, ...]:
     _require(not isinstance(choice, str) and bool(choice), "choice", "must be a list of texts")
     _require(len(choice) <= MAX_CHOICES, "choice", f"has over {MAX_CHOICES} entries")
     _require(all(isinstance(text, str) and text for text in choice), "choice", "has an empty text")
-    _check_length("choice", sum(map(len, choice)))
     return tuple(choice)
-
-
-def _check_length(name: str, num_chars: int) -> None:
-    _require(num_chars <= MAX_GRAMMAR_CHARS, name, f"has over {MAX_GRAMMAR_CHARS} characters")
 
 
 def _require(condition: bool, name: str, rule: str) -> None:

@@ -7,6 +7,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord
+from legato.model.vocabulary import Vocabulary
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
@@ -27,7 +28,13 @@ class Delivered(msgspec.Struct, frozen=True, tag=True):
     later_s: float
 
 
-Control = SetRecording | Reconfigure | Delivered
+class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """To the engine, once: of which tokens outputs are made."""
+
+    vocabulary: Vocabulary
+
+
+Control = SetRecording | Reconfigure | Delivered | KnowVocabulary
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

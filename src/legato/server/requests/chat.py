@@ -1,6 +1,6 @@
 """What POST /v1/chat/completions takes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,7 +30,6 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     top_logprobs: NumLogprobs | None = None
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
-    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
     modalities: Annotated[list[str], only(["text"]), AtMost(1)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
@@ -63,16 +62,24 @@ class ChatRequest(TemplateOptions, GenerationRequest):
         return self
 
     @property
+    def described_tools(self) -> list[tuple[str, Tool]]:
+        """All tools, each behind where it is described."""
+        if self.functions:
+            return [
+                (f"functions.{i}", Tool(type="function", function=function))
+                for i, function in enumerate(self.functions)
+            ]
+        return [(f"tools.{i}.function", tool) for i, tool in enumerate(self.tools or ())]
+
+    @property
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError: a choice names what is no tool."""
-        if self.functions:
-            tools = [Tool(type="function", function=function) for function in self.functions]
-            return tool_use(tools, self.function_call, is_parallel=False, param="function_call")
+        is_legacy = bool(self.functions)
         return tool_use(
-            self.tools or [],
-            self.tool_choice,
-            is_parallel=self.parallel_tool_calls,
-            param="tool_choice",
+            [tool for _, tool in self.described_tools],
+            self.function_call if is_legacy else self.tool_choice,
+            is_parallel=self.parallel_tool_calls and not is_legacy,
+            param="function_call" if is_legacy else "tool_choice",
         )
 
     @property

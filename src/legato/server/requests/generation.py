@@ -24,6 +24,7 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
+from legato.server.requests.output_form import OutputForm
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
 
@@ -129,7 +130,7 @@ class GenerationOptions(ModelRequest):
         return self.model_dump(mode="json", include=names)
 
 
-class GenerationRequest(GenerationOptions):
+class GenerationRequest(OutputForm, GenerationOptions):
     """A request to OpenAI's endpoints for completions."""
 
     stream_options: StreamOptions | None = None
@@ -169,7 +170,8 @@ class GenerationRequest(GenerationOptions):
         """
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
-        return SamplingParams(**{**defaults, **sent, **decided})
+        form = {} if self.output_form is None else {"structured_outputs": self.output_form}
+        return SamplingParams(**{**defaults, **sent, **form, **decided})
 
     def service_params(self) -> ServiceParams:
         """How to serve it beside others; whether its class exists is for the engine to say."""

@@ -8,9 +8,9 @@ import msgspec
 from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
-from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids
+from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
 from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ from legato.server.requests.generation import (
     GenerationRequest,
     StreamOptions,
 )
+from legato.server.requests.message_form import message_form
 from legato.server.requests.outcome import (
     Answered,
     End,
@@ -48,7 +49,6 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.tool_grammar import tool_grammar
 from legato.server.requests.truncation import Placed, truncated
 
 _PIECE_BYTES = 2**18
@@ -72,6 +72,7 @@ class RequestReader:
             trusts_templates=serving.trust_request_chat_template,
             check_fits=self._check_fits,
         )
+        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -153,30 +154,29 @@ class RequestReader:
 
     def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
-        use = request.tool_use
-        prompt = self._prompt(request)
-        syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
-        grammar = tool_grammar(use, syntax, self._tokenizer.special_token_id)
+        tools, prompt = request.tool_use.shown, self._prompt(request)
+        held = message_form(
+            request,
+            prompt.syntax if tools else prompt.syntax.without_calls(),
+            self._forms,
+            self._tokenizer.special_token_id,
+        )
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        names = {"logprobs": "top_logprobs", "max_tokens": limit_name}
-        if grammar is not None:
-            names["structured_outputs.grammar"] = "tools"
-        with naming_fields(**names):
-            decided = {} if grammar is None else _constrained(grammar)
+        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
-                kept_special_tokens=self._marks(syntax),
-                **decided,
+                kept_special_tokens=self._marks(held.syntax),
+                structured_outputs=held.outputs,
             )
         yield PromptTokens(token_array(prompt.token_ids))
         yield _generation(
             request,
             params=params,
             output_limit_name=limit_name,
-            message_syntax=None if syntax.is_plain else syntax,
+            message_syntax=None if held.syntax.is_plain else held.syntax,
             calls_functions=bool(request.functions),
         )
 
@@ -192,7 +192,10 @@ class RequestReader:
             decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-        params = request.sampling_params(self._defaults.sampling, **decided)
+        with naming_fields(**request.form_names):
+            params = self._forms.resolved(
+                request.sampling_params(self._defaults.sampling, **decided)
+            )
         for prompt in request.prompt:
             if isinstance(prompt, str):
                 self._check_fits(len(prompt), "prompt")
@@ -297,11 +300,6 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         continuous_usage_stats=options.continuous_usage_stats,
         **known,
     )
-
-
-def _constrained(grammar: str) -> dict[str, Any]:
-    """Raises InvalidRequestError: the grammar is too long."""
-    return {"structured_outputs": StructuredOutputs(grammar=grammar)}
 
 
 def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:

@@ -85,7 +85,7 @@ ToolChoice = Annotated[
 ]
 
 
-class ResponseFormat(RequestModel):
+class TextFormat(RequestModel):
     """Attributes: all but `type` go with "json_schema" alone."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -95,7 +95,7 @@ class ResponseFormat(RequestModel):
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def _check_together(self) -> "ResponseFormat":
+    def _check_together(self) -> "TextFormat":
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise InvalidRequestError(
                 "schema goes with type: json_schema, which needs it", param="text.format.schema"
@@ -111,7 +111,7 @@ class ResponseFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    format: ResponseFormat | None = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -223,7 +223,7 @@ class ResponsesRequest(GenerationOptions):
     def shown(self) -> dict[str, bytes]:
         """What the answer repeats of it: key a field, value JSON."""
         text = self.text or TextOptions()
-        form = text.format or ResponseFormat(type="text")
+        form = text.format or TextFormat(type="text")
         told = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,

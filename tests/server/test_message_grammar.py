@@ -19,7 +19,7 @@ from legato.model.message_syntax import (
 )
 from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
-from legato.server.requests.tool_grammar import tool_grammar
+from legato.server.requests.message_grammar import message_grammar
 from legato.server.requests.tools import Choice, Tool, tool_use
 
 _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
@@ -52,10 +52,11 @@ class Held:
         *tools: Tool,
         choice: str = "auto",
         is_parallel: bool = True,
+        content: str | None = None,
     ) -> None:
         wanted = Choice.model_validate({"type": choice})
         use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
-        self.grammar = tool_grammar(use, syntax, _tokenizer().special_token_id)
+        self.grammar = message_grammar(use, syntax, _tokenizer().special_token_id, content=content)
 
     def takes(self, text: str) -> bool:
         """Whether the whole text may be an answer."""
@@ -107,6 +108,8 @@ def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
     text = "" if syntax.is_bare else "I look.\n"
     assert held.takes("Hello")
     assert held.takes("")
+    assert held.takes(" \n Hello {")
+    assert not held.takes(" {") or not syntax.is_bare
     assert held.takes(text + _written(syntax, ("strict", _RIGHT)))
     assert not held.takes(text + _written(syntax, ("strict", _WRONG)))
     assert held.takes(text + _written(syntax, ("loose", _WRONG)))
@@ -121,7 +124,7 @@ def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
 def test_nothing_to_hold_to_is_no_grammar() -> None:
     plain = MessageSyntax(tool_calls=HERMES)
     assert Held(plain, _LOOSE).grammar is None
-    assert Held(plain.without_calls(), _STRICT).grammar is None
+    assert Held(plain.without_calls()).grammar is None
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -147,6 +150,26 @@ def test_marks_that_are_special_tokens() -> None:
         assert not held.takes(
             '<repo_name>\n{"name": "strict", "arguments": {"unit": "k"}}\n<file_sep>'
         )
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_content_of_a_form_or_calls(syntax: ToolCallSyntax) -> None:
+    content = '%json {"type": "object", "properties": {"name": {"const": 5}}, "required": ["name"]}'
+    held = Held(MessageSyntax(tool_calls=syntax), _LOOSE, content=content)
+    begin = syntax.begin if syntax.is_bare else ""
+    assert held.takes('{"name": 5}')
+    assert held.takes(begin + _written(syntax, ("loose", _RIGHT)))
+    assert not held.takes(begin + _written(syntax, ("loose", _WRONG)))
+    assert not held.takes('{"name": 6}')
+    assert not held.takes("Hello")
+
+
+def test_content_of_a_form_behind_reasoning() -> None:
+    held = Held(MessageSyntax(reasoning=Marks("<think>", "</think>")), content='("a" | "b")')
+    assert held.takes("<think>\nA or b?\n</think>\n\nb")
+    assert held.takes("a")
+    assert not held.takes("c")
+    assert Held(MessageSyntax(), content='"a"').grammar is None
 
 
 @pytest.mark.parametrize("syntax", _SYNTAXES)

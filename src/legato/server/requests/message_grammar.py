@@ -1,11 +1,11 @@
-"""Grammars of tool calls, in llguidance's dialect of Lark: what a model is held to."""
+"""What a model's messages are held to, tool calls and all: grammars in llguidance's Lark."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from legato.model.message_syntax import MessageSyntax
-from legato.server.requests.tools import Tool, ToolUse
+from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.server.requests.tools import ToolUse
 
 Token = Callable[[str], int | None]
 """Id of a text that is a special token, None of any other."""
@@ -22,72 +22,82 @@ _OPENING = frozenset(
 )
 
 
-def tool_grammar(use: ToolUse, syntax: MessageSyntax, token: Token) -> str | None:
-    """What a message is held to by what it may call; None where it is free.
+def message_grammar(
+    use: ToolUse, syntax: MessageSyntax, token: Token, *, content: str | None = None
+) -> str | None:
+    """What a message is held to by what it may call; None where that is nothing.
 
     Args:
-        token: as of `ToolGrammar`.
+        token: as of `MessageGrammar`.
+        content: the right side of a rule for the content, where that has a form. Without tools and
+            reasoning it needs no grammar of this.
     """
-    if syntax.tool_calls is None:
-        return None
-    grammar = ToolGrammar(use.callable, syntax, is_parallel=use.is_parallel, token=token)
+    grammar = MessageGrammar(use, syntax, token)
     if use.is_required:
-        return grammar.required()
+        return grammar.calls()
+    if content is not None:
+        return grammar.calls_or(content) if use.callable else grammar.reasoned(content)
     is_strict = any(tool.function.strict for tool in use.callable)
     return grammar.free() if is_strict or not use.is_parallel else None
 
 
-class ToolGrammar:
-    """Grammars of messages that call these tools in a model's own syntax.
+class MessageGrammar:
+    """Grammars of messages in a model's own syntax.
 
     Args:
-        syntax: with tool calls.
-        is_parallel: whether there may be several calls.
         token: what a mark of the syntax is; text cannot stand for one that is a special token.
     """
 
-    def __init__(
-        self, tools: Sequence[Tool], syntax: MessageSyntax, *, is_parallel: bool, token: Token
-    ) -> None:
-        assert syntax.tool_calls is not None
-        self._tools = tools
+    def __init__(self, use: ToolUse, syntax: MessageSyntax, token: Token) -> None:
+        self._tools = use.callable
+        self._is_parallel = use.is_parallel
         self._syntax = syntax
-        self._calls = syntax.tool_calls
-        self._is_parallel = is_parallel
         self._token = token
 
-    def required(self) -> str:
+    def calls(self) -> str:
         """Calls and nothing else, but for reasoning before them; all schemas hold."""
-        rules = ["start: thought calls", *self._thought()]
-        begin = "" if self._calls.is_bare else self._mark(self._calls.begin)
-        if self._has_sections:
-            rules.append(f"calls: {self._several('section', self._calls.separator)}")
-            rules.append(f"section: {begin} body")
-        else:
-            rules.append(f"calls: {begin} body")
-        return "\n".join([*rules, *self._body(), *self._call_rules(is_lenient=True)])
+        calls = self._only_calls(is_bare=self._calls.is_bare)
+        return _lark("start: thought calls", *self._thought(), *calls)
+
+    def calls_or(self, content: str) -> str:
+        """The same, or content of a form, which may begin like a call that is bare."""
+        start = ("start: thought (calls | content)", f"content: {content}")
+        return _lark(*start, *self._thought(), *self._only_calls(is_bare=False))
+
+    def reasoned(self, content: str) -> str | None:
+        """Content of a form behind reasoning; None where the model does not reason."""
+        if self._syntax.reasoning is None:
+            return None
+        return _lark("start: thought content", f"content: {content}", *self._thought())
 
     def free(self) -> str:
         """Any text, and calls, of which those of strict tools hold to their schemas."""
         rules = self._body() + self._call_rules(is_lenient=False)
         if self._calls.is_bare:
-            return "\n".join(["start: body | text", 'text: /[^{](?s:.*)/ | ""', *rules])
+            return _lark("start: body | text", r"text: /\s*/ | /\s*[^\s{](?s:.*)/", *rules)
         start = "(lead body)* text" if self._is_parallel else "lead body | text"
         is_special = self._token(self._calls.begin) is not None
         lead = "lead" if is_special else "lead[lazy]"
-        return "\n".join(
-            [
-                f"start: {start}",
-                f"text: {_ANY_TEXT}",
-                f"{lead}: {_ANY_TEXT} {self._mark(self._calls.begin)}",
-                *rules,
-            ]
+        return _lark(
+            f"start: {start}",
+            f"text: {_ANY_TEXT}",
+            f"{lead}: {_ANY_TEXT} {self._mark(self._calls.begin)}",
+            *rules,
         )
 
     @property
-    def _has_sections(self) -> bool:
-        """Whether each call has its own."""
-        return not (self._calls.is_list or self._calls.is_bare)
+    def _calls(self) -> ToolCallSyntax:
+        assert self._syntax.tool_calls is not None, "no tools without it"
+        return self._syntax.tool_calls
+
+    def _only_calls(self, *, is_bare: bool) -> list[str]:
+        begin = "" if is_bare else f"{self._mark(self._calls.begin)} "
+        if self._calls.is_list or self._calls.is_bare:
+            rules = [f"calls: {begin}body"]
+        else:
+            sections = self._several("section", self._calls.separator)
+            rules = [f"calls: {sections}", f"section: {begin}body"]
+        return [*rules, *self._body(), *self._call_rules(is_lenient=True)]
 
     def _thought(self) -> list[str]:
         reasoning = self._syntax.reasoning
@@ -141,6 +151,10 @@ class ToolGrammar:
     def _mark(self, mark: str) -> str:
         token_id = self._token(mark)
         return _text(mark) if token_id is None else f"<[{token_id}]>"
+
+
+def _lark(*rules: str) -> str:
+    return "\n".join(rules)
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
