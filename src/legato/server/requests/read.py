@@ -1,6 +1,7 @@
 """Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,20 +17,39 @@ from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
-from legato.server.requests.chat_prompt import ChatPrompts
+from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
-from legato.server.requests.generation import GenerationRequest, StreamOptions
+from legato.server.requests.generation import (
+    GenerationOptions,
+    GenerationRequest,
+    StreamOptions,
+)
 from legato.server.requests.message_form import message_form
-from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
+from legato.server.requests.outcome import (
+    Answered,
+    End,
+    Generation,
+    NeedsStored,
+    Part,
+    Piece,
+    PromptTokens,
+    ResponseTerms,
+)
 from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.response_items import shown_item
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
+from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
+from legato.server.requests.truncation import Placed, truncated
 
 _PIECE_BYTES = 2**18
 
@@ -56,25 +76,85 @@ class RequestReader:
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
+            "messages": self._messages,
+            "count_tokens": self._count_tokens,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
+            "tokenizer_info": self._tokenizer_info,
         }
 
-    def read(self, kind: Kind, body: bytes) -> Iterator[Part | End]:
+    def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
         """The parts, and the end, which is not `Refused`.
+
+        Args:
+            stored: the `Stored` that the body was found to need.
 
         Raises:
             ApiError: the model is another one.
             InvalidRequestError: the body cannot be served.
             MemoryError: it wants more than there is.
         """
+        if kind == "responses":
+            return self._responses(body, stored)
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(ChatRequest, body)
+        return self._answer(self._parse(ChatRequest, body))
+
+    def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        request = self._parse(ResponsesRequest, body)
+        if stored is None and (request.previous_response_id or request.referred):
+            yield NeedsStored(request.previous_response_id, request.referred)
+            return
+        turns = Stored(stored or b"")
+        found = turns.items()
+        yield ResponseTerms(
+            shown=request.shown(),
+            previous_response_id=request.previous_response_id,
+            is_stored=request.store,
+            shows_logprobs=request.shows_logprobs,
+        )
+        if request.store:
+            yield from map(shown_item, request.own_items(found))
+        items = request.items(turns.history(request.previous_response_id), found)
+        if request.truncation == "auto":
+            items = truncated(items, partial(self._fits, request))
+        yield from self._answer_as_chat(request, request.chat(items))
+
+    def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
+        """Whether a conversation leaves the room that was asked for."""
+        chat = request.chat(items)
+        try:
+            with chat.naming_fields():
+                prompt = self._prompt(_validated(ChatRequest, chat.fields))
+        except InvalidRequestError as error:
+            if error.code == "context_length_exceeded":
+                return False
+            raise
+        room = self._serving.info.max_model_len - (request.max_output_tokens or 1)
+        return len(prompt.token_ids) <= room
+
+    def _messages(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(MessagesRequest, body)
+        return self._answer_as_chat(request, request.chat())
+
+    def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
+        chat = self._parse(CountTokensRequest, body).chat()
+        with chat.naming_fields():
+            request = _validated(ChatRequest, chat.fields)
+            prompt = self._prompt(request)
+        yield from _answered(TokenCount(len(prompt.token_ids)))
+
+    def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
+        """A request of another API, whose chat is refused in its own words."""
+        with chat.naming_fields():
+            yield from self._answer(
+                _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            )
+
+    def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
-        tools = request.tool_use.shown
-        prompt = self._prompts.make(request.messages, request, tools, request.reasoning_effort)
+        tools, prompt = request.tool_use.shown, self._prompt(request)
         held = message_form(
             request,
             prompt.syntax if tools else prompt.syntax.without_calls(),
@@ -99,6 +179,10 @@ class RequestReader:
             message_syntax=None if held.syntax.is_plain else held.syntax,
             calls_functions=bool(request.functions),
         )
+
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+        tools, effort = request.tool_use.shown, request.reasoning_effort
+        return self._prompts.make(request.messages, request, tools, effort)
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -156,11 +240,11 @@ class RequestReader:
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
         yield from _answered(DetokenizeAnswer(text))
 
+    def _tokenizer_info(self, _body: bytes) -> Iterator[Part | End]:
+        yield from _answered(self._tokenizer.info)
+
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        try:
-            request = model.model_validate(parse_json(body))
-        except ValidationError as error:
-            raise first_problem(error.errors(include_url=False, include_input=False)) from None
+        request = _validated(model, parse_json(body))
         served = self._serving.info.served_model_name
         if request.model not in (None, served):
             raise unknown_model(request.model, served)
@@ -200,6 +284,13 @@ class RequestReader:
         return self._tokenizer.decode(prompt, request.skip_special_tokens is not False)
 
 
+def _validated(model: type[_Model], data: Any) -> _Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise first_problem(error.errors(include_url=False, include_input=False)) from None
+
+
 def _generation(request: GenerationRequest, **known: Any) -> Generation:
     options = request.stream_options or StreamOptions()
     return Generation(
@@ -211,7 +302,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
     )
 
 
-def _answered(answer: msgspec.Struct) -> Iterator[Part | End]:
+def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
     data = msgspec.json.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise InvalidRequestError(
