@@ -1,9 +1,9 @@
-"""Structured output over HTTP: both APIs' words, what is refused, and what an engine's death does."""
+"""Structured output over HTTP: both APIs' words, and what is refused."""
 
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -15,14 +15,14 @@ from tests.server.launch import MODEL, ServerProcess
 
 MESSAGES: Any = [{"role": "user", "content": "Describe a person as JSON."}]
 BOOLEANS = ("true", "false")
-HOT = {"temperature": 1.3, "max_tokens": 120}
+HOT = {"temperature": 1.3, "max_tokens": 40}
 
 
 class Person(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(max_length=12)
+    name: str = Field(pattern="^[A-Z][a-z]{1,7}$")
     age: int = Field(ge=0, le=150)
-    tags: list[str] = Field(max_length=2)
+    tags: list[Literal["tall", "small", "old"]] = Field(max_length=2)
 
 
 def chat(http: httpx.Client, **fields: Any) -> httpx.Response:
@@ -37,27 +37,29 @@ def content(response: httpx.Response) -> str:
 
 
 def test_the_openai_client_parses_what_comes(client: openai.OpenAI) -> None:
-    for seed in range(3):
+    for seed in range(2):
         answer = client.chat.completions.parse(
             model=MODEL,
             messages=MESSAGES,
             response_format=Person,
             seed=seed,
             temperature=1.3,
-            max_tokens=400,
+            max_tokens=200,
         )
         [choice] = answer.choices
         assert choice.finish_reason == "stop"
         assert isinstance(choice.message.parsed, Person)
 
 
-def test_any_object(client: openai.OpenAI) -> None:
+def test_any_object(client: openai.OpenAI, http: httpx.Client) -> None:
+    [close] = http.post("/tokenize", json={"prompt": "}"}).json()["tokens"]
     chunks = client.chat.completions.create(
         model=MODEL,
         messages=MESSAGES,
         response_format={"type": "json_object"},
         temperature=0,
-        max_tokens=200,
+        max_tokens=60,
+        logit_bias={str(close): 15},
         stream=True,
     )
     pieces = [choice for chunk in chunks for choice in chunk.choices]
@@ -75,8 +77,8 @@ def test_text_is_free(http: httpx.Client) -> None:
     ("fields", "is_right"),
     [
         ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
-        ({"structured_outputs": {"regex": "[0-9]{3}-[ab]+c"}},
-         re.compile("[0-9]{3}-[ab]+c").fullmatch),
+        ({"structured_outputs": {"regex": "[0-9]{3}-[ab]{1,5}c"}},
+         re.compile("[0-9]{3}-[ab]{1,5}c").fullmatch),
         ({"structured_outputs": {"grammar": 'root ::= "x" [0-9]'}}, re.compile("x[0-9]").fullmatch),
         ({"structured_outputs": {"json": {"type": "boolean"}}}, BOOLEANS.__contains__),
         ({"guided_json": '{"type": "boolean"}'}, BOOLEANS.__contains__),
@@ -90,10 +92,10 @@ def test_text_is_free(http: httpx.Client) -> None:
     ],
 )  # fmt: skip
 def test_forms(http: httpx.Client, fields: dict[str, Any], is_right: Callable[[str], Any]) -> None:
-    answer = chat(http, n=2, seed=3, **HOT, **fields)
+    answer = chat(http, n=2, seed=3, **{**HOT, **fields})
     for choice in answer.raise_for_status().json()["choices"]:
         assert is_right(choice["message"]["content"])
-        assert choice["finish_reason"] in ("stop", "length")
+        assert choice["finish_reason"] == "stop"
     completion = http.post("/v1/completions", json={"prompt": "It is", **HOT, **fields})
     assert is_right(completion.raise_for_status().json()["choices"][0]["text"])
 
@@ -149,9 +151,9 @@ def test_what_is_wrong_is_named(
 
 
 def test_keywords_that_are_not_supported_are_passed_over_unless_strict(http: httpx.Client) -> None:
-    schema = {"type": "array", "items": {"type": "integer"}, "maxItems": 3, "uniqueItems": True}
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    answer = content(chat(http, response_format=form, max_tokens=400, temperature=0))
+    answer = content(chat(http, response_format=form, max_tokens=200))
     assert isinstance(json.loads(answer), list)
 
 
