@@ -33,7 +33,6 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_EXTRA_MODULES = ("httpx", "matplotlib")
 _TRIAL_REQUESTS = 100
 
 
@@ -42,7 +41,6 @@ def add_parser(subparsers: "Subparsers") -> None:
         "bench",
         help="load and measure any OpenAI-compatible server",
         description="Load and measure any OpenAI-compatible server.",
-        allow_abbrev=False,
     )
     parser.set_defaults(run=run)
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -57,9 +55,8 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a benchmark; returns the exit status."""
-    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[bench]'")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
     from legato.bench.load.record import RequestError
 
     try:
@@ -75,7 +72,6 @@ def _add_run_parser(benchmarks: "Subparsers") -> None:
         "run",
         help="send a workload and measure latencies",
         description="Send a workload, each request at its time, and measure latencies.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_workload_flags(parser)
@@ -98,7 +94,6 @@ def _add_capacity_parser(benchmarks: "Subparsers") -> None:
         f"for --duration ({LEAST_S:g} s, which is the least), for 20 median end-to-end times and "
         f"for --num-requests ({_TRIAL_REQUESTS}), whichever is the longest; it draws its requests "
         "from the whole workload, again where there are too few.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_workload_flags(parser)
@@ -112,7 +107,6 @@ def _add_probe_parser(benchmarks: "Subparsers") -> None:
         "probe",
         help="see what long prompts do to running streams",
         description="Let streams decode, send long prompts, and see how long the streams wait.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_probe_flags(parser)
@@ -125,7 +119,6 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
         "report",
         help="put reports side by side",
         description="Put reports, of any servers, side by side on one page.",
-        allow_abbrev=False,
     )
     parser.add_argument("reports", nargs="+", type=Path, metavar="JSON", help="written earlier")
     parser.add_argument(

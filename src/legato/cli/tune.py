@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legato.tune.report import TuneReport
     from legato.tune.run import TuneConfig
 
-_EXTRA_MODULES = ("httpx", "matplotlib", "optuna")
+_EXTRA_MODULES = ("matplotlib", "optuna")
 _NOT_SETTINGS = {"run", "output"}
 
 
@@ -29,7 +29,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Measure the machine, search settings in simulation for the highest goodput, "
         "verify the best ones on the machine, and print the flags of `legato serve`. Settings of "
         "the scheduler that are given here are not searched.",
-        allow_abbrev=False,
     )
     add_workload_flags(parser, model_is_local=True)
     add_engine_flags(parser)
@@ -122,9 +121,9 @@ def _tune_config(args: argparse.Namespace) -> "TuneConfig":
 def _publish(folder: Path, report: "TuneReport") -> None:
     from legato.bench.report.console import print_table
     from legato.bench.report.page import render
+    from legato.core.serve_flags import command_line
     from legato.tune.plots import tune_plots
     from legato.tune.report import write_tune_report
-    from legato.tune.serve_flags import command_line
     from legato.tune.tables import certainty, tune_tables
 
     tables = tune_tables(report)

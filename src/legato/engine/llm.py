@@ -22,10 +22,9 @@ from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.startup.build import build_engine
 from legato.grammar.check import GrammarChecker
-from legato.model.checkpoint_defaults import load_defaults
 from legato.model.defaults import within_vocabulary
 from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.model.text_source import load_text, text_source
 
 
 class TokensPrompt(TypedDict):
@@ -105,8 +104,7 @@ class LLM:
 
     def _start(self, config: EngineConfig) -> None:
         source = resolve_source(config.model.model, config.model.revision)
-        self._tokenizer = load_tokenizer(source)
-        defaults = load_defaults(source, self._tokenizer.eos_token_id)
+        self._tokenizer, defaults = load_text(text_source(config.model, source))
         self._engine, self.info = build_engine(config)
         self._defaults = within_vocabulary(
             defaults, self._tokenizer.vocabulary.num_ids, self.info.vocab_size

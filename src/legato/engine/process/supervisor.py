@@ -9,9 +9,10 @@ from typing import Protocol
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.request import Event
+from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import Control, StepOutputs
+from legato.engine.process.messages import Control, StepAnnounced, StepOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class EngineListener(Protocol):
 
     def engine_is_ready(self) -> None:
         """There is an engine, which has been sent nothing yet."""
+
+    def note_begun(self, step: StepBegun) -> None:
+        """The engine is about to run a step; told where that was asked for."""
 
     def take_step(self, step: StepOutputs) -> None:
         """The engine has run a step."""
@@ -76,6 +80,10 @@ class EngineSupervisor:
     def num_restarts(self) -> int:
         return self._restarts.count
 
+    @property
+    def engine_pid(self) -> int | None:
+        return None if self._engine is None else self._engine.pid
+
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
         if not self.is_alive:
@@ -91,8 +99,14 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.send(message)
 
-    async def close(self) -> None:
-        """End the engine process; what still runs in it is lost."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine process; what still runs in it is lost.
+
+        Args:
+            at_once: without waiting for the end of its step.
+        """
+        if at_once and self._engine is not None:
+            self._engine.abandon()
         if self.is_alive:
             self._running.cancel()
             self._give_up("it was stopped")
@@ -121,7 +135,10 @@ class EngineSupervisor:
         try:
             async for step in engine.steps():
                 self._has_spoken = True
-                self._listener.take_step(step)
+                if isinstance(step, StepAnnounced):
+                    self._listener.note_begun(step.step)
+                else:
+                    self._listener.take_step(step)
         finally:
             watching.cancel()
             self._engine = None

@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-PREFIX = "legato:"
+from legato.observe.metrics.prefix import MetricsPrefix
+
 MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -39,6 +40,12 @@ class Declaration(NamedTuple):
     is_own: bool
 
 
+def count_of(counter: Counter) -> int:
+    """What it has counted so far."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return int(next(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
 class Labelled(Generic[_Metric]):
     """A metric with further labels, whose values `of` takes in their order."""
 
@@ -55,15 +62,17 @@ class Labelled(Generic[_Metric]):
 
 
 class MetricRegistry:
-    """Metrics under one prefix, the first label of each of which is the model's name.
+    """Metrics, the first label of each of which is the model's name.
 
     Attributes:
+        prefix: of the names of those that vLLM has, too.
         declared: all metrics, in the order of their declarations.
         collectors: what Prometheus' client renders.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, prefix: MetricsPrefix = "legato") -> None:
         self.model_name = model_name
+        self.prefix = prefix
         self.declared: list[Declaration] = []
         self.collectors = CollectorRegistry()
 
@@ -126,7 +135,7 @@ class Section:
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
     ) -> tuple[str, str, tuple[str, ...]]:
         """The arguments with which Prometheus' client makes it."""
-        full_name = PREFIX + name
+        full_name = f"{'legato' if own else self._registry.prefix}:{name}"
         self._registry.declared.append(
             Declaration(self._title, kind, full_name, labels, text, is_own=own)
         )
