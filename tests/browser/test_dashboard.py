@@ -172,15 +172,15 @@ def test_a_change_can_be_undone_and_copied(page: Any, target: ServerProcess) -> 
 def test_a_pasted_prompt_freezes_streams_only_where_it_is_computed_whole(
     page: Any, target: ServerProcess, screenshots: Path
 ) -> None:
-    # A slow machine that others use keeps this, too; one that cannot would let the prompt wait.
-    target.http.patch("/settings", json={"itl_slo_s": 0.4, "max_num_batched_tokens": 256})
+    # Without a promise of the server, the page makes one that this machine, just now, can keep.
+    target.http.patch("/settings", json={"max_num_batched_tokens": 256})
     before = settings(target)
     page.get_by_role("button", name="Paste a long prompt").click()
     expect_text(page, "#experiment-message", "Computed whole, the prompt stopped the streams")
     page.locator("#paste:visible").wait_for()
     expect_text(page, "#paste-2-gap", "longest gap")
     assert re.search(
-        "under a promise of 400 ms.*first token", page.inner_text("#experiment-message")
+        r"under a promise of [\d.]+ m?s.*first token", page.inner_text("#experiment-message")
     )
     whole, chunks, promised = (seconds(page.inner_text(f"#paste-{i}-gap")) for i in range(3))
     assert whole > 2 * chunks
@@ -282,6 +282,7 @@ def test_what_lies_under_the_pointer_is_told(page: Any) -> None:
 def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -> None:
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
+    expect_text(page, "#itl", "ms|s")  # of what has not begun, nothing would be lost
     target.engine.kill()
     expect_text(page, "#trouble", "died and is being restarted")
     assert is_stale(page)
