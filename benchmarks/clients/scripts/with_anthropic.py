@@ -51,7 +51,8 @@ def history() -> None:
 def usage() -> None:
     whole = client.messages.create(**GREEDY).usage
     counted = client.messages.count_tokens(model=MODEL, messages=QUESTION)
-    check(counted.input_tokens == whole.input_tokens, f"{counted}, not {whole}")
+    read = whole.input_tokens + whole.cache_read_input_tokens
+    check(counted.input_tokens == read, f"{counted}, not {whole}")
     with client.messages.stream(**GREEDY) as events:
         streamed = events.get_final_message().usage
     check(streamed.output_tokens == whole.output_tokens, f"{streamed}, not {whole}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import llm
+import openai
 from protocol import BASE_URL, MODEL, can, check, check_city, check_idle, run
 from pydantic import BaseModel
 
@@ -112,7 +113,7 @@ def responses() -> None:
 def error() -> None:
     try:
         model.prompt(QUESTION, max_tokens=100_000).text()
-    except llm.ModelError as refused:
+    except openai.BadRequestError as refused:
         check("token" in str(refused), str(refused))
     else:
         check(False, "nothing was raised")
