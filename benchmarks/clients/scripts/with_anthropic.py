@@ -11,7 +11,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 TOOL = {"name": "get_weather", "description": "Weather now", "input_schema": WEATHER}
 FORECAST = {**TOOL, "name": "get_forecast"}
 SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
-ROOMY = {**SMALL, "max_tokens": 400}  # a small model calls a tool several times
+ROOMY = {**SMALL, "max_tokens": 700}  # a small model calls a tool several times
 GREEDY = {**SMALL, "extra_body": {"temperature": 0}}  # the client has no such option any more
 
 

@@ -96,9 +96,9 @@ def loop() -> None:
 
 @can("schema")
 def schema() -> None:
-    text = model.prompt(QUESTION, schema=Place, max_tokens=400, stream=False).text()
+    text = model.prompt(QUESTION, schema=Place, max_tokens=700, stream=False).text()
     check_city({"city": Place.model_validate_json(text).city})
-    Place.model_validate_json(model.prompt(QUESTION, schema=Place, max_tokens=400).text())
+    Place.model_validate_json(model.prompt(QUESTION, schema=Place, max_tokens=700).text())
 
 
 @can("responses")
@@ -106,7 +106,7 @@ def responses() -> None:
     over = llm.get_model("responses")
     check(over.prompt(QUESTION, max_tokens=48, stream=False).text(), "there is no text")
     check(over.prompt(QUESTION, max_tokens=48).text(), "there is no text in the stream")
-    Place.model_validate_json(over.prompt(QUESTION, schema=Place, max_tokens=400).text())
+    Place.model_validate_json(over.prompt(QUESTION, schema=Place, max_tokens=700).text())
 
 
 @can("error")
