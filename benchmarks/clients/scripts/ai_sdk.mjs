@@ -5,7 +5,7 @@ import { WEATHER, check, checkCity, checkIdle } from "./protocol.mjs";
 
 const PROMPT = "What is the weather in Paris?";
 // A small model calls a tool several times.
-const ROOM = { maxOutputTokens: 400 };
+const ROOM = { maxOutputTokens: 700 };
 const SMALL = { prompt: PROMPT, maxOutputTokens: 48, maxRetries: 0 };
 
 export function capabilities(model) {

@@ -6,11 +6,12 @@ import { BASE_URL, KEY, MODEL, run } from "./protocol.mjs";
 
 const provider = createOpenAI({ baseURL: BASE_URL, apiKey: KEY });
 const overChat = provider.chat(MODEL);
-const { chat, ...others } = capabilities(provider(MODEL));
+const overResponses = capabilities(provider(MODEL));
 
-// Responses have neither stop strings nor seeds.
 async function responses() {
-  for (const attempt of [chat, ...Object.values(others)]) await attempt();
+  for (const name of ["chat", "stream", "history", "tool loop", "streamed tool", "schema"]) {
+    await overResponses[name]();
+  }
 }
 
 await run({

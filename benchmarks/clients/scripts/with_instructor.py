@@ -8,7 +8,7 @@ from protocol import BASE_URL, KEY, MODEL, can, check, run
 from pydantic import BaseModel
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
-SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "max_retries": 0}
+SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 700, "max_retries": 0}
 
 
 class Place(BaseModel):

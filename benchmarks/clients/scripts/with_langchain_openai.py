@@ -11,7 +11,7 @@ from protocol import BASE_URL, KEY, MODEL, can, check, check_city, check_idle, r
 from pydantic import BaseModel
 
 City = Literal["Paris", "Rome"]
-ROOM = {"max_tokens": 400}  # a small model calls a tool several times
+ROOM = {"max_tokens": 700}  # a small model calls a tool several times
 QUESTION = [HumanMessage("What is the weather in Paris?")]
 
 

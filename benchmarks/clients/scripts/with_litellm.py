@@ -18,7 +18,7 @@ TOOL = {
 FORECAST = {"type": "function", "function": {**TOOL["function"], "name": "get_forecast"}}
 SERVER = {"api_base": BASE_URL, "api_key": KEY, "model": f"openai/{MODEL}", "num_retries": 0}
 SMALL = {**SERVER, "messages": QUESTION, "max_tokens": 48}
-ROOMY = {**SMALL, "max_tokens": 400}  # a small model calls a tool several times
+ROOMY = {**SMALL, "max_tokens": 700}  # a small model calls a tool several times
 
 
 class Place(BaseModel):

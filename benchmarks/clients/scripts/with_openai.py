@@ -14,7 +14,7 @@ TOOL = {
 }
 FORECAST = {"type": "function", "function": {**TOOL["function"], "name": "get_forecast"}}
 SMALL = {"model": MODEL, "messages": QUESTION, "max_tokens": 48}
-ROOMY = {**SMALL, "max_tokens": 400}  # a small model calls a tool several times
+ROOMY = {**SMALL, "max_tokens": 700}  # a small model calls a tool several times
 
 
 class Place(BaseModel):

@@ -43,7 +43,7 @@ def get_forecast(city: City) -> str:
 
 def agent(over=OpenAIChatCompletionsModel, choice=None, tools=(), **options) -> Agent:
     client = openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
-    room = 400 if tools or "output_type" in options else 48  # it calls a tool several times
+    room = 700 if tools or "output_type" in options else 48  # it calls a tool several times
     settings = {"max_tokens": room, "tool_choice": choice, **options.pop("settings", {})}
     return Agent(
         name="Reporter",
@@ -134,7 +134,9 @@ async def responses() -> None:
     await looped(OpenAIResponsesModel)
     parsed = await Runner.run(agent(OpenAIResponsesModel, output_type=Place), QUESTION)
     check(isinstance(parsed.final_output, Place), f"{parsed.final_output}")
-    result = Runner.run_streamed(agent(OpenAIResponsesModel), QUESTION)
+    # The SDK fails where a stream of Responses is cut, so this asks for what ends by itself.
+    greeting = agent(OpenAIResponsesModel, settings={"temperature": 0.0, "max_tokens": 700})
+    result = Runner.run_streamed(greeting, "Hello")
     kinds = [event.data.type async for event in result.stream_events() if "raw" in event.type]
     check(kinds.count("response.output_text.delta") > 1, f"the text came in one piece: {kinds}")
 

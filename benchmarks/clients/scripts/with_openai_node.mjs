@@ -16,7 +16,7 @@ const SMALL = { model: MODEL, messages: QUESTION, max_tokens: 48 };
 const PLACE = z.object({ city: z.enum(["Paris", "Rome"]), cold: z.boolean() });
 
 // A small model calls a tool several times.
-const ROOM = { max_tokens: 400 };
+const ROOM = { max_tokens: 700 };
 
 const create = (options) => client.chat.completions.create({ ...SMALL, ...options });
 const text = async (options) => (await create(options)).choices[0].message.content;

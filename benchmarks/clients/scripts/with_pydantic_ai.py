@@ -17,7 +17,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 City = Literal["Paris", "Rome"]
-ROOM = {"max_tokens": 400}  # a small model calls a tool several times
+ROOM = {"max_tokens": 700}  # a small model calls a tool several times
 QUESTION = "What is the weather in Paris?"
 
 

@@ -6,7 +6,7 @@ from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from smolagents.models import ChatMessage, agglomerate_stream_deltas
 
 QUESTION = [ChatMessage(role="user", content="What is the weather in Paris?")]
-ROOM = {"max_tokens": 400}  # a small model calls a tool several times
+ROOM = {"max_tokens": 700}  # a small model calls a tool several times
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "place", "schema": WEATHER, "strict": True},
