@@ -19,7 +19,9 @@ from scripts.api_reference.docstrings import parse
 from scripts.api_reference.markdown import clause, code, table
 
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
-_TOLD_ELSEWHERE = frozenset({"legato.core.config", "legato.core.sampling_params"})
+_TOLD_ELSEWHERE = frozenset(
+    {"legato.core.config", "legato.core.sampling_params", "legato.core.structured_outputs"}
+)
 """Modules of types that have a place of their own on the page."""
 
 
@@ -30,6 +32,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
         "LLM": _constructor,
         **{f"LLM.{name}": partial(_member, name) for name in methods},
         "SamplingParams": partial(_settings, legato.SamplingParams),
+        "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,
         "errors": _errors,
     }
@@ -124,10 +127,11 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _errors() -> str:
-    """Those of Legato's that any docstring of the two public classes names."""
+    """Those of Legato's that any docstring of the public classes names."""
     raised: dict[str, list[str]] = {}  # key the error's name, value where it may be raised
     members = {f"LLM.{name}": _function(name) for name in vars(legato.LLM) if name[0] != "_"}
-    public = {"LLM": legato.LLM, **members, "SamplingParams": legato.SamplingParams}
+    settings = {cls.__name__: cls for cls in (legato.SamplingParams, legato.StructuredOutputs)}
+    public = {"LLM": legato.LLM, **members, **settings}
     for place, thing in public.items():
         for name in parse(thing.__doc__).words("Raises"):
             raised.setdefault(name, []).append(code(place))

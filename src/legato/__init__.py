@@ -1,7 +1,7 @@
 """Legato: LLM serving whose streams never stall.
 
-The public Python API is `LLM` and `SamplingParams`. Names are imported when first used, so that
-parts that need no torch (the HTTP server, the scheduler) do not load it.
+The public Python API is `LLM`, `SamplingParams` and `StructuredOutputs`. Names are imported when
+first used, so that parts that need no torch (the HTTP server, the scheduler) do not load it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,11 @@ from legato.core.version import __version__
 
 if TYPE_CHECKING:
     from legato.core.sampling_params import SamplingParams
+    from legato.core.structured_outputs import StructuredOutputs
+    from legato.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from legato.engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from legato.core.sampling_params import SamplingParams
 
         return SamplingParams
+    if name in ("StructuredOutputs", "StructuredOutputsParams"):  # the latter is vLLM's name
+        from legato.core.structured_outputs import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module 'legato' has no attribute {name!r}")

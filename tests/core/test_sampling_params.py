@@ -24,6 +24,10 @@ from legato.core.errors import InvalidRequestError
         ("min_tokens", [-1, 17]),
         ("stop", [[""], ["x"] * 65, ["x" * 4097], ["x" * 2049] * 2]),
         ("stop_token_ids", [[1] * 65]),
+        ("allowed_token_ids", [[], range(2**14 + 1)]),
+        ("bad_words", [[""], [" "], ["x"] * 1025, ["x" * 2**13] * 3]),
+        ("bad_words_token_ids", [[[]], [range(2**15 + 1)]]),
+        ("truncate_prompt_tokens", [0, -2]),
         ("logprobs", [-1, 21]),
         ("prompt_logprobs", [-1, 21]),
     ],
@@ -51,3 +55,11 @@ def test_stop_token_ids_may_be_a_list() -> None:
 def test_a_field_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError):
         SamplingParams(best_of=2)  # type: ignore[call-arg]
+
+
+def test_tokens_that_are_allowed_or_bad_may_be_lists() -> None:
+    params = SamplingParams(allowed_token_ids=[3, 1, 3], bad_words_token_ids=[[1, 2]])  # type: ignore[arg-type]
+    assert params.allowed_token_ids == (3, 1)
+    assert params.bad_words_token_ids == ((1, 2),)
+    assert params.needs_values
+    assert not SamplingParams(allowed_token_ids=(1,)).needs_values

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import InvalidRequestError
@@ -6,7 +8,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import CacheInfo
-from legato.engine.frontend.requests import build_requests
+from legato.engine.frontend.requests import build_requests, truncated, with_bad_words
 from legato.engine.process.messages import EngineInfo
 
 INFO = EngineInfo(
@@ -53,6 +55,9 @@ def test_completions_differ_in_seed_and_only_the_first_scores_the_prompt() -> No
     assert [r.params.prompt_logprobs for r in requests] == [1, None, None]
 
 
+_NONE_LEFT = "allowed_token_ids", None
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "param", "code"),
     [
@@ -65,6 +70,15 @@ def test_completions_differ_in_seed_and_only_the_first_scores_the_prompt() -> No
         ([1], {"logit_bias": {100: 1.0}, "max_tokens": 1}, "logit_bias", None),
         ([1], {"stop_token_ids": (100,), "max_tokens": 1}, "stop_token_ids", None),
         ([1] * 5, {"max_tokens": None, "min_tokens": 6}, "min_tokens", None),
+        ([1], {"allowed_token_ids": [5, 100], "max_tokens": 1}, "allowed_token_ids", None),
+        ([1], {"bad_words_token_ids": [[5, 100]], "max_tokens": 1}, "bad_words", None),
+        # All that is left to begin with would end it.
+        ([1], {"allowed_token_ids": [2], "min_tokens": 1, "max_tokens": 1}, *_NONE_LEFT),
+        (
+            [1],
+            {"allowed_token_ids": [5], "bad_words_token_ids": [[5]], "max_tokens": 1},
+            *_NONE_LEFT,
+        ),
     ],
 )
 def test_refusals(
@@ -73,3 +87,46 @@ def test_refusals(
     with pytest.raises(InvalidRequestError) as refusal:
         build(prompt, **params)
     assert (refusal.value.param, refusal.value.code) == (param, code)
+
+
+def test_settings_that_leave_a_token_are_taken() -> None:
+    ending = {"allowed_token_ids": [2], "max_tokens": 1}
+    assert build([1], **ending)[0].params.allowed_token_ids == (2,)
+    assert build([1], **ending, min_tokens=1, ignore_eos=True)
+    assert build([1], allowed_token_ids=[5], bad_words_token_ids=[[5, 5]], max_tokens=1)
+
+
+@given(
+    st.lists(st.integers(0, 99), min_size=1, max_size=30),
+    st.none() | st.just(-1) | st.integers(1, 10),
+    st.none() | st.integers(1, 9),
+)
+def test_a_truncated_prompt_is_the_end_of_it_and_fits(
+    prompt: list[int], kept: int | None, max_tokens: int | None
+) -> None:
+    params = SamplingParams(truncate_prompt_tokens=kept, max_tokens=max_tokens)
+    left = truncated(prompt, params, INFO.max_model_len)
+    assert left == prompt[len(prompt) - len(left) :]
+    match kept:
+        case None:
+            assert left == prompt
+        case -1:
+            assert len(left) == min(len(prompt), INFO.max_model_len - (max_tokens or 1))
+            assert build([*left], max_tokens=max_tokens)
+        case _:
+            assert len(left) == min(len(prompt), kept)
+
+
+def test_no_more_is_kept_than_the_context_holds() -> None:
+    params = SamplingParams(truncate_prompt_tokens=11)
+    with pytest.raises(InvalidRequestError, match="context of 10 tokens") as refusal:
+        truncated([1], params, INFO.max_model_len)
+    assert refusal.value.param == "truncate_prompt_tokens"
+
+
+def test_bad_words_are_spelled_at_the_beginning_and_inside() -> None:
+    params = SamplingParams(bad_words=["ab", " c"], bad_words_token_ids=[[7]])
+    spelled = with_bad_words(params, lambda text: [ord(char) for char in text])
+    assert spelled.bad_words_token_ids == ((7,), (97, 98), (32, 97, 98), (99,), (32, 99))
+    assert spelled.needs_values
+    assert build([1], max_tokens=1)[0].params.bad_words == ()

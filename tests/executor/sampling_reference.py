@@ -6,6 +6,7 @@ import numpy as np
 
 from legato.core.sampling_params import SamplingParams
 from legato.executor.sequence import SamplingRow
+from legato.executor.token_limits import TokenLimits
 
 
 def make_row(
@@ -15,11 +16,13 @@ def make_row(
     eos: tuple[int, ...] = (),
     **params: Any,
 ) -> SamplingRow:
+    asked = SamplingParams(**{"seed": 0, **params})
     return SamplingRow(
-        params=SamplingParams(**{"seed": 0, **params}),
+        params=asked,
         eos_token_ids=eos,
         prompt_token_ids=np.array(prompt, dtype=np.int64),
         output_token_ids=np.array(output, dtype=np.int64),
+        limits=TokenLimits.of(asked),
     )
 
 
@@ -32,12 +35,25 @@ def adjusted(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
     if len(output) < params.min_tokens:
         for token in row.eos_token_ids + params.stop_token_ids:
             values[token] = -np.inf
+    values[forbidden(params, output, len(values))] = -np.inf
     for token in {*row.prompt_token_ids.tolist(), *output}:
         penalty = params.repetition_penalty
         values[token] *= penalty if values[token] < 0 else 1 / penalty
     for token in set(output):
         values[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
     return values
+
+
+def forbidden(params: SamplingParams, output: list[int], vocab_size: int) -> list[int]:
+    """Tokens that are not allowed, or would end the output with a bad word."""
+    allowed = params.allowed_token_ids
+    others = [] if allowed is None else sorted({*range(vocab_size)} - {*allowed})
+    lasts = [
+        last
+        for *begun, last in params.bad_words_token_ids
+        if output[len(output) - len(begun) :] == begun
+    ]
+    return others + lasts
 
 
 def kept(values: np.ndarray, params: SamplingParams) -> np.ndarray:

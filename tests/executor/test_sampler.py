@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.sampler import sample
+from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequence import SamplingRow
+from legato.executor.token_limits import TokenLimits
 from tests.executor.sampling_reference import adjusted, distribution, make_row
 from tests.profiles import examples
 
@@ -35,6 +36,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7, "logit_bias": {2: 1.5, 6: -1.5}},
     {"min_tokens": 7, "stop_token_ids": (3, 4)},
     {"min_tokens": 6, "stop_token_ids": (3, 4)},
+    {"allowed_token_ids": (1, 5, 30, 12, 9), "logit_bias": {2: 9.0}},
+    {"bad_words_token_ids": ((3,), (6, 7, 8), (7, 11), (5, 6, 6, 6, 7, 0), (1, 7, 4), (6, 5))},
+    {"allowed_token_ids": tuple(range(20)), "bad_words_token_ids": ((7, 3),), "top_p": 0.8},
 ]
 
 
@@ -80,6 +84,8 @@ def params(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.sampled_from([None, {0: 5.0, 2: -100.0}])),
         min_tokens=draw(st.sampled_from([0, 3])),
         stop_token_ids=(1,),
+        allowed_token_ids=draw(st.sampled_from([None, None, (0, 2)])),
+        bad_words_token_ids=draw(st.sampled_from([(), (), ((2,),), ((0, 2), (1, 0))])),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
     )
 
@@ -94,8 +100,8 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplingRow]]:
     logits = torch.randn(len(rows), vocab_size, generator=generator) * 3
     if draw(st.booleans()):
         logits = logits.round()
-    as_tensor = [(p, torch.tensor(a).long(), torch.tensor(b).long()) for p, a, b in rows]
-    return logits, [SamplingRow(p, (0,), prompt, output) for p, prompt, output in as_tensor]
+    as_array = [(p, np.array(a, np.int64), np.array(b, np.int64)) for p, a, b in rows]
+    return logits, [SamplingRow(p, (0,), a, b, TokenLimits.of(p)) for p, a, b in as_array]
 
 
 @given(batches(), st.randoms(use_true_random=False))
@@ -183,3 +189,20 @@ def test_names_the_rows_without_a_finite_best(bad: float, temperature: float) ->
     logits[3] = -INF
     with pytest.raises(ValueError, match=r"rows \[1, 3\] of 4 are not finite"):
         sample(logits, [make_row(temperature=temperature)] * 4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_may_have_no_token_is_told_apart_and_harms_no_other(temperature: float) -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
+    stuck = make_row(
+        temperature=temperature,
+        output=(1,),
+        allowed_token_ids=(2, 3),
+        bad_words_token_ids=((2,), (1, 3)),
+    )
+    free = make_row(temperature=temperature)
+    alone = sample(logits[:1], [free]).item()
+    assert sample(logits, [free, stuck, stuck]).tolist() == [alone, NO_TOKEN, NO_TOKEN]
+    logits[1] = -INF
+    with pytest.raises(ValueError, match=r"rows \[1\] of 3 are not finite"):
+        sample(logits, [free, stuck, stuck])

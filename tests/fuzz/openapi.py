@@ -14,13 +14,16 @@ _INDEPENDENT = frozenset(
     ("stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
      "frequency_penalty", "seed", "stop", "include_stop_str_in_output", "ignore_eos",
      "skip_special_tokens", "priority", "allow_best_effort", "cache_salt", "user",
-     "safety_identifier", "metadata", "store", "service_tier", "parallel_tool_calls", "tools")
+     "safety_identifier", "metadata", "store", "service_tier", "parallel_tool_calls")
 )  # fmt: skip
 """Fields each of whose described values is right beside any other."""
 
 _GOOD = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5, 6]},
 }

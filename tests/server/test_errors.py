@@ -79,10 +79,9 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -93,9 +92,11 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "Hi", "foo": 1}]}, "messages.0.foo"),
+        ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "Hi", "images": ["x"]}]}, "messages.0.images"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages.0.audio"),
         ({"messages": [*MESSAGES, {"role": "user", "content": [{"type": "image_url"}]}]},
-         "messages.1.content"),
+         "messages.1.content.0"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "messages"),
@@ -105,6 +106,14 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
 def test_invalid_chat(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
     response = http.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
     check(response, 400, type="invalid_request_error", param=param)
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 2**70}, {"stop_token_ids": [2**70]}])
+def test_numbers_that_no_process_can_tell_another(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    response = http.post("/v1/completions", json={"prompt": "Hi", **fields})
+    assert "out of range" in check(response, 400, type="invalid_request_error")
 
 
 def test_image_parts_are_named_in_the_message(http: httpx.Client) -> None:

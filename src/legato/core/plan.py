@@ -60,6 +60,16 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             None if prompt_logprobs is None else tuple(prompt_logprobs),
         )
 
+    def unsampled(
+        self, prompt_logprobs: Sequence[TokenLogprobs] | None = None, *, is_complete: bool = False
+    ) -> "ChunkResult":
+        """What came of it where none of its rows was sampled, which are to be computed again."""
+        return ChunkResult(
+            self.num_tokens - self.num_samples,
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            is_complete=is_complete,
+        )
+
 
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
     """A copy of a block to or from a slot of host memory."""
@@ -109,7 +119,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What a step raised, told rather than kept: a traceback holds on to the memory of its step."""
+    """Why a request cannot go on. What a step raised is told, not kept: it holds its memory."""
 
     error: str
     is_out_of_memory: bool
@@ -122,16 +132,31 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
         num_tokens: how many of the chunk's tokens count, from its start on: all of them, but for
             drafts that turned out wrong.
         token_ids: sampled behind the tokens that count: none inside a prompt, one at a request's
-            last token, and one more for each draft that was right.
+            last token, and one more for each draft that was right. None, too, where the step could
+            not wait until it was known which tokens may come: the last token does not count then,
+            and is computed again.
         logprobs: one entry for each of `token_ids`; None where they were not asked for.
         prompt_logprobs: one entry for each prompt token that the chunk scored, which are those at
             [start + 1, min(end + 1, prompt length)), but none twice; None likewise.
+        is_complete: whether the grammar of the output lets nothing follow.
     """
 
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    is_complete: bool = False
+
+    def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
+        """The same with no more than `num_samples` tokens, the last of which may be the end."""
+        num_left_out = max(0, len(self.token_ids) - num_samples)
+        return ChunkResult(
+            self.num_tokens - num_left_out,
+            self.token_ids[:num_samples],
+            None if self.logprobs is None else self.logprobs[:num_samples],
+            self.prompt_logprobs,
+            is_complete,
+        )
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +165,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: how long the executor took, by its own clock.
         chunks: key request id, for chunks that were computed.
-        faults: key request id, for chunks that could not be computed even alone.
+        faults: key request id, for chunks that could not be computed even alone, and for those of
+            requests whose settings forbid every token that could come next.
         ran_out_of_memory: whether the step was too large as it was planned.
     """
 

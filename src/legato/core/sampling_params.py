@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 """Tokens beside the sampled one: `logprobs`, `top_logprobs` and `prompt_logprobs`."""
@@ -15,6 +16,12 @@ MAX_STOP = 64
 """Strings in `stop`, and tokens in `stop_token_ids`."""
 MAX_STOP_CHARS = 4096
 """Of all strings in `stop` together."""
+MAX_ALLOWED_TOKEN_IDS = 2**14
+"""Entries of `allowed_token_ids`: more would take the engine a millisecond to receive."""
+MAX_BAD_WORDS = 1024
+"""Entries of `bad_words`."""
+MAX_BAD_WORDS_CHARS = 2**14
+"""Of all `bad_words` together, and twice the tokens of all `bad_words_token_ids`."""
 MAX_N = 128
 """Completions of one prompt: `n`."""
 MAX_REPETITION_PENALTY = 100.0
@@ -39,6 +46,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         presence_penalty: subtracted once from the logit of each token in the output, in [-2, 2].
         frequency_penalty: subtracted per occurrence in the output, in [-2, 2].
         logit_bias: added to the logits; key token id, value bias in [-100, 100].
+        allowed_token_ids: no other tokens are sampled, at most 16384; None allows all.
+        bad_words: words that do not come, at most 1024: the last of a word's tokens is not sampled
+            where those before it have been, as the word is tokenized with and without a space in
+            front. Other tokens that spell the same text may come.
+        bad_words_token_ids: the same, as tokens; with `bad_words`, the front end adds theirs.
         seed: makes the sampled tokens reproducible, whatever else is in the batch.
         max_tokens: most tokens to generate; None means up to the model's context.
         min_tokens: end-of-sequence and stop tokens are not sampled before this many.
@@ -46,10 +58,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stop_token_ids: token ids that end the output, at most 64.
         include_stop_str_in_output: keep the stop string that ended it in the text.
         ignore_eos: go on past the end-of-sequence token.
+        truncate_prompt_tokens: keep this many of the prompt's last tokens, at least 1; -1 keeps
+            what the context has room for beside `max_tokens`.
         logprobs: return the log probabilities of this many most likely tokens beside the sampled
             one, in [0, 20].
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
+        kept_special_tokens: ids of special tokens that stay in it even so.
+        structured_outputs: the form that the output must have.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -64,6 +80,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -71,16 +90,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[int, ...] = ()
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        # As in vLLM, both may come as a list, as one value alone or as None.
-        for name in ("stop", "stop_token_ids"):
+        # As in vLLM, these may come as a list or as None, the first two as one value alone.
+        for name in ("stop", "stop_token_ids", "bad_words"):
             msgspec.structs.force_setattr(self, name, _as_tuple(getattr(self, name)))
+        words = tuple(map(tuple, self.bad_words_token_ids or ()))
+        msgspec.structs.force_setattr(self, "bad_words_token_ids", words)
+        if self.allowed_token_ids is not None:
+            allowed = tuple(dict.fromkeys(self.allowed_token_ids))
+            msgspec.structs.force_setattr(self, "allowed_token_ids", allowed)
         self._check_sampling()
         self._check_penalties()
+        self._check_forbidden()
         self._check_lengths()
 
     @property
@@ -94,8 +122,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
+            or bool(self.bad_words_token_ids)
             or self.logprobs is not None
             or self.prompt_logprobs is not None
+            or self.structured_outputs is not None
         )
 
     def _check_sampling(self) -> None:
@@ -132,14 +162,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             _require(-2.0 <= value <= 2.0, name, "must be in [-2, 2]", value)
         bias = self.logit_bias or {}
-        _require(
-            len(bias) <= MAX_LOGIT_BIAS,
-            "logit_bias",
-            f"has over {MAX_LOGIT_BIAS} entries",
-            len(bias),
-        )
+        _require_at_most(MAX_LOGIT_BIAS, "logit_bias", len(bias))
         for value in bias.values():
             _require(-100.0 <= value <= 100.0, "logit_bias", "values must be in [-100, 100]", value)
+
+    def _check_forbidden(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            _require(bool(allowed), "allowed_token_ids", "must not be empty", allowed)
+            _require_at_most(MAX_ALLOWED_TOKEN_IDS, "allowed_token_ids", len(allowed))
+        _require_at_most(MAX_BAD_WORDS, "bad_words", len(self.bad_words))
+        words = [word.strip() for word in self.bad_words]
+        _require(all(words), "bad_words", "must not contain an empty word", self.bad_words)
+        _require_at_most(
+            MAX_BAD_WORDS_CHARS, "bad_words", sum(map(len, self.bad_words)), "characters"
+        )
+        sequences = self.bad_words_token_ids
+        _require(all(sequences), "bad_words_token_ids", "must not contain an empty word", sequences)
+        num_tokens = sum(map(len, sequences))
+        _require_at_most(2 * MAX_BAD_WORDS_CHARS, "bad_words_token_ids", num_tokens, "tokens")
 
     def _check_lengths(self) -> None:
         _require(
@@ -157,14 +198,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
         for name in ("stop", "stop_token_ids"):
             values = getattr(self, name)
-            _require(len(values) <= MAX_STOP, name, f"has over {MAX_STOP} entries", len(values))
+            _require_at_most(MAX_STOP, name, len(values))
         _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
-        num_stop_chars = sum(map(len, self.stop))
+        _require_at_most(MAX_STOP_CHARS, "stop", sum(map(len, self.stop)), "characters")
+        kept = self.truncate_prompt_tokens
         _require(
-            num_stop_chars <= MAX_STOP_CHARS,
-            "stop",
-            f"has over {MAX_STOP_CHARS} characters",
-            num_stop_chars,
+            kept is None or kept == -1 or kept >= 1,
+            "truncate_prompt_tokens",
+            "must be -1 or at least 1",
+            kept,
         )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
@@ -185,3 +227,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def _require(condition: bool, param: str, rule: str, value: object) -> None:
     if not condition:
         raise InvalidRequestError(f"{param} {rule}, got {value!r}", param=param)
+
+
+def _require_at_most(limit: int, param: str, number: int, unit: str = "entries") -> None:
+    _require(number <= limit, param, f"has over {limit} {unit}", number)

@@ -144,7 +144,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
 
     Attributes:
         http_id: what the client has as `X-Request-Id`, and behind the prefix of the answer's `id`.
-        operation: "chat" or "text_completion".
+        operation: "chat", "responses", "messages" or "text_completion".
         request_ids: of its completions, as far as anything came of them; key the choice's index.
         received_s: when its first bytes came.
         ended_s: when its end had been written; where it is not streamed, when all of it had come.
@@ -177,6 +177,41 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
 
 
 Record = EngineRecord | AnswerRecord
+
+
+class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_field="kind"):
+    """A step is about to be computed; its `StepRecord` comes when it was.
+
+    Attributes:
+        planned_s, predicted_s, limit_s, budget_tokens: as in `StepRecord`.
+        num_decode_tokens: as there.
+        prefill_tokens: of prompts, and of what was preempted; key request id.
+    """
+
+    step_id: int
+    planned_s: float
+    predicted_s: float | None
+    limit_s: float | None
+    budget_tokens: int
+    num_decode_tokens: int
+    prefill_tokens: dict[str, int]
+
+
+class RequestSent(msgspec.Struct, frozen=True, kw_only=True, tag="sent", tag_field="kind"):
+    """A request was sent to the engine, which takes it when the step that runs has ended.
+
+    Attributes:
+        arrived_s, num_prompt_tokens, slo_class: as in `RequestArrived`.
+    """
+
+    request_id: str
+    arrived_s: float
+    num_prompt_tokens: int
+    slo_class: str
+
+
+LiveRecord = StepBegun | RequestSent
+"""What is told before it is over: for who watches, and in no trace."""
 
 
 def received(record: EngineRecord, now_s: float) -> EngineRecord:

@@ -21,6 +21,7 @@ from legato.engine.frontend.completion import Completion, CompletionDelta, Compl
 from legato.engine.frontend.requests import build_requests
 from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
 from legato.engine.startup.build import build_engine
+from legato.grammar.check import GrammarChecker
 from legato.model.defaults import within_vocabulary
 from legato.model.source import resolve_source
 from legato.model.text_source import load_text, text_source
@@ -109,6 +110,8 @@ class LLM:
             defaults, self._tokenizer.vocabulary.num_ids, self.info.vocab_size
         )
         self._ids = itertools.count()
+        self._engine.grammars.know(self._tokenizer.vocabulary)
+        self._forms = GrammarChecker(lambda: self._tokenizer.vocabulary)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend; used where no settings are given."""
@@ -268,7 +271,7 @@ class LLM:
     ) -> list[AddRequest]:
         return build_requests(
             token_ids,
-            params,
+            self._forms.resolved(params),
             service=service,
             request_id=str(next(self._ids)),
             info=self.info,

@@ -13,7 +13,7 @@ _Places = tuple[torch.Tensor, torch.Tensor]
 
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Bias, forbid early ends, and penalize repetition, in this order, as vLLM does.
+    """Bias, forbid tokens, and penalize repetition, in this order; none undoes what is forbidden.
 
     Args:
         logits: float32 [S, V]; not changed.
@@ -27,6 +27,9 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Te
     logits = logits.clone()
     _add_bias(logits, rows)
     _forbid_early_ends(logits, rows)
+    _forbid_others(logits, rows)
+    _forbid_bad_words(logits, rows)
+    _forbid_by_grammar(logits, rows)
     _penalize_repetition(logits, rows)
     _penalize_output(logits, rows)
     return logits
@@ -35,6 +38,8 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Te
 def _asks_for_change(row: SamplingRow) -> bool:
     return (
         bool(row.params.logit_bias)
+        or row.limits is not None
+        or row.mask is not None
         or _is_too_short(row)
         or row.params.repetition_penalty != 1.0
         or _is_output_penalized(row)
@@ -68,6 +73,44 @@ def _forbid_early_ends(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Non
         return
     tokens = {i: np.array(ids, dtype=np.int64) for i, ids in ends.items()}
     logits[_places(tokens, logits.device)] = float("-inf")
+
+
+def _forbid_others(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Leave a row with `allowed_token_ids` nothing but these."""
+    allowed = {
+        i: row.limits.allowed
+        for i, row in enumerate(rows)
+        if row.limits is not None and row.limits.allowed is not None
+    }
+    if not allowed:
+        return
+    places = _places(allowed, logits.device)
+    values = logits[places]
+    logits[torch.tensor(list(allowed), device=logits.device)] = float("-inf")
+    logits[places] = values
+
+
+def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Let no bad word be completed."""
+    forbidden = {
+        i: row.limits.forbidden(row.output_token_ids)
+        for i, row in enumerate(rows)
+        if row.limits is not None
+    }
+    if forbidden:
+        logits[_places(forbidden, logits.device)] = float("-inf")
+
+
+def _forbid_by_grammar(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Ids behind those of a mask are no tokens."""
+    masks = {i: row.mask for i, row in enumerate(rows) if row.mask is not None}
+    if not masks:
+        return
+    bits = np.stack(list(masks.values())).view(np.uint8)
+    allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little")
+    forbidden = torch.from_numpy(allowed ^ 1).view(torch.bool).to(logits.device, non_blocking=True)
+    for i, row in zip(masks, forbidden, strict=True):
+        logits[i].masked_fill_(row, float("-inf"))
 
 
 def _penalize_repetition(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:

@@ -12,6 +12,9 @@ from legato.executor.sequence import SamplingRow
 _GROUP_ROWS = 16
 """Rows drawn at once: [16, V] fits a CPU's cache, and bounds the memory on any device."""
 
+NO_TOKEN = -1
+"""Stands for the next token of a request whose own settings forbid them all."""
+
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Choose the next token of each row.
@@ -24,18 +27,19 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         rows: S of them.
 
     Returns:
-        int64 [S], on the device of `logits`.
+        int64 [S], on the device of `logits`; `NO_TOKEN` where a row's settings forbid all.
 
     Raises:
-        ValueError: the best logit of a row is not a finite number.
+        ValueError: the best logit of a row is not a finite number, whatever its settings.
     """
-    logits = adjust_logits(logits, rows)
-    tokens = _likeliest(logits)
-    best = logits.gather(1, tokens[:, None])[:, 0]
-    _check_finite(best)
-    for group in _groups(rows):
+    adjusted = adjust_logits(logits, rows)
+    tokens = _likeliest(adjusted)
+    best = adjusted.gather(1, tokens[:, None])[:, 0]
+    barred = _barred(logits, best)
+    tokens[barred] = NO_TOKEN
+    for group in _groups(rows, without=barred):
         index = torch.tensor(group, device=logits.device)
-        tokens[index] = _draw(logits[index], best[index], [rows[i] for i in group])
+        tokens[index] = _draw(adjusted[index], best[index], [rows[i] for i in group])
     return tokens
 
 
@@ -46,16 +50,27 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def _check_finite(best: torch.Tensor) -> None:
-    """A NaN anywhere in a row is also its maximum."""
+def _barred(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
+    """Rows whose settings leave no token, though the model gives some.
+
+    Args:
+        logits: float32 [S, V], as the model gives them.
+        best: float32 [S], the greatest of each row once adjusted; a NaN anywhere is also that.
+    """
     bad = (~best.isfinite()).nonzero()[:, 0]
-    if len(bad):
-        raise ValueError(f"logits of rows {bad.tolist()} of {len(best)} are not finite")
+    if not len(bad):
+        return []
+    is_barred = (best[bad] == float("-inf")) & logits[bad].amax(dim=-1).isfinite()
+    faulty = bad[~is_barred].tolist()
+    if faulty:
+        raise ValueError(f"logits of rows {faulty} of {len(best)} are not finite")
+    barred: list[int] = bad.tolist()
+    return barred
 
 
-def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
+def _groups(rows: Sequence[SamplingRow], without: Sequence[int]) -> Iterator[list[int]]:
     """Indices of the rows to draw; apart, as far as possible, those that filters make dearer."""
-    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy and i not in without]
     drawn.sort(key=lambda i: is_filtered(rows[i].params))
     for start in range(0, len(drawn), _GROUP_ROWS):
         yield drawn[start : start + _GROUP_ROWS]

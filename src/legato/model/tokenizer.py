@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as TokenizerBackend
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +19,8 @@ from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _MAX_TOKEN_IDS = 2**24
+_PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
+"""Of a tokenizer's options: about this machine, and of no use elsewhere."""
 
 
 class Tokenizer:
@@ -30,6 +33,7 @@ class Tokenizer:
         special_token_ids: tokens that steer the model and are no part of the text.
         max_token_chars: characters of the longest token, so that a text of more than this times N
             is more than N tokens.
+        response_template: what the checkpoint declares of its messages, unchecked.
         template_problem: why the model's chat template cannot be used, None where it can.
     """
 
@@ -47,6 +51,7 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
+        self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
             self.template_problem = (
@@ -89,6 +94,20 @@ class Tokenizer:
             return bytes.fromhex(piece[3:5])
         return piece.replace(_SPACE, " ").encode()
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """Its configuration, as in tokenizer_config.json, but for where its files lie; for JSON."""
+        pretrained = self._pretrained
+        told = {
+            name: _plain(value)
+            for name, value in pretrained.init_kwargs.items()
+            if not name.endswith("_file") and name not in _PRIVATE
+        }
+        told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        if pretrained.chat_template is not None:
+            told["chat_template"] = pretrained.chat_template
+        return told
+
     def warm_up(self) -> None:
         """Compile the template, which the first conversation would otherwise wait for.
 
@@ -104,10 +123,34 @@ class Tokenizer:
                     f"the chat template is not valid Jinja: line {wrong.lineno}: {wrong.message}"
                 )
 
+    def chat_template(self, given: str | None = None, *, has_tools: bool = False) -> str:
+        """The template that a conversation is rendered with: a checkpoint may have several.
+
+        Args:
+            given: a template in place of the model's own.
+            has_tools: whether tools go with the conversation.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if given is None and self.template_problem is not None:
+            raise InvalidRequestError(self.template_problem, param="messages")
+        tools: list[dict[str, Any]] | None = [{}] if has_tools else None
+        try:
+            return str(self._pretrained.get_chat_template(given, tools))
+        except ValueError as error:
+            raise InvalidRequestError(str(error), param="messages") from error
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token that is written so, None where there is none."""
+        token_id: int | None = self.backend.token_to_id(text)
+        return token_id if token_id in self.special_token_ids else None
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -119,6 +162,7 @@ class Tokenizer:
 
         Args:
             messages: each with keys "role" and "content", and what else the template reads.
+            tools: functions that the model may call, in OpenAI's form.
             add_generation_prompt: end with the opening of an assistant's message.
             continue_final_message: leave the last message open, for the model to go on with.
             chat_template: a template in place of the model's own.
@@ -133,6 +177,7 @@ class Tokenizer:
         try:
             text: str = self._pretrained.apply_chat_template(
                 messages,
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -197,6 +242,15 @@ def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -
     if chat_template is not None:
         pretrained.chat_template = chat_template
     return Tokenizer(pretrained)
+
+
+def _plain(value: Any) -> Any:
+    """With texts in place of added tokens."""
+    if isinstance(value, AddedToken):
+        return value.content
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _is_byte_level(backend: TokenizerBackend) -> bool:

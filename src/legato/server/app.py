@@ -19,6 +19,8 @@ from legato.engine.errors import (
 )
 from legato.engine.frontend.client import EngineClient
 from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.server.anthropic import messages
+from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context
 from legato.server.http.endpoints import no_such_endpoint
@@ -38,6 +40,10 @@ from legato.server.openai import chat, completions, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
 from legato.server.openai.models import ModelCard, ModelList
+from legato.server.openai.responses import endpoints as responses
+from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
+from legato.server.openai.responses.output import ResponseAnswer
+from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
 from legato.server.operations import probes, settings, trace
 from legato.server.operations.dashboard import events
@@ -47,8 +53,10 @@ from legato.server.operations.probes import Health
 from legato.server.operations.reference.page import load_reference
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -60,19 +68,36 @@ from legato.server.text.text_processes import TextProcesses
 _ANSWERS = (
     ChatAnswer,
     CompletionAnswer,
+    DeletedResponse,
     DetokenizeAnswer,
     Health,
+    InputItemList,
+    MessageAnswer,
     ModelCard,
     ModelList,
+    ResponseAnswer,
     SettingsAnswer,
+    TokenCount,
     TokenizeAnswer,
     TraceStarted,
 )
-_REQUESTS = (ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
+_REQUESTS = (
+    ChatRequest,
+    CompletionRequest,
+    CountTokensRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
 _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 _OPENAPI = "/openapi.json"
-_CORS_METHODS = ("GET", "POST")
+_CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
+_ROOMS = (
+    *(chat, completions, responses, messages, models, tokenization),
+    *(trace, settings, probes, events, dashboard),
+)
 _ERRORS = (
     ApiError,
     EngineDeadError,
@@ -106,10 +131,14 @@ def create_app(
         requests=_REQUESTS,
     )
     api.state.context = Context(client, text, metrics, lifecycle, config.max_unread_tokens)
+    api.state.response_store = ResponseStore(
+        config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
+    )
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
     assets = dashboard.load_dashboard() | load_reference()
-    rooms = (chat, completions, models, tokenization, trace, settings, probes, events, dashboard)
-    routers = [*(room.router for room in rooms), pages_router(assets)]
+    routers = [*(room.router for room in _ROOMS), pages_router(assets)]
+    if config.enable_tokenizer_info_endpoint:
+        routers.append(tokenization.info_router)
     for router in routers:
         api.include_router(router)
     api.state.endpoints = [route for router in routers for route in router.routes]

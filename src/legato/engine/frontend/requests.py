@@ -1,7 +1,8 @@
 """From a tokenized prompt and its settings to the messages that the engine takes."""
 
+import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -34,13 +35,18 @@ def build_requests(
         arrival_time_s: on the machine's monotonic clock.
 
     Raises:
-        InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; or
-            the server has no such class of service.
+        InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
+            settings forbid all tokens; or the server has no such class of service.
     """
     if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused unread
         check_token_ids(prompt_token_ids, info.vocab_size, "prompt")
     check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
     check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
+    check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
+    words = params.bad_words_token_ids
+    check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
+    eos_token_ids = () if params.ignore_eos else eos_token_ids
+    _check_any_is_allowed(params, eos_token_ids)
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
     if service.slo_class not in info.slo_classes:
         raise InvalidRequestError(
@@ -56,16 +62,63 @@ def build_requests(
             params=msgspec.structs.replace(
                 params,
                 n=1,
+                bad_words=(),
                 max_tokens=max_tokens,
                 seed=_derived_seed(seed, index),
                 prompt_logprobs=params.prompt_logprobs if index == 0 else None,
             ),
             service=service,
-            eos_token_ids=() if params.ignore_eos else eos_token_ids,
+            eos_token_ids=eos_token_ids,
             arrival_time_s=arrival_time_s,
         )
         for index in range(params.n)
     ]
+
+
+def truncated(
+    token_ids: Sequence[int], params: SamplingParams, max_model_len: int
+) -> Sequence[int]:
+    """The end of a prompt that `truncate_prompt_tokens` leaves, or all of it.
+
+    Raises:
+        InvalidRequestError: it would leave more than the model's context.
+    """
+    kept = params.truncate_prompt_tokens
+    if kept is None:
+        return token_ids
+    if kept == -1:
+        kept = max(1, max_model_len - (params.max_tokens or 1))
+    if kept > max_model_len:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens is {kept}, which is more than the model's context of "
+            f"{max_model_len} tokens",
+            param="truncate_prompt_tokens",
+        )
+    return token_ids[-kept:]
+
+
+def with_bad_words(
+    params: SamplingParams, encode: Callable[[str], Sequence[int]]
+) -> SamplingParams:
+    """The settings with the tokens of their `bad_words`.
+
+    Args:
+        encode: gives the token ids of a text, without special tokens.
+    """
+    if not params.bad_words:
+        return params
+    texts = (text for word in params.bad_words for text in _spellings(word))
+    words = dict.fromkeys(tuple(encode(text)) for text in texts)
+    known = params.bad_words_token_ids
+    return msgspec.structs.replace(
+        params, bad_words_token_ids=(*known, *(word for word in words if word))
+    )
+
+
+def _spellings(word: str) -> tuple[str, str]:
+    """At the beginning of a text and inside."""
+    bare = word.lstrip()
+    return bare, f" {bare}"
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
@@ -75,6 +128,19 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> No
             raise InvalidRequestError(
                 f"{param} has token id {token_id}, which is outside [0, {vocab_size})", param=param
             )
+
+
+def _check_any_is_allowed(params: SamplingParams, eos_token_ids: Iterable[int]) -> None:
+    """Of the first token; whether one is left later, the output decides."""
+    if params.allowed_token_ids is None:
+        return
+    forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    if params.min_tokens:
+        forbidden.update(eos_token_ids, params.stop_token_ids)
+    if forbidden.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError(
+            "bad_words and min_tokens forbid all of allowed_token_ids", param="allowed_token_ids"
+        )
 
 
 def _max_tokens(num_prompt_tokens: int, wanted: int | None, max_model_len: int) -> int:

@@ -14,9 +14,10 @@ from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
 from legato.core.stats import EngineStats
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineFaultError
-from legato.engine.loop.recorder import Recorder
+from legato.engine.loop.grammars import Grammars
+from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
@@ -27,6 +28,8 @@ from legato.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 10.0
+_GRAMMAR_WAIT_S = 0.001
+"""How long nothing else is done for a grammar, where there is nothing else to do."""
 
 
 class _Flight(NamedTuple):
@@ -51,10 +54,13 @@ class EngineLoop:
 
     Args:
         clock: seconds, as in `AddRequest.arrival_time_s`.
+        grammars: where the executor finds those of requests.
 
     Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
         recalibration: what is to be measured then; None where nothing is.
+        on_begun: told of each step before it is computed; None where nobody asks.
+        grammars: of outputs, compiled and to be compiled.
     """
 
     def __init__(
@@ -63,9 +69,12 @@ class EngineLoop:
         kv: KVCacheManager,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars or Grammars()
         self.untaken: UntakenPages | None = None
         self.recalibration: Recalibration | None = None
+        self.on_begun: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._scheduler = scheduler
@@ -78,17 +87,25 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self.grammars.has_ready
 
     @property
     def idle_s(self) -> float | None:
         """How long there is nothing at all to do unless a message comes; None for ever."""
-        if self.has_work or (self.untaken is not None and self.untaken.has_more):
+        has_more = self.untaken is not None and self.untaken.has_more
+        if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
-        return None if self.recalibration is None else self.recalibration.wait_s
+        waits_s = [self.grammars.wait_s]
+        if self.recalibration is not None:
+            waits_s.append(self.recalibration.wait_s)
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     def use_idle_time(self) -> None:
         """Do a little of what can wait; called where there is no work and no message."""
+        if self.grammars.is_compiling:
+            self.grammars.wait(_GRAMMAR_WAIT_S)
+            return
+        self.grammars.prepare()
         if self.untaken is not None and self.untaken.has_more:
             self.untaken.take_slice()
         elif self.recalibration is not None:
@@ -123,9 +140,10 @@ class EngineLoop:
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
-        outputs = self._scheduler.apply(events, now_s)
         self._recorder.note_events(events, now_s)
-        self._recorder.note_outputs(outputs, now_s)
+        passed, outputs = self.grammars.hold_back(events)
+        outputs += self._scheduler.apply(passed, now_s)
+        self._note_outputs(outputs, now_s)
         return outputs
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
@@ -135,10 +153,13 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
+        self.grammars.postpone()
         if self.recalibration is not None:
             self.recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
+        if not self._in_flight and self.grammars.is_compiling:
+            self.grammars.wait(_GRAMMAR_WAIT_S)
         return outputs + self._land() if self._in_flight else outputs
 
     def _take_settings(self) -> None:
@@ -149,19 +170,26 @@ class EngineLoop:
     def _fill(self) -> None:
         """Submit steps until as many are in flight as the executor takes."""
         self._take_settings()
-        while len(self._in_flight) < self._executor.depth and self._next_config is None:
+        while self._takes_another:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
             self._tell_of_broken_promise()
             if plan is None:
                 return
+            if self.on_begun is not None:
+                self.on_begun(begun(plan, planned_s))
             started_s = self._clock()
             if plan.moves:
                 self._executor.move(plan.moves)
             fault = submit(self._executor, plan)
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
-            if fault is not None:
-                return
+
+    @property
+    def _takes_another(self) -> bool:
+        """Not behind a step that could not be submitted: that is run again in parts first."""
+        if len(self._in_flight) == self._executor.depth or self._next_config is not None:
+            return False
+        return not self._in_flight or self._in_flight[-1].fault is None
 
     def _land(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight, and book it."""
@@ -176,8 +204,12 @@ class EngineLoop:
         times_s = flight.planned_s, flight.started_s, now_s
         self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
         outputs = self._scheduler.commit(result, now_s)
-        self._recorder.note_outputs(outputs, now_s)
+        self._note_outputs(outputs, now_s)
         return outputs
+
+    def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
+        self._recorder.note_outputs(outputs, now_s)
+        self.grammars.forget(outputs)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
         """End the requests to blame for a step that failed, and no others.

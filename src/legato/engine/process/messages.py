@@ -6,11 +6,18 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EngineRecord, StepBegun
+from legato.model.vocabulary import Vocabulary
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
     """To the engine: begin or stop to make records of what it does."""
+
+    is_on: bool
+
+
+class SetAnnouncing(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: begin or stop to tell of each step before it is computed."""
 
     is_on: bool
 
@@ -27,7 +34,13 @@ class Delivered(msgspec.Struct, frozen=True, tag=True):
     later_s: float
 
 
-Control = SetRecording | Reconfigure | Delivered
+class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """To the engine, once: of which tokens outputs are made."""
+
+    vocabulary: Vocabulary
+
+
+Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +87,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_user_error: bool
 
 
+class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
+    """A step is about to be computed; told where that was asked for."""
+
+    step: StepBegun
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """What one step brought.
 
@@ -86,4 +105,4 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     records: list[EngineRecord] = []
 
 
-FromEngine = EngineReady | EngineFailed | StepOutputs
+FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs

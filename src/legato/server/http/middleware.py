@@ -5,6 +5,7 @@ Each class wraps an application and is one itself; `create_app` says in which or
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.observe.metrics.server_metrics import ServerMetrics
-from legato.server.http.api_keys import ApiKeys
+from legato.server.http.anthropic_errors import is_anthropic
+from legato.server.http.api_keys import ApiKeys, sent_key
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
@@ -24,9 +26,12 @@ from legato.server.http.errors import (
 )
 
 _REQUEST_ID = "X-Request-Id"
+_ANTHROPIC_REQUEST_ID = "request-id"
 # It comes back on every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+WATCH_PATH = "/dashboard/events"
+"""Who asks for it only watches, and is not waited for."""
 _FIRST_ERROR_STATUS = 400
 # A body that is too large is read to its end all the same, up to this many times the limit: a
 # client that is still sending would not see the answer.
@@ -55,7 +60,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[_REQUEST_ID] = request_id
+                if is_anthropic(scope["path"]):
+                    headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
                     self._metrics.count_error(message["status"])
             await send(message)
@@ -67,11 +75,13 @@ class Lifecycle:
     """Whether the server takes new work: it serves, then drains, then is drained.
 
     Attributes:
+        started_s: when it began to serve, on the clock of `time.monotonic`.
         is_draining: new work is refused while what runs may finish.
         num_in_flight: requests being answered.
     """
 
     def __init__(self) -> None:
+        self.started_s = time.monotonic()
         self.is_draining = False
         self.num_in_flight = 0
 
@@ -103,6 +113,9 @@ class RefuseWhileDraining:
         if self._lifecycle.is_draining and scope["path"] not in OPEN_PATHS:
             await error_response(shutting_down())(scope, receive, send)
             return
+        if scope["path"] == WATCH_PATH:
+            await self._app(scope, receive, send)
+            return
         with self._lifecycle.in_flight():
             await self._app(scope, receive, send)
 
@@ -122,10 +135,8 @@ class RequireApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys and scope["path"] not in self._open_paths:
-            scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
-            # The bytes as they were sent.
-            is_known, tenant = self._keys.find(token.strip().encode("latin-1"))
-            if not is_known or scheme.lower() != "bearer":
+            is_known, tenant = self._keys.find(sent_key(Headers(scope=scope)))
+            if not is_known:
                 await error_response(invalid_key())(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant

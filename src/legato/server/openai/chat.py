@@ -2,7 +2,7 @@
 
 import time
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -13,8 +13,17 @@ from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage, UsageField
+from legato.server.generation.answer_format import Usage
+from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
+from legato.server.generation.message import (
+    TOOL_CALLS,
+    Message,
+    MessageDelta,
+    MessageReader,
+    ToolCallDelta,
+    read_message,
+)
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
     ChatLogprobs,
@@ -24,20 +33,40 @@ from legato.server.openai.logprobs import (
 )
 from legato.server.openapi import responses, takes
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.outcome import Generation
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class Message(msgspec.Struct, frozen=True):
-    content: str
+class ChatFunction(msgspec.Struct, frozen=True):
+    """Attributes: `arguments` is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: ChatFunction
+    type: Literal["function"] = "function"
+
+
+class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `reasoning` is vLLM's name of `reasoning_content`."""
+
     role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    function_call: ChatFunction | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes: `stop_reason` is vLLM's: the stop string or token id that ended the text."""
 
     index: int
-    message: Message
+    message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -53,16 +82,34 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class MessageDelta(msgspec.Struct, frozen=True):
-    """Attributes: `role` is on the first delta of a message."""
+class ChatFunctionDelta(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
 
-    content: str
+
+class ChatToolCallDelta(msgspec.Struct, frozen=True):
+    """Attributes: `id`, `type` and the name are on a call's first delta."""
+
+    index: int
+    function: ChatFunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """Attributes: `role` is on the first delta of a message; the rest as of `ChatAnswerMessage`."""
+
+    content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
+    function_call: ChatFunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    delta: MessageDelta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -80,12 +127,22 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 class ChatFormat:
     """Words the answers to one request."""
 
-    def __init__(self, vocabulary: Vocabulary, *, answer_id: str, created: int, model: str) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        asked: Generation,
+        *,
+        answer_id: str,
+        created: int,
+        model: str,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._syntax = asked.message_syntax
+        self._calls_functions = asked.calls_functions
         self._id = answer_id
         self._created = created
         self._model = model
-        self._begun: set[int] = set()  # choices whose role was told
+        self._readers: dict[int, MessageReader] = {}  # key choice, of those begun
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_logprobs
@@ -99,13 +156,15 @@ class ChatFormat:
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
-        is_first = choice not in self._begun
-        self._begun.add(choice)
+        is_first = choice not in self._readers
+        if is_first:
+            self._readers[choice] = MessageReader(self._syntax)
+        message = self._readers[choice].feed(delta)
         piece = ChatChunkChoice(
             index=choice,
-            delta=MessageDelta(delta.text, role="assistant" if is_first else UNSET),
+            delta=self._delta(message, "assistant" if is_first else UNSET),
             logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
-            finish_reason=delta.finish_reason,
+            finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
         )
         return self._chunk([piece], usage)
@@ -114,18 +173,58 @@ class ChatFormat:
         return self._chunk([], usage)
 
     def _choice(self, completion: Completion) -> ChatChoice:
+        message = read_message(completion, self._syntax)
         return ChatChoice(
             index=completion.index,
-            message=Message(completion.text),
+            message=self._message(message),
             logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
-            finish_reason=completion.finish_reason,
+            finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
         )
+
+    def _message(self, message: Message) -> ChatAnswerMessage:
+        reasoning = UNSET if message.reasoning is None else message.reasoning
+        functions = [ChatFunction(call.name, call.arguments) for call in message.tool_calls]
+        if self._calls_functions and functions:
+            called: dict[str, Any] = {"function_call": functions[0]}
+        elif functions:
+            ids = (call.id for call in message.tool_calls)
+            called = {"tool_calls": list(map(ChatToolCall, ids, functions))}
+        else:
+            called = {}
+        return ChatAnswerMessage(
+            content=message.content, reasoning_content=reasoning, reasoning=reasoning, **called
+        )
+
+    def _delta(self, message: MessageDelta, role: Literal["assistant"] | UnsetType) -> ChatDelta:
+        if not (message.reasoning or message.tool_calls):
+            return ChatDelta(message.content, role)
+        reasoning = message.reasoning or UNSET
+        calls = [_tool_call_delta(call) for call in message.tool_calls]
+        is_function = self._calls_functions and bool(calls)
+        return ChatDelta(
+            content=message.content or UNSET,
+            role=role,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            tool_calls=UNSET if is_function else calls or UNSET,
+            function_call=calls[0].function if is_function else UNSET,
+        )
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return "function_call" if self._calls_functions and reason == TOOL_CALLS else reason
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: UsageField) -> ChatChunk:
         return ChatChunk(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
+
+
+def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
+    if call.name is None or call.id is None:
+        return ChatToolCallDelta(call.index, ChatFunctionDelta(call.arguments))
+    function = ChatFunctionDelta(call.arguments, call.name)
+    return ChatToolCallDelta(call.index, function, call.id, "function")
 
 
 @router.post(
@@ -144,6 +243,7 @@ async def create_chat_completion(
     asked, prompts = await context.text.generation("chat", body)
     answer_format = ChatFormat(
         context.client.vocabulary,
+        asked,
         answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
@@ -155,4 +255,4 @@ async def create_chat_completion(
         operation="chat",
         field_names={"prompt": "messages", "max_tokens": asked.output_limit_name},
     )
-    return await respond(context, job, answer_format, asked)
+    return await respond(context, job, InChunks(answer_format, job, asked))

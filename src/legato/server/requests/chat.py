@@ -1,6 +1,6 @@
 """What POST /v1/chat/completions takes."""
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,10 +8,20 @@ from legato.core.errors import InvalidRequestError
 from legato.server.requests.generation import GenerationRequest, NumLogprobs
 from legato.server.requests.messages import Messages, TemplateOptions
 from legato.server.requests.request_model import AtMost, only
+from legato.server.requests.tools import (
+    FunctionChoice,
+    Functions,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(TemplateOptions, GenerationRequest):
-    """Tools, images and structured output are refused: Legato has none of them."""
+    """Attributes: `functions` and `function_call` are OpenAI's older names of tools."""
 
     messages: Annotated[Messages, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -20,11 +30,12 @@ class ChatRequest(TemplateOptions, GenerationRequest):
     top_logprobs: NumLogprobs | None = None
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
-    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
     modalities: Annotated[list[str], only(["text"]), AtMost(1)] | None = None
-    tools: Annotated[list[Any], only([])] | None = None
-    tool_choice: Annotated[Any, only("none")] = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: Functions | None = None
+    function_call: FunctionChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatRequest":
@@ -38,7 +49,38 @@ class ChatRequest(TemplateOptions, GenerationRequest):
                 "max_tokens is the old name of max_completion_tokens; they must not differ",
                 param="max_completion_tokens",
             )
+        if self.functions and (self.tools or self.tool_choice):
+            raise InvalidRequestError(
+                "functions is the old name of tools; give one of them", param="functions"
+            )
+        for choice, tools, param in (
+            (self.tool_choice, self.tools, "tool_choice"),
+            (self.function_call, self.functions, "function_call"),
+        ):
+            if choice is not None and choice.is_required and tools is None:
+                raise InvalidRequestError(f"{param} goes with tools only", param=param)
         return self
+
+    @property
+    def described_tools(self) -> list[tuple[str, Tool]]:
+        """All tools, each behind where it is described."""
+        if self.functions:
+            return [
+                (f"functions.{i}", Tool(type="function", function=function))
+                for i, function in enumerate(self.functions)
+            ]
+        return [(f"tools.{i}.function", tool) for i, tool in enumerate(self.tools or ())]
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError: a choice names what is no tool."""
+        is_legacy = bool(self.functions)
+        return tool_use(
+            [tool for _, tool in self.described_tools],
+            self.function_call if is_legacy else self.tool_choice,
+            is_parallel=self.parallel_tool_calls and not is_legacy,
+            param="function_call" if is_legacy else "tool_choice",
+        )
 
     @property
     def output_limit(self) -> int | None:

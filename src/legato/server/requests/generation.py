@@ -24,6 +24,7 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
 )
+from legato.server.requests.output_form import OutputForm
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
 
@@ -91,16 +92,15 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class GenerationRequest(ModelRequest):
-    """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
+class GenerationOptions(ModelRequest):
+    """What a request for generation may say in whichever API.
 
-    Those of `SamplingParams` that are unset are the model's defaults.
+    Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
+    that are unset are the model's defaults.
     """
 
     stream: bool = False
-    stream_options: StreamOptions | None = None
 
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=TOP_K_LIMIT)] | None = None
@@ -112,13 +112,10 @@ class GenerationRequest(ModelRequest):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
 
     slo_class: Name = INTERACTIVE
@@ -126,6 +123,21 @@ class GenerationRequest(ModelRequest):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+
+    def shared_options(self) -> dict[str, Any]:
+        """Those that were sent of the fields that all APIs have, as a body has them."""
+        names = self.model_fields_set & GenerationOptions.model_fields.keys()
+        return self.model_dump(mode="json", include=names)
+
+
+class GenerationRequest(OutputForm, GenerationOptions):
+    """A request to OpenAI's endpoints for completions."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop: Strings | None = None
+    prompt_logprobs: NumLogprobs | None = None
 
     # OpenAI's notes on a request and values that ask for nothing; they change no output.
     user: Name | None = None
@@ -158,7 +170,8 @@ class GenerationRequest(ModelRequest):
         """
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
-        return SamplingParams(**{**defaults, **sent, **decided})
+        form = {} if self.output_form is None else {"structured_outputs": self.output_form}
+        return SamplingParams(**{**defaults, **sent, **form, **decided})
 
     def service_params(self) -> ServiceParams:
         """How to serve it beside others; whether its class exists is for the engine to say."""

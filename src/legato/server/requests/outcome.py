@@ -5,6 +5,7 @@ import msgspec
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
+from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import ErrorDetail
 
 
@@ -20,6 +21,30 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
+class InputItem(msgspec.Struct, frozen=True, tag=True):
+    """A part: the next item of a response's input, in JSON, without an id.
+
+    Attributes:
+        prefix: of the id that it gets.
+    """
+
+    prefix: str
+    data: bytes
+
+
+class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what a response is to know of its request.
+
+    Attributes:
+        shown: what it repeats; key the field, value JSON.
+    """
+
+    shown: dict[str, bytes]
+    previous_response_id: str | None
+    is_stored: bool
+    shows_logprobs: bool
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An end: a request for completions of the prompts before it.
 
@@ -29,6 +54,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         echoed: texts that go before the completions of each prompt; None where none do.
         is_echo_only: whether the prompts alone are wanted back, scored perhaps.
         shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
+        calls_functions: whether tools were given, and are to be called, by OpenAI's older name.
+        message_syntax: how the completions are to be read as messages; None where all is content.
     """
 
     params: SamplingParams
@@ -40,6 +67,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echoed: tuple[str, ...] | None = None
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
+    calls_functions: bool = False
+    message_syntax: MessageSyntax | None = None
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
@@ -53,5 +82,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     detail: ErrorDetail
 
 
-Part = PromptTokens | Piece
-End = Generation | Answered | Refused
+class NeedsStored(msgspec.Struct, frozen=True, tag=True):
+    """An end: the body is to be read again, beside the stored responses that it names.
+
+    Attributes:
+        item_ids: of items that it refers to.
+    """
+
+    previous_response_id: str | None
+    item_ids: list[str]
+
+
+Part = PromptTokens | Piece | InputItem | ResponseTerms
+End = Generation | Answered | Refused | NeedsStored

@@ -1,6 +1,7 @@
 """Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,24 +10,46 @@ from pydantic import ValidationError
 from legato.core.errors import InvalidRequestError
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids
+from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
+from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
-from legato.server.requests.generation import GenerationRequest, StreamOptions
-from legato.server.requests.messages import ChatMessage, TemplateOptions
-from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
+from legato.server.requests.generation import (
+    GenerationOptions,
+    GenerationRequest,
+    StreamOptions,
+)
+from legato.server.requests.message_form import message_form
+from legato.server.requests.outcome import (
+    Answered,
+    End,
+    Generation,
+    NeedsStored,
+    Part,
+    Piece,
+    PromptTokens,
+    ResponseTerms,
+)
 from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.response_items import shown_item
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
+from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
 )
+from legato.server.requests.truncation import Placed, truncated
 
 _PIECE_BYTES = 2**18
 
@@ -44,26 +67,100 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._prompts = ChatPrompts(
+            tokenizer,
+            trusts_templates=serving.trust_request_chat_template,
+            check_fits=self._check_fits,
+        )
+        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
+            "messages": self._messages,
+            "count_tokens": self._count_tokens,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
+            "tokenizer_info": self._tokenizer_info,
         }
 
-    def read(self, kind: Kind, body: bytes) -> Iterator[Part | End]:
+    def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
         """The parts, and the end, which is not `Refused`.
+
+        Args:
+            stored: the `Stored` that the body was found to need.
 
         Raises:
             ApiError: the model is another one.
             InvalidRequestError: the body cannot be served.
             MemoryError: it wants more than there is.
         """
+        if kind == "responses":
+            return self._responses(body, stored)
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(ChatRequest, body)
+        return self._answer(self._parse(ChatRequest, body))
+
+    def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        request = self._parse(ResponsesRequest, body)
+        if stored is None and (request.previous_response_id or request.referred):
+            yield NeedsStored(request.previous_response_id, request.referred)
+            return
+        turns = Stored(stored or b"")
+        found = turns.items()
+        yield ResponseTerms(
+            shown=request.shown(),
+            previous_response_id=request.previous_response_id,
+            is_stored=request.store,
+            shows_logprobs=request.shows_logprobs,
+        )
+        if request.store:
+            yield from map(shown_item, request.own_items(found))
+        items = request.items(turns.history(request.previous_response_id), found)
+        if request.truncation == "auto":
+            items = truncated(items, partial(self._fits, request))
+        yield from self._answer_as_chat(request, request.chat(items))
+
+    def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
+        """Whether a conversation leaves the room that was asked for."""
+        chat = request.chat(items)
+        try:
+            with chat.naming_fields():
+                prompt = self._prompt(_validated(ChatRequest, chat.fields))
+        except InvalidRequestError as error:
+            if error.code == "context_length_exceeded":
+                return False
+            raise
+        room = self._serving.info.max_model_len - (request.max_output_tokens or 1)
+        return len(prompt.token_ids) <= room
+
+    def _messages(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(MessagesRequest, body)
+        return self._answer_as_chat(request, request.chat())
+
+    def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
+        chat = self._parse(CountTokensRequest, body).chat()
+        with chat.naming_fields():
+            request = _validated(ChatRequest, chat.fields)
+            prompt = self._prompt(request)
+        yield from _answered(TokenCount(len(prompt.token_ids)))
+
+    def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
+        """A request of another API, whose chat is refused in its own words."""
+        with chat.naming_fields():
+            yield from self._answer(
+                _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            )
+
+    def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
+        tools, prompt = request.tool_use.shown, self._prompt(request)
+        held = message_form(
+            request,
+            prompt.syntax if tools else prompt.syntax.without_calls(),
+            self._forms,
+            self._tokenizer.special_token_id,
+        )
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
         with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
@@ -71,9 +168,21 @@ class RequestReader:
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
+                kept_special_tokens=self._marks(held.syntax),
+                structured_outputs=held.outputs,
             )
-        yield PromptTokens(token_array(self._conversation(request.messages, request)))
-        yield _generation(request, params=params, output_limit_name=limit_name)
+        yield PromptTokens(token_array(prompt.token_ids))
+        yield _generation(
+            request,
+            params=params,
+            output_limit_name=limit_name,
+            message_syntax=None if held.syntax.is_plain else held.syntax,
+            calls_functions=bool(request.functions),
+        )
+
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+        tools, effort = request.tool_use.shown, request.reasoning_effort
+        return self._prompts.make(request.messages, request, tools, effort)
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -83,7 +192,10 @@ class RequestReader:
             decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-        params = request.sampling_params(self._defaults.sampling, **decided)
+        with naming_fields(**request.form_names):
+            params = self._forms.resolved(
+                request.sampling_params(self._defaults.sampling, **decided)
+            )
         for prompt in request.prompt:
             if isinstance(prompt, str):
                 self._check_fits(len(prompt), "prompt")
@@ -104,7 +216,7 @@ class RequestReader:
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
         if request.messages is not None:
-            token_ids = self._conversation(request.messages, request)
+            token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
             self._check_fits(len(request.prompt), "prompt")
@@ -128,11 +240,11 @@ class RequestReader:
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
         yield from _answered(DetokenizeAnswer(text))
 
+    def _tokenizer_info(self, _body: bytes) -> Iterator[Part | End]:
+        yield from _answered(self._tokenizer.info)
+
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        try:
-            request = model.model_validate(parse_json(body))
-        except ValidationError as error:
-            raise first_problem(error.errors(include_url=False, include_input=False)) from None
+        request = _validated(model, parse_json(body))
         served = self._serving.info.served_model_name
         if request.model not in (None, served):
             raise unknown_model(request.model, served)
@@ -147,24 +259,10 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _conversation(self, messages: list[ChatMessage], options: TemplateOptions) -> list[int]:
-        """Token ids of a conversation."""
-        is_trusted = self._serving.trust_request_chat_template
-        if options.chat_template is not None and not is_trusted:
-            raise InvalidRequestError(
-                "this server runs no templates from requests (--trust-request-chat-template)",
-                param="chat_template",
-            )
-        self._check_fits(sum(len(message.content) for message in messages), "messages")
-        text = self._tokenizer.render_chat(
-            [message.model_dump(exclude_unset=True) for message in messages],
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            chat_template=options.chat_template,
-            **(options.chat_template_kwargs or {}),
-        )
-        self._check_fits(len(text), "messages")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenized, before that is done."""
@@ -186,6 +284,13 @@ class RequestReader:
         return self._tokenizer.decode(prompt, request.skip_special_tokens is not False)
 
 
+def _validated(model: type[_Model], data: Any) -> _Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise first_problem(error.errors(include_url=False, include_input=False)) from None
+
+
 def _generation(request: GenerationRequest, **known: Any) -> Generation:
     options = request.stream_options or StreamOptions()
     return Generation(
@@ -197,7 +302,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
     )
 
 
-def _answered(answer: msgspec.Struct) -> Iterator[Part | End]:
+def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
     data = msgspec.json.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise InvalidRequestError(

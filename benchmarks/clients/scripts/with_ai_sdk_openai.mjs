@@ -1,0 +1,21 @@
+// Vercel's AI SDK with @ai-sdk/openai, whose default is Responses.
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { capabilities, seeds, stops } from "./ai_sdk.mjs";
+import { BASE_URL, KEY, MODEL, run } from "./protocol.mjs";
+
+const provider = createOpenAI({ baseURL: BASE_URL, apiKey: KEY });
+const overChat = provider.chat(MODEL);
+const { chat, ...others } = capabilities(provider(MODEL));
+
+// Responses have neither stop strings nor seeds.
+async function responses() {
+  for (const attempt of [chat, ...Object.values(others)]) await attempt();
+}
+
+await run({
+  ...capabilities(overChat),
+  stop: () => stops(overChat),
+  seed: () => seeds(overChat),
+  responses,
+});
