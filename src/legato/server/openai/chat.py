@@ -15,6 +15,7 @@ from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import Usage, UsageField
 from legato.server.generation.job import Job
+from legato.server.generation.message import MessageReader, read_message
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
     ChatLogprobs,
@@ -24,12 +25,13 @@ from legato.server.openai.logprobs import (
 )
 from legato.server.openapi import responses, takes
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.outcome import Generation
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class Message(msgspec.Struct, frozen=True):
-    content: str
+class ChatAnswerMessage(msgspec.Struct, frozen=True):
+    content: str | None
     role: Literal["assistant"] = "assistant"
 
 
@@ -37,7 +39,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes: `stop_reason` is vLLM's: the stop string or token id that ended the text."""
 
     index: int
-    message: Message
+    message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -53,7 +55,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class MessageDelta(msgspec.Struct, frozen=True):
+class ChatDelta(msgspec.Struct, frozen=True):
     """Attributes: `role` is on the first delta of a message."""
 
     content: str
@@ -62,7 +64,7 @@ class MessageDelta(msgspec.Struct, frozen=True):
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    delta: MessageDelta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -80,12 +82,21 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 class ChatFormat:
     """Words the answers to one request."""
 
-    def __init__(self, vocabulary: Vocabulary, *, answer_id: str, created: int, model: str) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        asked: Generation,
+        *,
+        answer_id: str,
+        created: int,
+        model: str,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._syntax = asked.message_syntax
         self._id = answer_id
         self._created = created
         self._model = model
-        self._begun: set[int] = set()  # choices whose role was told
+        self._readers: dict[int, MessageReader] = {}  # key choice, of those begun
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
         scored = completions[0].prompt_logprobs
@@ -99,13 +110,15 @@ class ChatFormat:
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
-        is_first = choice not in self._begun
-        self._begun.add(choice)
+        is_first = choice not in self._readers
+        if is_first:
+            self._readers[choice] = MessageReader(self._syntax)
+        message = self._readers[choice].feed(delta)
         piece = ChatChunkChoice(
             index=choice,
-            delta=MessageDelta(delta.text, role="assistant" if is_first else UNSET),
+            delta=ChatDelta(message.content, role="assistant" if is_first else UNSET),
             logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
-            finish_reason=delta.finish_reason,
+            finish_reason=message.finish_reason,
             stop_reason=delta.stop_reason,
         )
         return self._chunk([piece], usage)
@@ -114,11 +127,12 @@ class ChatFormat:
         return self._chunk([], usage)
 
     def _choice(self, completion: Completion) -> ChatChoice:
+        message = read_message(completion, self._syntax)
         return ChatChoice(
             index=completion.index,
-            message=Message(completion.text),
+            message=ChatAnswerMessage(message.content),
             logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
-            finish_reason=completion.finish_reason,
+            finish_reason=message.finish_reason,
             stop_reason=completion.stop_reason,
         )
 
@@ -144,6 +158,7 @@ async def create_chat_completion(
     asked, prompts = await context.text.generation("chat", body)
     answer_format = ChatFormat(
         context.client.vocabulary,
+        asked,
         answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,

@@ -5,6 +5,7 @@ import msgspec
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
+from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import ErrorDetail
 
 
@@ -29,6 +30,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         echoed: texts that go before the completions of each prompt; None where none do.
         is_echo_only: whether the prompts alone are wanted back, scored perhaps.
         shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
+        message_syntax: how the completions are to be read as messages; None where all is content.
     """
 
     params: SamplingParams
@@ -40,6 +42,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echoed: tuple[str, ...] | None = None
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
+    message_syntax: MessageSyntax | None = None
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
