@@ -17,8 +17,25 @@ FIELDS = {
     "user": "changes nothing",
     "safety_identifier": "changes nothing",
     "metadata": "changes nothing; keys of at most 64 characters, values of 512",
-    "store": "answers are not stored",
     "service_tier": "changes nothing",
+    "prompt_cache_key": "changes nothing: prompts that begin alike share their cache anyway, but "
+    "for those with a `cache_salt`",
+    "prompt_cache_retention": "changes nothing",
+    "prompt_cache_options": "changes nothing",
+    "verbosity": "changes nothing",
+    "spaces_between_special_tokens": "changes nothing: there are none",
+    "store": "answers are not stored",
+    "use_beam_search": "there is no beam search",
+    "length_penalty": "of beam search, which there is not",
+    "early_stopping": "of beam search, which there is not",
+    "truncation_side": "the end of a prompt is kept",
+    "return_tokens_as_token_ids": "`return_token_ids` returns them beside the text",
+    "return_token_ids": "return the tokens of the prompt, `prompt_token_ids`, and of each "
+    "completion, `token_ids`; of a stream, the former in its first chunk",
+    "documents": "there are none; what a template reads goes into `chat_template_kwargs`",
+    "mm_processor_kwargs": "only text is supported",
+    "ChatRequest.echo": "the answer does not begin with the last message",
+    "suffix": "there is no filling in the middle",
     # Of one of them.
     "messages": "the conversation",
     "prompt": "a text, token ids, or a list of either; each is completed `n` times",
@@ -30,7 +47,7 @@ FIELDS = {
     "CompletionRequest.logprobs": "return log probabilities of this many most likely tokens beside "
     "the sampled one",
     "top_logprobs": "and of this many most likely tokens; with `logprobs` only",
-    "best_of": "must equal `n`",
+    "best_of": "must be 1 or equal `n`",
     "echo": "put the prompt before the completion; with `logprobs`, not with `stream`",
     "add_special_tokens": "the chat template adds them",
     "CompletionRequest.add_special_tokens": "add the tokenizer's special tokens to prompts that "
@@ -109,8 +126,11 @@ CODES = {
 REFUSED: dict[str, list[dict[str, object]]] = {
     "/v1/chat/completions": [
         {"logit_bais": {}},
+        {"prediction": {"type": "content", "content": "Hi"}},
+        {"allowed_token_ids": []},
         {"tools": [{"type": "function"}]},
         {"response_format": {"type": "json_object"}},
+        {"store": True},
         {"stream_options": {"include_usage": True}},
         {"stream": True, "prompt_logprobs": 1},
         {"top_logprobs": 5},
@@ -122,6 +142,8 @@ REFUSED: dict[str, list[dict[str, object]]] = {
         {"prompt": []},
         {"max_tokens": 0},
         {"n": 2, "best_of": 3},
+        {"use_beam_search": True},
+        {"truncate_prompt_tokens": 0},
         {"stream": True, "echo": True, "logprobs": 1},
         {"suffix": "."},
     ],

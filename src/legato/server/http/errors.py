@@ -1,8 +1,9 @@
 """OpenAI's error object, and which error becomes which status. The text processes use it too."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +24,8 @@ _RESTART_S = "5"  # after which another server may stand here
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _MAX_CHARS = 1000
 """Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
+_ALIKE = 0.8
+"""From here on two names are alike enough for one to be a slip of the other."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -198,8 +201,13 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
-    """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
+def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> InvalidRequestError:
+    """What a client is told of a body that does not fit.
+
+    Args:
+        problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx".
+        known: fields that there are at the top.
+    """
     problem = problems[0]
     path = [str(part) for part in problem["loc"] if part != "body"]
     param = ".".join(path) or None
@@ -209,8 +217,10 @@ def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     if param is None:
         return no_json_object()
     if problem["type"] == "extra_forbidden":
+        alike = get_close_matches(param, known, n=1, cutoff=_ALIKE)
+        hint = f"; did you mean {alike[0]}?" if alike else ""
         return InvalidRequestError(
-            f"{param} is not supported", param=param, code="unsupported_parameter"
+            f"{param} is not supported{hint}", param=param, code="unsupported_parameter"
         )
     if problem["type"] == "missing":
         return InvalidRequestError(f"{param} is missing", param=param)

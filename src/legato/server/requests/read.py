@@ -1,14 +1,16 @@
 """Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.requests import check_token_ids
+from legato.engine.frontend.requests import check_token_ids, truncated, with_bad_words
 from legato.model.defaults import ModelDefaults
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -72,7 +74,12 @@ class RequestReader:
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
             )
-        yield PromptTokens(token_array(self._conversation(request.messages, request)))
+            params = self._settled(params)
+            conversation = self._conversation(
+                request.messages, request, is_cut=params.truncate_prompt_tokens is not None
+            )
+            token_ids = truncated(conversation, params, self._serving.info.max_model_len)
+        yield PromptTokens(token_array(token_ids))
         yield _generation(request, params=params, output_limit_name=limit_name)
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
@@ -83,23 +90,35 @@ class RequestReader:
             decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-        params = request.sampling_params(self._defaults.sampling, **decided)
+        params = self._settled(request.sampling_params(self._defaults.sampling, **decided))
+        self._check_prompts(request)
+        max_len = self._serving.info.max_model_len
+        echoed: list[str] = []
         for prompt in request.prompt:
-            if isinstance(prompt, str):
-                self._check_fits(len(prompt), "prompt")
-            else:
-                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
-        for prompt in request.prompt:
-            if isinstance(prompt, str):
-                prompt = self._tokenizer.encode(prompt, request.add_special_tokens)
-            yield PromptTokens(token_array(prompt))
+            token_ids = truncated(self._prompt_tokens(prompt, request), params, max_len)
+            if request.echo:
+                echoed.append(self._echo(prompt, token_ids, request))
+            yield PromptTokens(token_array(token_ids))
         yield _generation(
             request,
             params=params,
-            echoed=self._texts(request) if request.echo else None,
+            echoed=tuple(echoed) if request.echo else None,
             is_echo_only=request.is_echo_only,
             shows_prompt_logprobs=request.prompt_logprobs is not None,
         )
+
+    def _check_prompts(self, request: CompletionRequest) -> None:
+        """Before any of them is tokenized."""
+        for prompt in request.prompt:
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
+            elif request.truncate_prompt_tokens is None:
+                self._check_fits(len(prompt), "prompt")
+
+    def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, request.add_special_tokens)
+        return prompt
 
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
@@ -132,7 +151,8 @@ class RequestReader:
         try:
             request = model.model_validate(parse_json(body))
         except ValidationError as error:
-            raise first_problem(error.errors(include_url=False, include_input=False)) from None
+            problems = error.errors(include_url=False, include_input=False)
+            raise first_problem(problems, known=model.model_fields) from None
         served = self._serving.info.served_model_name
         if request.model not in (None, served):
             raise unknown_model(request.model, served)
@@ -147,15 +167,18 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _conversation(self, messages: list[ChatMessage], options: TemplateOptions) -> list[int]:
-        """Token ids of a conversation."""
+    def _conversation(
+        self, messages: list[ChatMessage], options: TemplateOptions, *, is_cut: bool = False
+    ) -> list[int]:
+        """Token ids of a conversation. Args: is_cut: whether it may be longer than the context."""
         is_trusted = self._serving.trust_request_chat_template
         if options.chat_template is not None and not is_trusted:
             raise InvalidRequestError(
                 "this server runs no templates from requests (--trust-request-chat-template)",
                 param="chat_template",
             )
-        self._check_fits(sum(len(message.content) for message in messages), "messages")
+        if not is_cut:
+            self._check_fits(sum(len(message.content) for message in messages), "messages")
         text = self._tokenizer.render_chat(
             [message.model_dump(exclude_unset=True) for message in messages],
             add_generation_prompt=options.add_generation_prompt,
@@ -163,7 +186,8 @@ class RequestReader:
             chat_template=options.chat_template,
             **(options.chat_template_kwargs or {}),
         )
-        self._check_fits(len(text), "messages")
+        if not is_cut:
+            self._check_fits(len(text), "messages")
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
@@ -177,13 +201,18 @@ class RequestReader:
                 code="context_length_exceeded",
             )
 
-    def _texts(self, request: CompletionRequest) -> tuple[str, ...]:
-        return tuple(self._text(prompt, request) for prompt in request.prompt)
-
-    def _text(self, prompt: Prompt, request: CompletionRequest) -> str:
-        if isinstance(prompt, str):
+    def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
+        """Args: token_ids: what is left of the prompt."""
+        is_whole = request.truncate_prompt_tokens is None
+        if is_whole and isinstance(prompt, str):
             return prompt
-        return self._tokenizer.decode(prompt, request.skip_special_tokens is not False)
+        return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
+
+    def _settled(self, params: SamplingParams) -> SamplingParams:
+        """With the tokens of bad words; those that it names exist, so that a message holds them."""
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
+        return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
 def _generation(request: GenerationRequest, **known: Any) -> Generation:
@@ -193,6 +222,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         is_streamed=request.stream,
         include_usage=options.include_usage,
         continuous_usage_stats=options.continuous_usage_stats,
+        returns_token_ids=request.return_token_ids,
         **known,
     )
 
