@@ -73,6 +73,8 @@ NOT_SHOWN = {
     "legato:request_max_num_generation_tokens",
     "legato:request_params_max_tokens",
     "legato:request_params_n",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
 }
 """Metrics that no panel needs; all others are on one."""
 
@@ -276,6 +278,31 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "preemptions": rate("legato:num_preemptions_total"),
                 "failed steps": rate("legato:num_failed_steps_total"),
                 "engine restarts": rate("legato:num_engine_restarts_total"),
+            },
+        ),
+    ),
+    "Processes": (
+        Panel(
+            "Processor time",
+            "Seconds a second: 1 is one core.",
+            "short",
+            {"{{process}}": rate("process_cpu_seconds_total", by="process")},
+            stacked=True,
+        ),
+        Panel(
+            "Memory",
+            "Resident, with the KV cache.",
+            "bytes",
+            {"{{process}}": select("process_resident_memory_bytes")},
+            stacked=True,
+        ),
+        Panel(
+            "Open files",
+            "A connection is one.",
+            "short",
+            {
+                "{{process}}": select("process_open_fds"),
+                "{{process}} at most": select("process_max_fds"),
             },
         ),
     ),

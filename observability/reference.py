@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from legato.core.stats import CacheInfo, EngineStats
-from legato.observe.metrics.registry import Declaration
+from legato.observe.metrics.registry import Declaration, MetricsPrefix
 from legato.observe.metrics.server_metrics import ServerMetrics
 
 FILE = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -13,10 +13,12 @@ _HEADER = "| metric | type | labels | |\n|---|---|---|---|\n"
 _TABLE = re.compile(rf"^## (.+)\n([^#]*?){re.escape(_HEADER)}(?:\|.*\n)*", re.MULTILINE)
 
 
-def declared() -> list[Declaration]:
+def declared(prefix: MetricsPrefix = "legato") -> list[Declaration]:
     """All metrics of a server."""
     cache = CacheInfo(num_blocks=1, block_size=1, dtype="auto", enable_prefix_caching=True)
-    return ServerMetrics("", EngineStats, lambda: 0, cache=cache, classes={}, kept=dict).declared
+    return ServerMetrics(
+        "", EngineStats, lambda: 0, cache=cache, classes={}, kept=dict, prefix=prefix
+    ).declared
 
 
 def text() -> str:

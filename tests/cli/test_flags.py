@@ -150,7 +150,7 @@ def test_no_byte_size(text: str) -> None:
     [["--dtype", "int4"], ["--policy", "random"], ["--max-num-seqs", "many"], ["--frobnicate"],
      ["--kv-cache-memory", "1G", "--gpu-memory-utilization", "0.5"],
      ["--itl-slo", "1s:99"], ["--itl-slo", "1s:p100"], ["--slo-class", "gold:tpot=1s:p99"],
-     ["--slo-class", "gold:soon"], ["--slo-class", "gold:itl=0"], ["--slo-class", ":itl=1"]],
+     ["--slo-class", "gold:soon"], ["--slo-class", "gold:itl=0s"], ["--slo-class", ":itl=1s"]],
 )  # fmt: skip
 def test_usage_errors(flags: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as raised:

@@ -27,8 +27,9 @@ def test_every_flag_reaches_its_field() -> None:
         "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
-        "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3",
+        "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3s",
         "--timeout-write", "4s", "--timeout-prompt", "5s", "--timeout-engine", "1m",
+        "--timeout-drain", "30s", "--metrics-prefix", "vllm",
         "--trace", "t.jsonl.gz",
         "--max-trace-size", "2M", "--otlp-traces-endpoint", "http://localhost:4318/v1/traces",
     )  # fmt: skip
@@ -51,6 +52,8 @@ def test_every_flag_reaches_its_field() -> None:
         timeout_write_s=4.0,
         timeout_prompt_s=5.0,
         timeout_engine_s=60.0,
+        timeout_drain_s=30.0,
+        metrics_prefix="vllm",
         trace="t.jsonl.gz",
         max_trace_bytes=2**21,
         otlp_traces_endpoint="http://localhost:4318/v1/traces",
@@ -102,7 +105,7 @@ def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[st
         ["--max-connections", "0"],
         ["--max-unread-tokens", "0"],
         ["--max-completions", "0"],
-        ["--timeout-write", "0"],
+        ["--timeout-write", "0s"],
     ],
 )
 def test_values_out_of_range(flags: list[str]) -> None:

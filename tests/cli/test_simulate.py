@@ -37,7 +37,7 @@ def test_the_defaults_need_no_slo(tmp_path: Path) -> None:
 
 def test_capacity(tmp_path: Path) -> None:
     flags = ("--workload", "prompt p50=500, output p50=3", "--num-requests", "50", "--rate", "4",
-             "--itl-slo", "0.1", "--seeds", "2", "--precision", "0.5")  # fmt: skip
+             "--itl-slo", "100ms", "--seeds", "2", "--precision", "0.5")  # fmt: skip
     done = legato("simulate", *flags, "--capacity", "--policy", "fixed:512", "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "capacity, requests/s" in done.stdout
@@ -55,12 +55,12 @@ def test_capacity(tmp_path: Path) -> None:
         (("--too-long", "shrink"), "--too-long"),
         (("--columns", "prompt"), "'prompt' is not of the form"),
         (("--capacity",), "--itl-slo"),
-        (("--capacity", "--itl-slo", "1", "--arrivals", "trace"), "Poisson arrivals"),
-        (("--capacity", "--itl-slo", "1", "--time-scale", "2"), "only a file has arrivals"),
-        (("--capacity", "--itl-slo", "1", "--duration", "9s"), "at least 120 s"),
-        (("--capacity", "--itl-slo", "1", "--attainment", "99"), "--attainment"),
+        (("--capacity", "--itl-slo", "1s", "--arrivals", "trace"), "Poisson arrivals"),
+        (("--capacity", "--itl-slo", "1s", "--time-scale", "2"), "only a file has arrivals"),
+        (("--capacity", "--itl-slo", "1s", "--duration", "9s"), "at least 120 s"),
+        (("--capacity", "--itl-slo", "1s", "--attainment", "99"), "--attainment"),
         (("--time-scale", "inf", "--policy", "fixed"), "--time-scale"),
-        (("--capacity", "--itl-slo", "1", "--trace", "t.jsonl"), "--trace is of one run"),
+        (("--capacity", "--itl-slo", "1s", "--trace", "t.jsonl"), "--trace is of one run"),
         (("--policy", "fixed", "--trace", "trace.txt"), ".jsonl"),
         (("--policy", "best"), "no policy 'best'"),
         (("--policy", "fixed", "--profile", "abacus"), "no file or profile 'abacus'"),

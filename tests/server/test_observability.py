@@ -97,9 +97,48 @@ def _nodes(expression: promql.Expr) -> Iterator[promql.Expr]:
 
 
 def test_the_dashboard_shows_all_that_is_declared() -> None:
-    shown = set(re.findall(r"legato:\w+", " ".join(QUERIES.values())))
+    shown = set(re.findall(r"(?:legato:|process_)\w+", " ".join(QUERIES.values())))
     shown |= {re.sub("_(total|bucket|sum|count)$", "", name) for name in shown}
     assert {metric.name for metric in reference.declared()} - shown == panels.NOT_SHOWN
+
+
+LATENCIES = (
+    "e2e_request_latency_seconds",
+    "inter_token_latency_seconds",
+    "time_to_first_token_seconds",
+)
+TIMES = (
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_max_num_generation_tokens",
+)
+NUMBERS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket",
+    "request_success_total",
+)
+# What vLLM's own examples/observability/prometheus_grafana/grafana.json asks for.
+VLLM_DASHBOARD = {
+    *(f"vllm:{name}_{part}" for name in LATENCIES for part in ("bucket", "sum", "count")),
+    *(f"vllm:{name}_sum" for name in TIMES),
+    *(f"vllm:{name}" for name in NUMBERS),
+}
+_SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+
+
+def test_vllms_dashboard_finds_all_that_it_asks_for() -> None:
+    told = reference.declared("vllm")
+    assert {m.name + suffix for m in told for suffix in _SUFFIXES[m.kind]} >= VLLM_DASHBOARD
+    [success] = [metric for metric in told if metric.name == "vllm:request_success"]
+    assert success.labels == ("finished_reason",)
+    for metric in told:
+        assert metric.name.startswith(("legato:",) if metric.is_own else ("vllm:", "process_"))
 
 
 def test_grafana_knows_all_that_the_dashboard_says() -> None:

@@ -46,6 +46,20 @@ def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     assert stream.chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert own_server.process.wait(60) == 0
     assert not engine.is_running()
+    assert "requests still run; another Ctrl-C, or SIGTERM, ends them" in own_server.log.read_text()
+
+
+def test_a_bound_on_draining(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--timeout-drain", "500ms") as own_server:
+        stream = BackgroundStream(own_server)
+        own_server.process.send_signal(signal.SIGINT)
+        stream.join()
+        assert stream.is_complete
+        assert stream.chunks[-1]["error"]["code"] == "shutting_down"
+        assert own_server.process.wait(60) == 1
+        log = own_server.log.read_text()
+    assert "1 requests still run, for 500ms at most; another Ctrl-C" in log
+    assert "stopping: 1 requests end here" in log
 
 
 def test_second_signal_ends_streams_with_an_error(own_server: ServerProcess) -> None:

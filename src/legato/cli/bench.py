@@ -42,7 +42,6 @@ def add_parser(subparsers: "Subparsers") -> None:
         "bench",
         help="load and measure any OpenAI-compatible server",
         description="Load and measure any OpenAI-compatible server.",
-        allow_abbrev=False,
     )
     parser.set_defaults(run=run)
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -75,7 +74,6 @@ def _add_run_parser(benchmarks: "Subparsers") -> None:
         "run",
         help="send a workload and measure latencies",
         description="Send a workload, each request at its time, and measure latencies.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_workload_flags(parser)
@@ -98,7 +96,6 @@ def _add_capacity_parser(benchmarks: "Subparsers") -> None:
         f"for --duration ({LEAST_S:g} s, which is the least), for 20 median end-to-end times and "
         f"for --num-requests ({_TRIAL_REQUESTS}), whichever is the longest; it draws its requests "
         "from the whole workload, again where there are too few.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_workload_flags(parser)
@@ -112,7 +109,6 @@ def _add_probe_parser(benchmarks: "Subparsers") -> None:
         "probe",
         help="see what long prompts do to running streams",
         description="Let streams decode, send long prompts, and see how long the streams wait.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     add_probe_flags(parser)
@@ -125,7 +121,6 @@ def _add_report_parser(benchmarks: "Subparsers") -> None:
         "report",
         help="put reports side by side",
         description="Put reports, of any servers, side by side on one page.",
-        allow_abbrev=False,
     )
     parser.add_argument("reports", nargs="+", type=Path, metavar="JSON", help="written earlier")
     parser.add_argument(

@@ -18,7 +18,6 @@ def add_compare_parser(benchmarks: "argparse._SubParsersAction[argparse.Argument
         description="Compare the figures of two runs, or of two sweeps load by load, measured or "
         "simulated: by how much the second differs from the first, and whether that is more than "
         "the noise between requests.",
-        allow_abbrev=False,
     )
     for name in ("first", "second"):
         parser.add_argument(name, type=Path, metavar="JSON")

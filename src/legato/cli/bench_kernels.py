@@ -26,7 +26,6 @@ def add_kernels_parser(
         description="Measure decode steps and prefill chunks with each set of kernels that runs "
         "here, or only with those of --kernels, beside what reading memory and multiplying would "
         "take at least.",
-        allow_abbrev=False,
     )
     add_engine_flags(parser)
     parser.set_defaults(benchmark=_kernels)

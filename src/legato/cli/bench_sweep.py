@@ -32,7 +32,6 @@ def add_sweep_parser(benchmarks: "argparse._SubParsersAction[argparse.ArgumentPa
         description="Send a workload at several rates, or with several numbers of requests in "
         "flight, one after the other, and draw latency over throughput. Each load lasts for "
         "--duration (60 s), or has --num-requests.",
-        allow_abbrev=False,
     )
     add_server_flags(parser)
     _add_load_flags(parser)

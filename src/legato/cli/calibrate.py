@@ -21,7 +21,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="measure how long steps take",
         description="Measure how long steps of various shapes take, in at most ten seconds, show "
         "what the step-time model makes of it, and keep it for `legato serve`.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--plot",

@@ -30,7 +30,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "chat",
         help="talk to a model in the terminal",
         description=f"Talk to a model in the terminal. {_HELP}",
-        allow_abbrev=False,
     )
     parser.add_argument("--system", metavar="TEXT", help="what the model is told about its role")
     add_sampling_flags(parser)

@@ -24,7 +24,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Serve the same traffic, eight streams and then a long prompt, with whole "
         "prompts, prefill first, a fixed number of tokens and a fixed time a step; on the real "
         "model, in less than two minutes.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--toy",

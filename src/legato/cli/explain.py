@@ -42,7 +42,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Say in words where the time to a request's first token went, and its longest "
         "gaps between tokens. The parts add up to what its client saw. Without a request, say "
         "which waited longest, and for what.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "trace", type=Path, metavar="TRACE", help="lines of JSON, as serve --trace FILE.jsonl"

@@ -114,6 +114,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, *engine_parts().values())
 
 
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag by which `CommandParser` takes others from a file."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML, whose keys are flags' names, alone or below the headings of this list; flags "
+        "on the command line go first",
+    )
+
+
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     """Add those that say what runs, and on what, but nothing of how it is scheduled."""
     add_flags(parser, ModelConfig, CacheConfig)

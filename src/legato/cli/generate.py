@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from legato.cli.flags import (
+    add_config_flag,
     add_engine_flags,
     add_sampling_flags,
     engine_config,
@@ -16,12 +17,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "generate",
         help="complete prompts",
         description="Complete prompts, all in one batch, and print what comes after each.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "prompts", nargs="*", metavar="PROMPT", help="texts to go on with (default: read stdin)"
     )
     parser.add_argument("--n", type=int, default=1, help="completions of each prompt (%(default)s)")
+    add_config_flag(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)

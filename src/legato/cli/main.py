@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from legato.core.memory import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
@@ -53,10 +54,8 @@ def _asked_for(argv: Sequence[str]) -> Sequence[str]:
     return argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
 
 
-def _parser(commands: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="legato", description="LLM serving whose streams never stall.", allow_abbrev=False
-    )
+def _parser(commands: Sequence[str]) -> CommandParser:
+    parser = CommandParser(prog="legato", description="LLM serving whose streams never stall.")
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import (
+    add_config_flag,
     add_engine_flags,
     add_server_flags,
     engine_config,
@@ -24,11 +25,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "serve",
         help="serve a model over an OpenAI-compatible HTTP API",
         description="Serve a model over an OpenAI-compatible HTTP API.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "positional_model", nargs="?", metavar="MODEL", help="the model; the same as --model"
     )
+    add_config_flag(parser)
     add_engine_flags(parser)
     add_server_flags(parser)
     parser.add_argument("--log-level", choices=_LOG_LEVELS, default="info", help="%(default)s")
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def _merge_model(args: argparse.Namespace) -> None:
     if args.positional_model is None:
         return
-    if getattr(args, "model", args.positional_model) != args.positional_model:
+    is_other = getattr(args, "model", args.positional_model) != args.positional_model
+    if is_other and "model" not in args.configured:
         raise ConfigError(f"two models were named: {args.positional_model} and {args.model}")
     args.model = args.positional_model
 

@@ -44,7 +44,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Serve a workload on a virtual clock, with the engine's own scheduler and "
         "steps that only last: minutes pass in seconds. What is promised also decides what counts "
         "as goodput.",
-        allow_abbrev=False,
     )
     add_workload_flags(parser)
     add_server_flags(parser)

@@ -10,16 +10,13 @@ _LINES_AT_ONCE = 1000
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser(
-        "trace", help="convert traces", description="Convert traces.", allow_abbrev=False
-    )
+    parser = subparsers.add_parser("trace", help="convert traces", description="Convert traces.")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     convert = actions.add_parser(
         "convert",
         help="write a trace in another format",
         description="Write a trace of lines of JSON as another file, whose name tells its format: "
         ".json for the Perfetto UI, .jsonl, either with .gz behind it.",
-        allow_abbrev=False,
     )
     convert.add_argument("trace", type=Path, metavar="TRACE", help="as --trace FILE.jsonl writes")
     convert.add_argument("output", type=Path, metavar="FILE", help="is overwritten")

@@ -29,7 +29,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Measure the machine, search settings in simulation for the highest goodput, "
         "verify the best ones on the machine, and print the flags of `legato serve`. Settings of "
         "the scheduler that are given here are not searched.",
-        allow_abbrev=False,
     )
     add_workload_flags(parser, model_is_local=True)
     add_engine_flags(parser)

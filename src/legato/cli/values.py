@@ -17,8 +17,7 @@ SLO_CLASS = "NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 # Fractions, so that 35ms is 0.035 and not the float beside it.
-_UNITS_S: dict[str | None, Fraction] = {
-    None: Fraction(1),
+_UNITS_S = {
     "ms": Fraction(1, 1000),
     "s": Fraction(1),
     "m": Fraction(60),
@@ -91,11 +90,14 @@ def share(text: str) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Seconds in a duration such as 100ms, 1.5s, 2m or 1h; a plain number is in seconds."""
+    """Seconds in a duration such as 100ms, 1.5s, 2m or 1h; only 0 needs no unit."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 100ms or 1.5s")
-    return float(Fraction(match[1]) * _UNITS_S[match[2]])
+    number, unit = Fraction(match[1]), match[2]
+    if unit is None and number:
+        raise argparse.ArgumentTypeError(f"{match[1]} of what? {match[1]}ms, or {match[1]}s?")
+    return float(number * _UNITS_S[unit or "s"])
 
 
 def gap_promise(text: str) -> tuple[float, float]:

@@ -1,6 +1,5 @@
 """Settings, one frozen value a subsystem, built once at the edge and validated there."""
 
-import difflib
 import math
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from legato.core.slo import (
     P99,
     SloClass,
 )
+from legato.core.spelling import did_you_mean
 from legato.core.tenant import TenantName
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -338,8 +338,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             names = [name for name in config.__struct_fields__ if name in settings]
             parts[part] = config(**{name: settings.pop(name) for name in names})
         for name in settings:
-            alike = difflib.get_close_matches(name, [field.name for field in engine_fields()])
-            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
+            hint = did_you_mean(name, (field.name for field in engine_fields()))
             raise TypeError(f"there is no setting {name!r}{hint}")
         return cls(**parts)
 

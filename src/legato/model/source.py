@@ -88,5 +88,6 @@ def _download(repo_id: str, revision: str | None) -> Path:
     except RepositoryNotFoundError as error:
         raise ConfigError(f"no folder {repo_id!r} here and no such model on the hub") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"could not get {where} from the Hugging Face hub: {error}") from error
+        told = " ".join(str(error).split())
+        raise ConfigError(f"could not get {where} from the Hugging Face hub: {told}") from error
     return Path(folder)

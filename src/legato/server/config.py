@@ -9,6 +9,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
+from legato.observe.metrics.registry import MetricsPrefix
 from legato.observe.traces.tracer import trace_format
 
 MIN_BODY_BYTES_S = 1024
@@ -63,6 +64,18 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             default="none",
         ),
     ] = ()
+    metrics_prefix: Annotated[
+        MetricsPrefix,
+        Flag("of metrics that vLLM has, too: with vllm, its own dashboards show them"),
+    ] = "legato"
+    timeout_drain_s: Annotated[
+        Seconds | None,
+        Flag(
+            "how long running requests may go on once the server is to stop; then they end with "
+            "an error",
+            default="as long as they take",
+        ),
+    ] = None
     timeout_engine_s: Annotated[
         Seconds,
         Flag(

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 import math
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from legato.core import signals
+from legato.core.config_fields import written
 from legato.core.errors import ConfigError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
@@ -54,6 +56,8 @@ async def serve_until_stopped(
         cache=info.cache,
         classes=info.slo_classes,
         kept=client.deliveries.kept,
+        pids=partial(_pids, client),
+        prefix=config.metrics_prefix,
     )
     client.on_step = metrics.steps.observe
     # As in the engine process: what was loaded need not be looked at by the collector again.
@@ -63,6 +67,7 @@ async def serve_until_stopped(
         _uvicorn_config(create_app(client, text, config, lifecycle, metrics), config, metrics),
         client,
         lifecycle,
+        timeout_drain_s=config.timeout_drain_s,
         on_started=lambda: on_ready(client.info, _url(listener)),
     )
     signals.call_when_ending(server.handle_signal)
@@ -92,6 +97,12 @@ def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | 
     return tracing
 
 
+def _pids(client: EngineClient) -> dict[str, int]:
+    """Key the process's name; while the engine is started again, it has none."""
+    pids = {"server": os.getpid()}
+    return pids if client.engine_pid is None else pids | {"engine": client.engine_pid}
+
+
 def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
     if client.is_alive:
         return 0
@@ -113,11 +124,14 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         client: EngineClient,
         lifecycle: Lifecycle,
+        *,
+        timeout_drain_s: float | None,
         on_started: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._client = client
         self._lifecycle = lifecycle
+        self._timeout_drain_s = timeout_drain_s
         self._on_started = on_started
         self._closing: asyncio.Task[None] | None = None
 
@@ -140,11 +154,26 @@ class _Server(uvicorn.Server):
         But SIGHUP only drains: of one closed terminal, both the kernel and the shell may tell.
         """
         if not self._lifecycle.is_draining:
-            self._lifecycle.drain()
-            logger.info("draining: %d requests still run", self._lifecycle.num_in_flight)
-        elif number != signal.SIGHUP and self._closing is None:
+            self._drain()
+        elif number != signal.SIGHUP:
+            self._stop()
+
+    def _drain(self) -> None:
+        self._lifecycle.drain()
+        bound = ""
+        if self._timeout_drain_s is not None:
+            asyncio.get_running_loop().call_later(self._timeout_drain_s, self._stop)
+            bound = f", for {written('duration', self._timeout_drain_s)} at most"
+        logger.info(
+            "draining: %d requests still run%s; another Ctrl-C, or SIGTERM, ends them at once",
+            self._lifecycle.num_in_flight,
+            bound,
+        )
+
+    def _stop(self) -> None:
+        if self._closing is None:
             logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
-            self._closing = asyncio.create_task(self._client.close())
+            self._closing = asyncio.create_task(self._client.close(at_once=True))
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:

@@ -149,6 +149,11 @@ class EngineClient:
         return self._supervisor.num_restarts
 
     @property
+    def engine_pid(self) -> int | None:
+        """Of the process that runs; None while there is none."""
+        return self._supervisor.engine_pid
+
+    @property
     def scheduler_config(self) -> SchedulerConfig:
         """The settings in effect, as they were asked for."""
         return self._supervisor.config.scheduler
@@ -229,9 +234,13 @@ class EngineClient:
         finally:
             self._abort(submission)
 
-    async def close(self) -> None:
-        """End the engine process; what still runs in it is lost."""
-        await self._supervisor.close()
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine process; what still runs in it is lost.
+
+        Args:
+            at_once: without waiting for the end of its step.
+        """
+        await self._supervisor.close(at_once=at_once)
 
     def _send(self, running: _Running) -> None:
         request_id = running.request.request_id

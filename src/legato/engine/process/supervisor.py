@@ -76,6 +76,10 @@ class EngineSupervisor:
     def num_restarts(self) -> int:
         return self._restarts.count
 
+    @property
+    def engine_pid(self) -> int | None:
+        return None if self._engine is None else self._engine.pid
+
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
         if not self.is_alive:
@@ -91,8 +95,14 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.send(message)
 
-    async def close(self) -> None:
-        """End the engine process; what still runs in it is lost."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine process; what still runs in it is lost.
+
+        Args:
+            at_once: without waiting for the end of its step.
+        """
+        if at_once and self._engine is not None:
+            self._engine.abandon()
         if self.is_alive:
             self._running.cancel()
             self._give_up("it was stopped")

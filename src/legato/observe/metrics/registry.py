@@ -12,8 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-PREFIX = "legato:"
 MODEL_LABEL = "model_name"
+
+MetricsPrefix = Literal["legato", "vllm"]
+"""Of metrics that vLLM has, too; Legato's own begin with "legato" whatever it is."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 Rows = Mapping[tuple[str, ...], float]
@@ -55,15 +57,17 @@ class Labelled(Generic[_Metric]):
 
 
 class MetricRegistry:
-    """Metrics under one prefix, the first label of each of which is the model's name.
+    """Metrics, the first label of each of which is the model's name.
 
     Attributes:
+        prefix: of the names of those that vLLM has, too.
         declared: all metrics, in the order of their declarations.
         collectors: what Prometheus' client renders.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, prefix: MetricsPrefix = "legato") -> None:
         self.model_name = model_name
+        self.prefix = prefix
         self.declared: list[Declaration] = []
         self.collectors = CollectorRegistry()
 
@@ -126,7 +130,7 @@ class Section:
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
     ) -> tuple[str, str, tuple[str, ...]]:
         """The arguments with which Prometheus' client makes it."""
-        full_name = PREFIX + name
+        full_name = f"{'legato' if own else self._registry.prefix}:{name}"
         self._registry.declared.append(
             Declaration(self._title, kind, full_name, labels, text, is_own=own)
         )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats, KeptPromise
 from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_metrics
-from legato.observe.metrics.registry import Declaration, MetricRegistry
+from legato.observe.metrics.process_metrics import ProcessMetrics
+from legato.observe.metrics.registry import Declaration, MetricRegistry, MetricsPrefix
 from legato.observe.metrics.request_metrics import RequestMetrics
 from legato.observe.metrics.slo_metrics import SloMetrics
 from legato.observe.metrics.tenant_metrics import TenantMetrics
@@ -14,13 +15,15 @@ from legato.observe.metrics.tenant_metrics import TenantMetrics
 class ServerMetrics:
     """Everything that ``/metrics`` shows, in a registry of its own.
 
-    Names and meanings are vLLM's, with the prefix ``legato:``.
+    Names and meanings are vLLM's, but for the prefix.
 
     Args:
         model_name: label of every metric.
+        prefix: of those that vLLM has, too.
         stats, num_restarts: of the engine; asked once a scrape.
         classes: of service; key the name.
         kept: as in `SloMetrics`.
+        pids: as in `ProcessMetrics`.
 
     Attributes:
         requests, slos, tenants: what `JobRecorder` counts.
@@ -36,13 +39,16 @@ class ServerMetrics:
         cache: CacheInfo,
         classes: Mapping[str, SloClass],
         kept: Callable[[], Mapping[str, KeptPromise]],
+        pids: Callable[[], Mapping[str, int]] = dict,
+        prefix: MetricsPrefix = "legato",
     ) -> None:
-        self._registry = MetricRegistry(model_name)
+        self._registry = MetricRegistry(model_name, prefix)
         self.slos = SloMetrics(self._registry, classes, kept)
         self.steps = StepMetrics(self._registry)
         declare_engine_metrics(self._registry, stats, num_restarts, cache)
         self.requests = RequestMetrics(self._registry, classes)
         self.tenants = TenantMetrics(self._registry, stats)
+        ProcessMetrics(self._registry, pids)
 
     @property
     def declared(self) -> list[Declaration]:

@@ -1,0 +1,121 @@
+"""What reads a command line: argparse, with errors that fit into two lines and say what is meant.
+
+Underscores in a flag's name may stand for its dashes, as in vLLM.
+"""
+
+import argparse
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from legato.cli.config_file import ConfigEntry, read_config_file
+from legato.cli.vllm_flags import unknown_flag, vllm_flag_note
+from legato.core.errors import ConfigError
+from legato.core.spelling import did_you_mean
+
+_USAGE_ERROR = 2
+_BLAMED = re.compile(r"argument (\S+): ")  # as argparse begins an error about a value
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Reads the flags of a command, and those of a file, where it has the flag --config.
+
+    The namespace then gets `configured`, the destinations that the file sets.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        self._places: dict[str, str] = {}  # key an option that a file sets, value where
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        given = _dashed(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:
+            self._refuse_unknown(given)
+            if self._knows("--config"):
+                given, namespace = self._with_config(given, namespace or argparse.Namespace())
+        parsed, unknown = super().parse_known_args(given, namespace)
+        if unknown:
+            note = vllm_flag_note(unknown[0]) if unknown[0].startswith("-") else None
+            self.error(f"unexpected: {' '.join(unknown)}{f': {note}' if note else ''}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        blamed = _BLAMED.match(message)
+        options = blamed[1].split("/") if blamed else []
+        place = next((self._places[name] for name in options if name in self._places), None)
+        listed = "flags" if self._subparsers is None else "commands"
+        self.exit(
+            _USAGE_ERROR,
+            f"legato: {f'{place}: ' if place else ''}{message}\n"
+            f"{self.prog} --help lists the {listed}\n",
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action, f"{value!r} is none of {', '.join(known)}{did_you_mean(str(value), known)}"
+            )
+
+    def _refuse_unknown(self, args: Sequence[str]) -> None:
+        """Before a missing flag is complained of, which may be a misspelt one."""
+        for arg in _before_end_of_flags(args):
+            name = arg.partition("=")[0]
+            # With a space, argparse takes it for a value.
+            if name.startswith("--") and " " not in arg and not self._knows(name):
+                self.error(unknown_flag(name, self._option_string_actions))
+
+    def _knows(self, option: str) -> bool:
+        return option in self._option_string_actions
+
+    def _with_config(
+        self, args: list[str], namespace: argparse.Namespace
+    ) -> tuple[list[str], argparse.Namespace]:
+        """The arguments with those of the file in front, but for what they say themselves."""
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        finder.add_argument("--config")
+        try:
+            path = finder.parse_known_args(args)[0].config
+            entries = read_config_file(path, self) if path is not None else []
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        except ConfigError as error:
+            self.exit(_USAGE_ERROR, f"legato: {error}\n")
+        named = {arg.partition("=")[0] for arg in _before_end_of_flags(args)}
+        overridden = self._excluded(named & self._option_string_actions.keys())
+        kept = [entry for entry in entries if self._dest(entry) not in overridden]
+        namespace.configured = frozenset(map(self._dest, kept))
+        self._places = {entry.option: entry.place for entry in kept}
+        return [*(arg for entry in kept for arg in entry.arguments), *args], namespace
+
+    def _dest(self, entry: ConfigEntry) -> str:
+        return self._option_string_actions[entry.option].dest
+
+    def _excluded(self, options: Iterable[str]) -> set[str]:
+        """Destinations of these options, and of those that exclude them."""
+        dests = {self._option_string_actions[option].dest for option in options}
+        for group in self._mutually_exclusive_groups:
+            rivals = {action.dest for action in group._group_actions}
+            if rivals & dests:
+                dests |= rivals
+        return dests
+
+
+def _dashed(args: Sequence[str]) -> list[str]:
+    """With dashes in the names of all flags."""
+    flags = [_dashed_flag(arg) for arg in _before_end_of_flags(args)]
+    return [*flags, *args[len(flags) :]]
+
+
+def _dashed_flag(arg: str) -> str:
+    name, equals, value = arg.partition("=")
+    is_flag = name.startswith("--") and " " not in name
+    return name.replace("_", "-") + equals + value if is_flag else arg
+
+
+def _before_end_of_flags(args: Sequence[str]) -> Iterable[str]:
+    return itertools.takewhile(lambda arg: arg != "--", args)

@@ -1,0 +1,104 @@
+"""What is refused on a command line, and how."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.cli.main import _COMMANDS, _parser
+from legato.cli.vllm_flags import _NOTES, vllm_flag_note
+from legato.core.config import engine_fields
+from legato.core.config_fields import Field
+from tests.cli.test_main import legato
+from tests.profiles import examples
+
+FIELDS = [field for field in engine_fields() if field.flag.behind is None]
+VALUES = {"switch": [], "duration": ["1s"], "weights": ["a_b=1"], "classes": ["a_b:itl=1s"]}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The first of the two lines that are written."""
+    with pytest.raises(SystemExit) as ended:
+        _parser(_COMMANDS).parse_args(args)
+    assert ended.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert second.startswith("legato ")
+    assert " --help lists the " in second
+    return first.removeprefix("legato: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("srve",), "did you mean serve?"),
+        (("serve", "--max-num-sqs", "3"), "--max-num-sqs; did you mean max-num-seqs?"),
+        (("serve", "--max_num_sqs=3"), "--max-num-sqs; did you mean max-num-seqs?"),
+        (("serve", "--dtype", "bf16"), "did you mean bfloat16?"),
+        (("serve", "--itl-slo", "100"), "100 of what? 100ms, or 100s?"),
+        (("serve", "--itl-slo", "0.1:p99.9"), "0.1 of what?"),
+        (("serve", "--slo-class", "gold:ttft=2"), "2 of what?"),
+        (("serve", "--zzz"), "there is no flag --zzz"),
+        (("serve", "--itl-slo"), "argument --itl-slo: expected one argument"),
+        (("serve", "one", "two"), "unexpected: two"),
+        (("serve", "-tp", "2"), "one device"),
+        # What is misspelt, and not what is missing for that.
+        (("bench", "run", "--workloda", "chat"), "did you mean workload"),
+    ],
+)
+def test_a_refusal_says_what_may_be_meant(
+    args: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refusal(capsys, *args)
+
+
+def test_a_refusal_of_the_command_itself() -> None:
+    done = legato("serve", "--itl-slo", "100")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "legato: argument --itl-slo: 100 of what? 100ms, or 100s?\n"
+        "legato serve --help lists the flags\n"
+    )
+
+
+@examples(50)
+@given(field=st.sampled_from(FIELDS), data=st.data())
+def test_underscores_may_stand_for_dashes(field: Field, data: st.DataObject) -> None:
+    parts = field.option.removeprefix("--").split("-")
+    spelt = "".join(part + data.draw(st.sampled_from("-_")) for part in parts)[:-1]
+    value = [field.choices[-1]] if field.choices else VALUES.get(field.kind, ["1"])
+    parser = _parser(["serve"])
+    plain = parser.parse_args(["serve", field.option, *value])
+    assert parser.parse_args(["serve", f"--{spelt}", *value]) == plain
+
+
+def test_values_keep_their_underscores() -> None:
+    args = _parser(["serve"]).parse_args(["serve", "a_b", "--served_model_name=c_d"])
+    assert args.positional_model == "a_b"
+    assert "c_d" in str(args.served_model_name)
+
+
+def test_no_note_is_of_a_flag_that_there_is() -> None:
+    serve = _parser(["serve"])._subparsers._group_actions[0].choices["serve"]
+    options = set(serve._option_string_actions)
+    assert [option for option in options if vllm_flag_note(option)] == []
+
+
+def test_notes_name_flags_that_there_are() -> None:
+    serve = _parser(["serve"])._subparsers._group_actions[0].choices["serve"]
+    named = {word.strip(";,.") for note in _NOTES for word in note.split() if word[:2] == "--"}
+    assert named <= set(serve._option_string_actions)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--tensor-parallel-size", "--enforce-eager", "--disable-log-requests",
+        "--trust-remote-code", "--enable-auto-tool-choice", "--tool-call-parser",
+        "--no-enable-expert-parallel", "--speculative-config", "--enable-lora", "--lora-modules",
+        "--limit-mm-per-prompt", "--data-parallel-size", "--compilation-config", "--cpu-offload-gb",
+        "--uvicorn-log-level", "--reasoning-parser", "--guided-decoding-backend", "--load-format",
+        "--cudagraph-capture-sizes", "--cuda-graph-sizes", "--ssl-keyfile", "--seed",
+    ],
+)  # fmt: skip
+def test_flags_of_vllm_are_explained(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "serve", flag, "x")
+    assert said.startswith(f"there is no flag {flag}: ")
