@@ -13,7 +13,7 @@ from legato.engine.process.messages import EngineInfo
 
 INFO = EngineInfo(
     model="m",
-    served_model_name="m",
+    served_model_names=("m",),
     max_model_len=10,
     vocab_size=100,
     cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),

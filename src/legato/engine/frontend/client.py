@@ -106,12 +106,13 @@ class EngineClient:
         config: EngineConfig,
         text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
-        served_model_name: str | None = None,
+        served_model_names: Sequence[str] = (),
         timeout_s: float = 300.0,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
 
         Args:
+            served_model_names: as of `EngineInfo.renamed`.
             text: what the model's tokens stand for, and how its makers would generate; awaited
                 while the engine loads.
             timeout_s: how long an engine with requests may say nothing before it counts as dead.
@@ -128,7 +129,7 @@ class EngineClient:
         return cls(
             config,
             engine,
-            info.renamed(served_model_name),
+            info.renamed(served_model_names),
             vocabulary,
             defaults,
             timeout_s=timeout_s,

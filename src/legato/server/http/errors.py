@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.spelling import did_you_mean
 from legato.engine.errors import (
     EngineDeadError,
     OverloadedError,
@@ -24,8 +24,8 @@ _RESTART_S = "5"  # after which another server may stand here
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _MAX_CHARS = 1000
 """Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
-_ALIKE = 0.8
-"""From here on two names are alike enough for one to be a slip of the other."""
+_LIKENESS = 0.8
+"""Of a field to a slip of it: many fields that others have are somewhat like one of Legato's."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -138,8 +138,9 @@ def readers_dead() -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
-    message = f"the model {asked!r} does not exist here; this server has {served!r}"
+def unknown_model(asked: str, served: Iterable[str]) -> ApiError:
+    names = " or ".join(map(repr, served))
+    message = f"the model {asked!r} does not exist here; this server has {names}"
     detail = ErrorDetail(message, _INVALID, param="model", code="model_not_found")
     return ApiError(HTTPStatus.NOT_FOUND, detail)
 
@@ -217,8 +218,7 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
     if param is None:
         return no_json_object()
     if problem["type"] == "extra_forbidden":
-        alike = get_close_matches(param, known, n=1, cutoff=_ALIKE)
-        hint = f"; did you mean {alike[0]}?" if alike else ""
+        hint = did_you_mean(param, known, likeness=_LIKENESS)
         return InvalidRequestError(
             f"{param} is not supported{hint}", param=param, code="unsupported_parameter"
         )

@@ -36,8 +36,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
-    """The one model of this server."""
-    return json_response(ModelList([_card(context)]))
+    """The one model of this server, by each of its names."""
+    names = context.client.info.served_model_names
+    return json_response(ModelList([_card(context, name) for name in names]))
 
 
 @router.get(
@@ -46,13 +47,13 @@ async def list_models(context: ContextDep) -> Response:
 async def retrieve_model(model: str, context: ContextDep) -> Response:
     """The model of this name."""
     context.check_model(model)
-    return json_response(_card(context))
+    return json_response(_card(context, model))
 
 
-def _card(context: Context) -> ModelCard:
+def _card(context: Context, name: str) -> ModelCard:
     info = context.client.info
     return ModelCard(
-        id=context.model_name,
+        id=name,
         created=_STARTED,
         root=info.model,
         max_model_len=info.max_model_len,

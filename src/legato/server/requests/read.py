@@ -153,9 +153,9 @@ class RequestReader:
         except ValidationError as error:
             problems = error.errors(include_url=False, include_input=False)
             raise first_problem(problems, known=model.model_fields) from None
-        served = self._serving.info.served_model_name
-        if request.model not in (None, served):
-            raise unknown_model(request.model, served)
+        info = self._serving.info
+        if request.model is not None and not info.is_called(request.model):
+            raise unknown_model(request.model, info.served_model_names)
         return request
 
     def _check_completions(self, n: int, num_prompts: int = 1) -> None:
