@@ -20,7 +20,8 @@ from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from legato.engine.llm import LLM, Message
+    from legato.engine.llm import LLM
+    from legato.engine.prompts import Message
 
 _HELP = "Ctrl-C stops an answer, /clear starts anew, Ctrl-D ends."
 

@@ -24,6 +24,7 @@ class Tokenizer:
     """A model's tokenizer.
 
     Attributes:
+        pretrained: as transformers has it.
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
@@ -34,7 +35,7 @@ class Tokenizer:
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
-        self._pretrained = pretrained
+        self.pretrained = pretrained
         self.backend: TokenizerBackend = pretrained.backend_tokenizer
         # A tokenizer.json may have been saved with these on; they would cut prompts silently.
         self.backend.no_truncation()
@@ -122,7 +123,7 @@ class Tokenizer:
         if chat_template is None and self.template_problem is not None:
             raise InvalidRequestError(self.template_problem, param="messages")
         try:
-            text: str = self._pretrained.apply_chat_template(
+            text: str = self.pretrained.apply_chat_template(
                 messages,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,

@@ -1,5 +1,7 @@
 """From the engine's outputs for one request to a completion: text and tokens, as they come."""
 
+import copy
+
 import msgspec
 
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
@@ -122,6 +124,14 @@ class Completion:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
+
+    def snapshot(self) -> "Completion":
+        """As it is now, whatever is added to this one."""
+        taken = copy.copy(self)
+        taken.token_ids = self.token_ids.copy()
+        taken.logprobs = copy.copy(self.logprobs)
+        taken.prompt_logprobs = copy.copy(self.prompt_logprobs)
+        return taken
 
     @property
     def cumulative_logprob(self) -> float | None:
