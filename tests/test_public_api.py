@@ -9,7 +9,15 @@ from legato.engine.llm_settings import llm_config
 
 
 def test_the_public_names_are_these() -> None:
-    assert legato.__all__ == ["LLM", "AsyncEngineArgs", "AsyncLLM", "SamplingParams", "__version__"]
+    assert legato.__all__ == [
+        "LLM",
+        "AsyncEngineArgs",
+        "AsyncLLM",
+        "SamplingParams",
+        "StructuredOutputs",
+        "StructuredOutputsParams",
+        "__version__",
+    ]
     for name in legato.__all__:
         assert getattr(legato, name) is not None
 

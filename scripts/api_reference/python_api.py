@@ -23,7 +23,9 @@ _CLASSES = (legato.LLM, legato.AsyncLLM)
 _HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
 """What annotations name and their modules import only where types are checked."""
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
-_TOLD_ELSEWHERE = frozenset({"legato.core.config", "legato.core.sampling_params"})
+_TOLD_ELSEWHERE = frozenset(
+    {"legato.core.config", "legato.core.sampling_params", "legato.core.structured_outputs"}
+)
 """Modules of types that have a place of their own on the page."""
 
 
@@ -37,6 +39,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
             for name in _public(cls)
         },
         "SamplingParams": partial(_settings, legato.SamplingParams),
+        "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,
         "errors": _errors,
     }
@@ -138,7 +141,7 @@ def _errors() -> str:
     for cls in _CLASSES:
         public[cls.__name__] = cls
         public |= {f"{cls.__name__}.{name}": _function(cls, name) for name in _public(cls)}
-    public["SamplingParams"] = legato.SamplingParams
+    public |= {cls.__name__: cls for cls in (legato.SamplingParams, legato.StructuredOutputs)}
     for place, thing in public.items():
         for name in parse(thing.__doc__).words("Raises"):
             raised.setdefault(name, []).append(code(place))

@@ -1,7 +1,8 @@
 """Legato: LLM serving whose streams never stall.
 
-The public Python API is `LLM`, `AsyncLLM` and `SamplingParams`. Names are imported when first
-used, so that parts that need no torch (the HTTP server, the scheduler) do not load it.
+The public Python API is `LLM`, `AsyncLLM`, `SamplingParams` and `StructuredOutputs`. Names are
+imported when first used, so that parts that need no torch (the HTTP server, the scheduler) do not
+load it.
 """
 
 import importlib
@@ -11,20 +12,33 @@ from legato.core.version import __version__
 
 if TYPE_CHECKING:
     from legato.core.sampling_params import SamplingParams
+    from legato.core.structured_outputs import StructuredOutputs
+    from legato.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
     from legato.engine.async_llm import AsyncEngineArgs, AsyncLLM
     from legato.engine.llm import LLM
 
-__all__ = ["LLM", "AsyncEngineArgs", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "SamplingParams",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "AsyncEngineArgs": "legato.engine.async_llm",
     "AsyncLLM": "legato.engine.async_llm",
     "LLM": "legato.engine.llm",
     "SamplingParams": "legato.core.sampling_params",
+    "StructuredOutputs": "legato.core.structured_outputs",
 }
+_VLLMS_NAMES = {"StructuredOutputsParams": "StructuredOutputs"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    own = _VLLMS_NAMES.get(name, name)
+    if own in _HOMES:
+        return getattr(importlib.import_module(_HOMES[own]), own)
     raise AttributeError(f"module 'legato' has no attribute {name!r}")

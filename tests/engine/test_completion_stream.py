@@ -24,6 +24,7 @@ def new_stream(**params: object) -> CompletionStream:
         request_id="r",
         prompt_token_ids=token_array([1]),
         params=SamplingParams(**params),  # type: ignore[arg-type]
+        eos_token_ids=(EOS,),
     )
     return CompletionStream(0, request, TOKENIZER.vocabulary)
 
@@ -83,10 +84,15 @@ def test_special_tokens_are_left_out_unless_asked_for() -> None:
 
 def test_the_token_that_stops_is_no_text() -> None:
     token_ids = TOKENIZER.encode("one two")
-    assert run(token_ids, FinishReason.STOP)[0].text == "one"
-    completion = run(token_ids, FinishReason.STOP, include_stop_str_in_output=True)[0]
+    ends = {"stop_token_ids": token_ids[-1:]}
+    assert run(token_ids, FinishReason.STOP, **ends)[0].text == "one"
+    completion = run(token_ids, FinishReason.STOP, include_stop_str_in_output=True, **ends)[0]
     assert completion.text == "one two"
     assert completion.token_ids == token_ids
+
+
+def test_the_last_token_that_a_grammar_allows_is_text() -> None:
+    assert run(TOKENIZER.encode("one two"), FinishReason.STOP)[0].text == "one two"
 
 
 def test_a_stop_string_ends_the_completion_and_asks_for_an_abort() -> None:

@@ -65,7 +65,19 @@ _CHAT: dict[str, list[Any]] = {
     "logprobs": [True, False],
     "top_logprobs": [0, 20],
     "max_completion_tokens": [1, 8],
-    "response_format": [{"type": "text"}, {"type": "json_object"}],
+    "response_format": [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}},
+        {"type": "structural_tag", "format": {"type": "any_text"}},
+    ],
+    "structured_outputs": [
+        {"choice": ["a", "b"]},
+        {"regex": "a["},
+        {"json": "{"},
+        {"grammar": "x"},
+    ],
+    "guided_regex": ["[ab]+", "("],
     "tools": [[], [{"type": "function"}]],
     "tool_choice": ["none", "auto"],
 }

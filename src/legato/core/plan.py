@@ -60,6 +60,16 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             None if prompt_logprobs is None else tuple(prompt_logprobs),
         )
 
+    def unsampled(
+        self, prompt_logprobs: Sequence[TokenLogprobs] | None = None, *, is_complete: bool = False
+    ) -> "ChunkResult":
+        """What came of it where none of its rows was sampled, which are to be computed again."""
+        return ChunkResult(
+            self.num_tokens - self.num_samples,
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            is_complete=is_complete,
+        )
+
 
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
     """A copy of a block to or from a slot of host memory."""
@@ -122,16 +132,31 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
         num_tokens: how many of the chunk's tokens count, from its start on: all of them, but for
             drafts that turned out wrong.
         token_ids: sampled behind the tokens that count: none inside a prompt, one at a request's
-            last token, and one more for each draft that was right.
+            last token, and one more for each draft that was right. None, too, where the step could
+            not wait until it was known which tokens may come: the last token does not count then,
+            and is computed again.
         logprobs: one entry for each of `token_ids`; None where they were not asked for.
         prompt_logprobs: one entry for each prompt token that the chunk scored, which are those at
             [start + 1, min(end + 1, prompt length)), but none twice; None likewise.
+        is_complete: whether the grammar of the output lets nothing follow.
     """
 
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    is_complete: bool = False
+
+    def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":
+        """The same with no more than `num_samples` tokens, the last of which may be the end."""
+        num_left_out = max(0, len(self.token_ids) - num_samples)
+        return ChunkResult(
+            self.num_tokens - num_left_out,
+            self.token_ids[:num_samples],
+            None if self.logprobs is None else self.logprobs[:num_samples],
+            self.prompt_logprobs,
+            is_complete,
+        )
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

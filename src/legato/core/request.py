@@ -256,6 +256,10 @@ class Request:
         if self.num_tokens >= self.num_final_tokens:
             self.finish_reason = FinishReason.LENGTH
 
+    def complete(self) -> None:
+        """End, as nothing can follow; whether its length ends it at the same time says no more."""
+        self.finish_reason = FinishReason.STOP
+
     @property
     def first_expected_s(self) -> float:
         """When its first token came, or comes with a step in flight; asked only of streams."""

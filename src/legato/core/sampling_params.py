@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 """Tokens beside the sampled one: `logprobs`, `top_logprobs` and `prompt_logprobs`."""
@@ -63,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             one, in [0, 20].
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form that the output must have.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -91,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         # As in vLLM, these may come as a list or as None, the first two as one value alone.
@@ -120,6 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or bool(self.bad_words_token_ids)
             or self.logprobs is not None
             or self.prompt_logprobs is not None
+            or self.structured_outputs is not None
         )
 
     def _check_sampling(self) -> None:

@@ -77,6 +77,8 @@ class LLM:
         )
         self._prompts = PromptReader(text.tokenizer, self.info)
         self._ids = itertools.count()
+        if text.tokenizer is not None:
+            self._engine.grammars.know(text.vocabulary)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend; used where no settings are given."""

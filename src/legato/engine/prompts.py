@@ -10,6 +10,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.frontend.requests import truncated, with_bad_words
 from legato.engine.process.messages import EngineInfo
+from legato.grammar.check import GrammarChecker
 from legato.model.checkpoint_defaults import load_defaults
 from legato.model.defaults import ModelDefaults
 from legato.model.source import ModelSource
@@ -100,6 +101,7 @@ class PromptReader:
     def __init__(self, tokenizer: "Tokenizer | None", info: EngineInfo) -> None:
         self._tokenizer = tokenizer
         self._info = info
+        self._forms = GrammarChecker(lambda: self.tokenizer.vocabulary)
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -167,10 +169,13 @@ class PromptReader:
     def _settled(self, params: SamplingParams) -> SamplingParams:
         if self._tokenizer is not None:
             tokenizer = self._tokenizer
+            params = self._forms.resolved(params)
             return with_bad_words(params, lambda text: tokenizer.encode(text, False))
         for name in ("stop", "bad_words"):
             if getattr(params, name):
                 raise _no_tokenizer(f"{name} are texts; there are {_INSTEAD[name]}", name)
+        if params.structured_outputs is not None:
+            raise _no_tokenizer("a form is of text", "structured_outputs")
         return params
 
 

@@ -29,6 +29,7 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Te
     _forbid_early_ends(logits, rows)
     _forbid_others(logits, rows)
     _forbid_bad_words(logits, rows)
+    _forbid_by_grammar(logits, rows)
     _penalize_repetition(logits, rows)
     _penalize_output(logits, rows)
     return logits
@@ -38,6 +39,7 @@ def _asks_for_change(row: SamplingRow) -> bool:
     return (
         bool(row.params.logit_bias)
         or row.limits is not None
+        or row.mask is not None
         or _is_too_short(row)
         or row.params.repetition_penalty != 1.0
         or _is_output_penalized(row)
@@ -97,6 +99,18 @@ def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None
     }
     if forbidden:
         logits[_places(forbidden, logits.device)] = float("-inf")
+
+
+def _forbid_by_grammar(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Ids behind those of a mask are no tokens."""
+    masks = {i: row.mask for i, row in enumerate(rows) if row.mask is not None}
+    if not masks:
+        return
+    bits = np.stack(list(masks.values())).view(np.uint8)
+    allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little")
+    forbidden = torch.from_numpy(allowed ^ 1).view(torch.bool).to(logits.device, non_blocking=True)
+    for i, row in zip(masks, forbidden, strict=True):
+        logits[i].masked_fill_(row, float("-inf"))
 
 
 def _penalize_repetition(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.executor.constraint import Constraint
 from legato.executor.token_limits import TokenLimits
 
 
@@ -21,6 +22,8 @@ class SamplingRow:
         prompt_token_ids: int64.
         output_token_ids: int64; all tokens sampled so far.
         limits: on what may come next; None where there are none.
+        mask: uint32 [words], a bit for each token that its grammar lets come next, lowest first;
+            None where there is no grammar.
     """
 
     params: SamplingParams
@@ -28,6 +31,7 @@ class SamplingRow:
     prompt_token_ids: npt.NDArray[np.int64]
     output_token_ids: npt.NDArray[np.int64]
     limits: TokenLimits | None = None
+    mask: npt.NDArray[np.uint32] | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -37,6 +41,9 @@ class SamplingRow:
 class SequenceState:
     """Tokens of one request, and its blocks.
 
+    Args:
+        constraint: to the grammar of its output; None where it has none.
+
     Attributes:
         token_ids: int64 [capacity], the first `num_tokens` of which are known, and those behind
             them guesses of the last step, or nothing.
@@ -44,10 +51,11 @@ class SequenceState:
             recomputation after preemption must not return again.
     """
 
-    def __init__(self, message: AddRequest) -> None:
+    def __init__(self, message: AddRequest, constraint: Constraint | None = None) -> None:
         prompt = message.prompt_token_ids
         assert message.params.max_tokens is not None
         self.message = message
+        self.constraint = constraint
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
@@ -67,12 +75,14 @@ class SequenceState:
 
     def sampling_row(self, num_tokens: int) -> SamplingRow:
         """As it is with that many tokens, the last of which may be guesses."""
+        masks = None if self.constraint is None else self.constraint.masks
         return SamplingRow(
             params=self.message.params,
             eos_token_ids=self.message.eos_token_ids,
             prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
             output_token_ids=self.token_ids[self.num_prompt_tokens : num_tokens],
             limits=self._limits,
+            mask=None if masks is None else masks[num_tokens - self.num_tokens],
         )
 
     def block_row(self, block_ids: Sequence[int]) -> npt.NDArray[np.int32]:

@@ -1,7 +1,8 @@
 """Runs step plans on a torch model."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -9,13 +10,17 @@ import torch
 
 from legato.core.outputs import TokenLogprobs
 from legato.core.plan import BlockMove, ChunkResult, Fault, StepPlan, StepResult
+from legato.core.request import AddRequest
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
+from legato.executor.constraint import Constraint
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
+from legato.executor.mask_thread import MaskThread
 from legato.executor.memory import raising_memory_error
 from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequence import SamplingRow, SequenceState
+from legato.grammar.compiled import Grammar
 from legato.model.base import Model
 
 _Value = TypeVar("_Value")
@@ -25,6 +30,8 @@ _LOGITS_ROWS = 128
 _ALL_FORBIDDEN = Fault(
     "the request's own settings forbid every token that could come next", is_out_of_memory=False
 )
+_MASK_WAIT_S = 0.002
+"""How long a step waits for masks, where it has chunks that need none."""
 
 
 class TorchExecutor:
@@ -34,6 +41,7 @@ class TorchExecutor:
 
     Args:
         num_host_slots: blocks that host memory is kept for.
+        grammar: of a request's output, before its first token; asked by the request's id.
     """
 
     depth = 1
@@ -45,6 +53,7 @@ class TorchExecutor:
         block_size: int,
         *,
         num_host_slots: int = 0,
+        grammar: Callable[[str], Grammar] | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -52,6 +61,8 @@ class TorchExecutor:
         self._sequences: dict[str, SequenceState] = {}  # key request id
         self._result: StepResult | None = None
         self._host_cache = HostCache(attention.blocks, num_host_slots)
+        self._grammar = grammar
+        self._masks = MaskThread()
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         self._host_cache.move(moves)
@@ -68,9 +79,13 @@ class TorchExecutor:
                 # A step that samples nothing would seem to take no time.
                 torch.cuda.synchronize(self._model.device)
             # Last, when nothing can fail any more: a step that raised must leave no trace.
-            self._advance(chunks)
+            chunks = self._advance(chunks)
         seconds = time.perf_counter() - started_s
-        faults = {c.request_id: _ALL_FORBIDDEN for c in plan.chunks if c.request_id not in chunks}
+        faults = {
+            chunk.request_id: self._fault(chunk.request_id)
+            for chunk in plan.chunks
+            if chunk.request_id not in chunks
+        }
         self._result = StepResult(
             step_id=plan.step_id, seconds=seconds, chunks=chunks, faults=faults
         )
@@ -84,19 +99,23 @@ class TorchExecutor:
         """What came of each chunk whose request may have a next token; key request id."""
         self._update_sequences(plan)
         sequences = [self._sequences[chunk.request_id] for chunk in plan.chunks]
-        for chunk, sequence in zip(plan.chunks, sequences, strict=True):
-            if chunk.draft_token_ids:
-                sequence.guess(chunk.draft_token_ids)
+        self._guess(plan, sequences)
         batch = pack(plan.chunks, sequences, block_size=self._block_size, device=self._model.device)
         attention = self._attention.begin_step(batch)
         hidden = self._model.forward(batch.input_ids, batch.positions, attention)
         prompt_logprobs = self._score_prompts(plan, batch, hidden)
-        sampled, logprobs = self._sample(plan, batch, hidden)
+        unsampled = self._unsampled(plan)
+        sampled, logprobs = self._sample(plan, batch, hidden, unsampled)
         results = {
             chunk.request_id: chunk.result(
                 sampled.get(chunk.request_id, ()),
                 logprobs.get(chunk.request_id),
                 prompt_logprobs.get(chunk.request_id),
+            )
+            if chunk.request_id not in unsampled
+            else chunk.unsampled(
+                prompt_logprobs.get(chunk.request_id),
+                is_complete=unsampled[chunk.request_id].is_complete,
             )
             for chunk in plan.chunks
         }
@@ -107,14 +126,75 @@ class TorchExecutor:
             # Unknown where the parts of a step that failed tell of it again.
             self._sequences.pop(request_id, None)
         for message in plan.new_requests:
-            self._sequences[message.request_id] = SequenceState(message)
+            constraint = self._constraint(message)
+            self._sequences[message.request_id] = SequenceState(message, constraint)
 
-    def _advance(self, chunks: dict[str, ChunkResult]) -> None:
+    def _constraint(self, message: AddRequest) -> Constraint | None:
+        if message.params.structured_outputs is None:
+            return None
+        assert self._grammar is not None, "no grammars were promised"
+        ends = (*message.eos_token_ids, *message.params.stop_token_ids)
+        constraint = Constraint(self._grammar(message.request_id), ends)
+        self._masks.begin([(constraint, ())])
+        return constraint
+
+    def _guess(self, plan: StepPlan, sequences: Sequence[SequenceState]) -> None:
+        for chunk, sequence in zip(plan.chunks, sequences, strict=True):
+            if chunk.draft_token_ids:
+                sequence.guess(chunk.draft_token_ids)
+                if sequence.constraint is not None:
+                    self._masks.begin([(sequence.constraint, chunk.draft_token_ids)])
+
+    def _advance(self, chunks: dict[str, ChunkResult]) -> dict[str, ChunkResult]:
+        """Book what came of each chunk; returns as much of it as counts."""
+        counted: dict[str, ChunkResult] = {}
+        going_on: list[Constraint] = []
         for request_id, chunk in chunks.items():
             sequence = self._sequences[request_id]
             sequence.num_prompt_logprobs += len(chunk.prompt_logprobs or ())
+            if sequence.constraint is not None and chunk.token_ids:
+                num_taken = sequence.constraint.advance(chunk.token_ids)
+                chunk = chunk.cut(num_taken, is_complete=sequence.constraint.is_complete)
+                going_on.append(sequence.constraint)
             for token_id in chunk.token_ids:
                 sequence.append(token_id)
+            counted[request_id] = chunk
+        self._masks.begin([(c, ()) for c in going_on if not c.has_ended])
+        return {
+            request_id: chunk
+            for request_id, chunk in counted.items()
+            if not self._error(request_id)
+        }
+
+    def _error(self, request_id: str) -> str:
+        constraint = self._sequences[request_id].constraint
+        return "" if constraint is None else constraint.error
+
+    def _fault(self, request_id: str) -> Fault:
+        error = self._error(request_id)
+        return Fault(error, is_out_of_memory=False) if error else _ALL_FORBIDDEN
+
+    def _unsampled(self, plan: StepPlan) -> dict[str, Constraint]:
+        """Whose last rows are not sampled: nothing may come, or it is not known in time what may.
+
+        A mask that takes long holds up nobody who needs none.
+        """
+        constrained = {
+            chunk.request_id: constraint
+            for chunk in plan.chunks
+            if chunk.num_samples
+            and (constraint := self._sequences[chunk.request_id].constraint) is not None
+        }
+        is_alone = len(constrained) == len(plan.chunks)
+        wait({c.ready for c in constrained.values()}, None if is_alone else _MASK_WAIT_S)
+        for constraint in constrained.values():
+            if constraint.ready.done():
+                constraint.ready.result()
+        return {
+            request_id: constraint
+            for request_id, constraint in constrained.items()
+            if constraint.has_ended or not constraint.ready.done()
+        }
 
     def _score_prompts(
         self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
@@ -147,18 +227,30 @@ class TorchExecutor:
         return entries
 
     def _sample(
-        self, plan: StepPlan, batch: PackedBatch, hidden: torch.Tensor
+        self,
+        plan: StepPlan,
+        batch: PackedBatch,
+        hidden: torch.Tensor,
+        unsampled: Container[str],
     ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
         """A token for each sampled row, and log probabilities where asked for; key request id."""
         ids: list[str] = []
         rows: list[SamplingRow] = []
+        places: list[int] = []  # among the sampled rows of the batch
+        num_rows = 0
         for chunk in plan.chunks:
-            for num_tokens in range(chunk.end - chunk.num_samples + 1, chunk.end + 1):
+            num_rows += chunk.num_samples
+            if chunk.request_id in unsampled:
+                continue
+            for later in reversed(range(chunk.num_samples)):
                 ids.append(chunk.request_id)
-                rows.append(self._sequences[chunk.request_id].sampling_row(num_tokens))
+                rows.append(self._sequences[chunk.request_id].sampling_row(chunk.end - later))
+                places.append(num_rows - 1 - later)
         if not rows:
             return {}, {}
-        logits = self._model.compute_logits(hidden[batch.sample_rows])[: len(rows)]  # [S, V]
+        logits = self._model.compute_logits(hidden[batch.sample_rows])[:num_rows]  # [S, V]
+        if len(places) < num_rows:
+            logits = logits[torch.tensor(places, device=logits.device)]
         tokens = sample(logits, rows)
         return _grouped(ids, tokens.tolist()), _sample_logprobs(ids, rows, logits, tokens)
 

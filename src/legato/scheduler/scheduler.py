@@ -393,7 +393,9 @@ class Scheduler:
             num_taken += 1
             if request.finish_reason is not None:
                 break
-        if not num_taken and done.prompt_logprobs is None:
+        if done.is_complete:
+            request.complete()
+        if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
             return []
         return [
             RequestOutput(

@@ -25,6 +25,7 @@ from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Delivered,
     EngineInfo,
+    KnowVocabulary,
     Reconfigure,
     SetRecording,
     StepOutputs,
@@ -274,6 +275,8 @@ class EngineClient:
 
     def engine_is_ready(self) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
+        if self.vocabulary.num_ids:  # a caller may go without
+            self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.records.is_wanted:
             self._set_recording(True)
         for running in self._running.values():

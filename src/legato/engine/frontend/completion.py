@@ -48,6 +48,7 @@ class CompletionStream:
         self._index = index
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
+        self._end_token_ids = frozenset((*request.eos_token_ids, *params.stop_token_ids))
         self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=params.skip_special_tokens)
         self._stop = StopStrings(params.stop, include_in_output=self._include_stop)
         self._num_tokens = 0
@@ -65,8 +66,9 @@ class CompletionStream:
         for token_id in output.new_token_ids:
             num_taken += 1
             is_last = num_taken == len(output.new_token_ids)
-            if is_last and output.finish_reason is FinishReason.STOP and not self._include_stop:
-                break  # the token that ended it
+            ends = is_last and output.finish_reason is FinishReason.STOP
+            if ends and token_id in self._end_token_ids and not self._include_stop:
+                break  # the token that ended it, if it was not the grammar that did
             text += self._take(token_id)
             if self._stop.matched is not None:
                 break

@@ -16,6 +16,7 @@ from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.errors import EngineFaultError
+from legato.engine.loop.grammars import Grammars
 from legato.engine.loop.recorder import Recorder
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.startup.recalibration import Recalibration
@@ -27,6 +28,8 @@ from legato.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 10.0
+_GRAMMAR_WAIT_S = 0.001
+"""How long nothing else is done for a grammar, where there is nothing else to do."""
 
 
 class _Flight(NamedTuple):
@@ -51,10 +54,12 @@ class EngineLoop:
 
     Args:
         clock: seconds, as in `AddRequest.arrival_time_s`.
+        grammars: where the executor finds those of requests.
 
     Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
         recalibration: what is to be measured then; None where nothing is.
+        grammars: of outputs, compiled and to be compiled.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class EngineLoop:
         kv: KVCacheManager,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars or Grammars()
         self.untaken: UntakenPages | None = None
         self.recalibration: Recalibration | None = None
         self._clock = clock
@@ -78,17 +85,25 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self.grammars.has_ready
 
     @property
     def idle_s(self) -> float | None:
         """How long there is nothing at all to do unless a message comes; None for ever."""
-        if self.has_work or (self.untaken is not None and self.untaken.has_more):
+        has_more = self.untaken is not None and self.untaken.has_more
+        if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
-        return None if self.recalibration is None else self.recalibration.wait_s
+        waits_s = [self.grammars.wait_s]
+        if self.recalibration is not None:
+            waits_s.append(self.recalibration.wait_s)
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     def use_idle_time(self) -> None:
         """Do a little of what can wait; called where there is no work and no message."""
+        if self.grammars.is_compiling:
+            self.grammars.wait(_GRAMMAR_WAIT_S)
+            return
+        self.grammars.prepare()
         if self.untaken is not None and self.untaken.has_more:
             self.untaken.take_slice()
         elif self.recalibration is not None:
@@ -123,9 +138,10 @@ class EngineLoop:
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
-        outputs = self._scheduler.apply(events, now_s)
         self._recorder.note_events(events, now_s)
-        self._recorder.note_outputs(outputs, now_s)
+        passed, outputs = self.grammars.hold_back(events)
+        outputs += self._scheduler.apply(passed, now_s)
+        self._note_outputs(outputs, now_s)
         return outputs
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
@@ -135,10 +151,13 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
+        self.grammars.postpone()
         if self.recalibration is not None:
             self.recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
+        if not self._in_flight and self.grammars.is_compiling:
+            self.grammars.wait(_GRAMMAR_WAIT_S)
         return outputs + self._land() if self._in_flight else outputs
 
     def _take_settings(self) -> None:
@@ -176,8 +195,12 @@ class EngineLoop:
         times_s = flight.planned_s, flight.started_s, now_s
         self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
         outputs = self._scheduler.commit(result, now_s)
-        self._recorder.note_outputs(outputs, now_s)
+        self._note_outputs(outputs, now_s)
         return outputs
+
+    def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
+        self._recorder.note_outputs(outputs, now_s)
+        self.grammars.forget(outputs)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
         """End the requests to blame for a step that failed, and no others.

@@ -26,6 +26,7 @@ from legato.engine.process.messages import (
     Delivered,
     EngineFailed,
     EngineReady,
+    KnowVocabulary,
     Reconfigure,
     SetRecording,
     StepOutputs,
@@ -100,6 +101,8 @@ def _events(messages: Iterable[FromFrontEnd], engine: "EngineLoop") -> list[Even
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
+            case KnowVocabulary(vocabulary):
+                engine.grammars.know(vocabulary)
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

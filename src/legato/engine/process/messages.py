@@ -9,6 +9,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord
+from legato.model.vocabulary import Vocabulary
 
 ANY_NAME = "*"
 
@@ -31,7 +32,13 @@ class Delivered(msgspec.Struct, frozen=True, tag=True):
     later_s: float
 
 
-Control = SetRecording | Reconfigure | Delivered
+class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """To the engine, once: of which tokens outputs are made."""
+
+    vocabulary: Vocabulary
+
+
+Control = SetRecording | Reconfigure | Delivered | KnowVocabulary
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

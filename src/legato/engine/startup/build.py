@@ -12,6 +12,7 @@ from legato.core.memory import advice
 from legato.core.rows import row_counts
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.loop.grammars import Grammars
 from legato.engine.process.messages import EngineInfo
 from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
@@ -53,6 +54,7 @@ class EngineParts:
         cache: what the cache keeps of each token.
         kernels: the native ones' set of instructions, or "torch".
         untaken: what of the cache's memory may be taken while there is nothing to do.
+        grammars: where the executor finds those of requests.
     """
 
     config: EngineConfig
@@ -64,6 +66,7 @@ class EngineParts:
     max_model_len: int
     kernels: str
     untaken: UntakenPages | None
+    grammars: Grammars
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -90,7 +93,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
     for name, value in info.settings.items():
         logger.debug("%s: %s", name, value)
-    engine = EngineLoop(scheduler, parts.kv, parts.executor)
+    engine = EngineLoop(scheduler, parts.kv, parts.executor, grammars=parts.grammars)
     engine.untaken = parts.untaken
     if known.is_doubtful:
         engine.recalibration = recalibration(parts, step_time)
@@ -163,16 +166,24 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
         max_len=max_model_len,
     )
     start.end("first pass")
+    grammars = Grammars(scheduler_config.max_waiting)
     return EngineParts(
         resolved,
         checkpoint.spec,
         model,
         cache,
         kv,
-        TorchExecutor(model, attention, kv.block_size, num_host_slots=num_host_slots),
+        TorchExecutor(
+            model,
+            attention,
+            kv.block_size,
+            num_host_slots=num_host_slots,
+            grammar=grammars.__getitem__,
+        ),
         max_model_len,
         "torch" if kernels is None else kernels.instructions,
         _untaken(config.cache, attention),
+        grammars,
     )
 
 

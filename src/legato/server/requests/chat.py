@@ -12,7 +12,7 @@ from legato.server.requests.request_model import AtMost, only
 
 
 class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
-    """Tools, images and structured output are refused: Legato has none of them."""
+    """Tools and images are refused: Legato has none of them."""
 
     messages: Annotated[Messages, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -21,7 +21,6 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     top_logprobs: NumLogprobs | None = None
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
-    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
     modalities: Annotated[list[str], only(["text"]), AtMost(1)] | None = None
     tools: Annotated[list[Any], only([])] | None = None
     tool_choice: Annotated[Any, only("none")] = None

@@ -22,7 +22,8 @@ from legato.core.sampling_params import (
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.server.requests.neutral import Hints, UnaskedOptions
-from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
+from legato.server.requests.output_form import OutputForm
+from legato.server.requests.request_model import AtMost, Name, RequestModel, only
 
 
 def _as_tuple(value: Any) -> Any:
@@ -104,7 +105,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class GenerationRequest(Hints, UnaskedOptions, ModelRequest):
+class GenerationRequest(Hints, UnaskedOptions, OutputForm):
     """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
 
     Those of `SamplingParams` that are unset are the model's defaults.
@@ -168,7 +169,8 @@ class GenerationRequest(Hints, UnaskedOptions, ModelRequest):
         """
         names = self.model_fields_set.intersection(SamplingParams.__struct_fields__)
         sent = {name: getattr(self, name) for name in names}
-        return SamplingParams(**{**defaults, **sent, **decided})
+        form = {} if self.output_form is None else {"structured_outputs": self.output_form}
+        return SamplingParams(**{**defaults, **sent, **form, **decided})
 
     def service_params(self) -> ServiceParams:
         """How to serve it beside others; whether its class exists is for the engine to say."""

@@ -11,6 +11,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids, truncated, with_bad_words
+from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
@@ -46,6 +47,7 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
+        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -68,7 +70,8 @@ class RequestReader:
         self._check_completions(request.n)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
+        names = {"logprobs": "top_logprobs", "max_tokens": limit_name, **request.form_names}
+        with naming_fields(**names):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
@@ -90,7 +93,8 @@ class RequestReader:
             decided["max_tokens"] = 1  # the engine generates at least one, which is then dropped
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-        params = self._settled(request.sampling_params(self._defaults.sampling, **decided))
+        with naming_fields(**request.form_names):
+            params = self._settled(request.sampling_params(self._defaults.sampling, **decided))
         self._check_prompts(request)
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
@@ -209,9 +213,10 @@ class RequestReader:
         return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
 
     def _settled(self, params: SamplingParams) -> SamplingParams:
-        """With the tokens of bad words; those that it names exist, so that a message holds them."""
+        """With their form and bad words as tokens; those that they name exist."""
         for name in ("stop_token_ids", "allowed_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
+        params = self._forms.resolved(params)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 

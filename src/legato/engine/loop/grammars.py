@@ -1,0 +1,165 @@
+"""Compiles the grammars of requests beside the engine's loop, which goes on meanwhile."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from llguidance import LLTokenizer
+
+from legato.core.errors import InvalidRequestError
+from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
+from legato.core.priority import lower_this_thread
+from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.compiled import Grammar, GrammarError, compile_grammar
+from legato.grammar.source import grammar_source
+from legato.grammar.tokens import grammar_tokenizer, special_token_texts
+from legato.model.vocabulary import Vocabulary
+
+_LOW_BY = 10
+"""The thread that compiles is this much nicer: those of a step go first."""
+_CACHED = 64
+"""Compiled grammars that are kept for requests to come."""
+_QUIET_S = 1.0
+"""Without any request, before the tokenizer is made that no request has asked for yet."""
+_RETRY_S = 1.0
+"""After which a request is expected to be taken that was refused for those that wait here."""
+
+
+class _Waiting(NamedTuple):
+    request: AddRequest
+    grammar: Future[Grammar]
+
+
+class Grammars:
+    """Holds requests back until their grammars are compiled.
+
+    Args:
+        max_waiting: requests that wait here; one more is refused.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, max_waiting: int = 2**31, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._vocabulary: Vocabulary | None = None
+        self._thread = ThreadPoolExecutor(1, "grammars", lambda: lower_this_thread(_LOW_BY))
+        self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._waiting: dict[str, _Waiting] = {}  # key request id
+        self._ready: dict[str, Grammar] = {}  # key id of a request that has not ended
+        self._tokenizer: Future[LLTokenizer] | None = None
+        self._quiet_s = clock() + _QUIET_S
+
+    def know(self, vocabulary: Vocabulary) -> None:
+        """Of which tokens outputs are made; told before any request has a grammar."""
+        self._vocabulary = vocabulary
+        self._quiet_s = self._clock() + _QUIET_S
+
+    def __getitem__(self, request_id: str) -> Grammar:
+        """Of a request that is held back no longer; it is the request's own."""
+        return self._ready[request_id]
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a request is to be held back no longer."""
+        return any(waiting.grammar.done() for waiting in self._waiting.values())
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long there is nothing to prepare; None for ever."""
+        if self._vocabulary is None or self._tokenizer is not None:
+            return None
+        return max(0.0, self._quiet_s - self._clock())
+
+    def prepare(self) -> None:
+        """Make what the first grammar would wait for, if it has been quiet long enough."""
+        if self.wait_s == 0.0:
+            self._begin_tokenizer()
+
+    def postpone(self) -> None:
+        """There is something to be done for requests."""
+        self._quiet_s = self._clock() + _QUIET_S
+
+    def wait(self, seconds: float) -> None:
+        """Until a request is to be held back no longer, or that long."""
+        wait([waiting.grammar for waiting in self._waiting.values()], seconds, "FIRST_COMPLETED")
+
+    def hold_back(self, events: Iterable[Event]) -> tuple[list[Event], list[RequestOutput]]:
+        """What the scheduler is to be told, and the ends of requests that it will not hear of."""
+        passed: list[Event] = []
+        outputs: list[RequestOutput] = []
+        for event in events:
+            if isinstance(event, AddRequest) and event.params.structured_outputs is not None:
+                outputs += self._begin(event, event.params.structured_outputs)
+            elif isinstance(event, AbortRequest) and event.request_id in self._waiting:
+                self._waiting.pop(event.request_id).grammar.cancel()
+                outputs.append(_ended(event, FinishReason.ABORT))
+            else:
+                passed.append(event)
+        for waiting in [waiting for waiting in self._waiting.values() if waiting.grammar.done()]:
+            del self._waiting[waiting.request.request_id]
+            try:
+                self._ready[waiting.request.request_id] = waiting.grammar.result()
+            except (GrammarError, InvalidRequestError, MemoryError) as error:
+                outputs.append(_ended(waiting.request, FinishReason.ERROR, _told(error)))
+            else:
+                passed.append(waiting.request)
+        return passed, outputs
+
+    def forget(self, outputs: Iterable[RequestOutput]) -> None:
+        """What belongs to requests that have ended."""
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._ready.pop(output.request_id, None)
+
+    def _begin(self, request: AddRequest, form: StructuredOutputs) -> Sequence[RequestOutput]:
+        if len(self._waiting) >= self._max_waiting and not request.is_rerun:
+            told = f"{len(self._waiting)} requests wait for their grammars already"
+            return [_refused(request, told)]
+        self._begin_tokenizer()
+        grammar = self._thread.submit(self._compile, form)
+        self._waiting[request.request_id] = _Waiting(request, grammar)
+        return []
+
+    def _begin_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            assert self._vocabulary is not None, "told before any request has a grammar"
+            self._tokenizer = self._thread.submit(grammar_tokenizer, self._vocabulary)
+
+    def _compile(self, form: StructuredOutputs) -> Grammar:
+        """A grammar of the request's own. It and what is cached are for this thread alone."""
+        assert self._tokenizer is not None
+        assert self._vocabulary is not None
+        if form not in self._compiled:
+            source = grammar_source(form, special_token_texts(self._vocabulary))
+            self._compiled[form] = compile_grammar(self._tokenizer.result(), source)
+        self._compiled.move_to_end(form)
+        if len(self._compiled) > _CACHED:
+            self._compiled.popitem(last=False)
+        return self._compiled[form].copied()
+
+
+def _told(error: Exception) -> str:
+    return f"the grammar of the output does not compile: {error}"
+
+
+def _ended(request: Event, reason: FinishReason, error: str | None = None) -> RequestOutput:
+    return RequestOutput(request_id=request.request_id, finish_reason=reason, error=error)
+
+
+def _refused(request: AddRequest, error: str) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        finish_reason=FinishReason.REFUSED,
+        error=error,
+        refusal=RefusalReason.QUEUE_FULL,
+        retry_after_s=_RETRY_S,
+    )

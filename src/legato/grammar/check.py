@@ -1,0 +1,106 @@
+"""Finds out whether a form can be met, before an engine is asked to."""
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from llguidance import LLTokenizer
+
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.compiled import GrammarError, compile_grammar
+from legato.grammar.place import faulty_place
+from legato.grammar.source import grammar_source, parse_json
+from legato.grammar.tokens import small_tokenizer, special_token_texts
+from legato.model.vocabulary import Vocabulary
+
+_LINE = re.compile(r"at (\d+)\((\d+)\): ")
+_SCHEMA = "failed to compile JSON schema: "
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_CAUSE = re.compile(r"^error: (.+)", re.MULTILINE)
+_EXPLAINED = (("NoExtension", "no output at all satisfies it"),)
+"""Key what llguidance says, value what that means."""
+
+
+class GrammarChecker:
+    """Compiles forms as an engine will.
+
+    It takes the time and the memory that they make it take, up to the limits of `compile_grammar`.
+
+    Args:
+        vocabulary: asked for when the first form is to be checked.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = vocabulary
+
+    def resolved(self, params: SamplingParams) -> SamplingParams:
+        """The same with the form of the output, if there is one, as `resolve` gives it."""
+        if params.structured_outputs is None:
+            return params
+        form = self.resolve(params.structured_outputs)
+        return msgspec.structs.replace(params, structured_outputs=form)
+
+    def resolve(self, outputs: StructuredOutputs) -> StructuredOutputs:
+        """The same form as a grammar, which compiles.
+
+        Raises:
+            InvalidRequestError: it cannot be met. `param` names the field, and the message the
+                place in it.
+        """
+        source = grammar_source(outputs, self._special_tokens)
+        try:
+            self._compile(source)
+        except GrammarError as error:
+            raise self._blaming(outputs, str(error)) from error
+        return StructuredOutputs(grammar=source)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return small_tokenizer(self._vocabulary())
+
+    @cached_property
+    def _special_tokens(self) -> list[str]:
+        return special_token_texts(self._vocabulary())
+
+    def _compile(self, source: str) -> None:
+        """As far as the first token."""
+        matcher = compile_grammar(self._tokenizer, source).matcher
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+
+    def _blaming(self, outputs: StructuredOutputs, error: str) -> InvalidRequestError:
+        told, param = _told(error), f"structured_outputs.{outputs.form}"
+        if outputs.form == "json":
+            assert isinstance(outputs.json, str), "kept as text"
+            place = f", at {self._place(parse_json(outputs.json, 'json'), told)} of the schema"
+        else:
+            line = _LINE.match(error) if outputs.form == "grammar" else None
+            place = f", at line {line[1]}, column {line[2]}" if line else ""
+        message = f"the form of the output cannot be met: {told}{place}"
+        return InvalidRequestError(message, param=param)
+
+    def _place(self, schema: Any, told: str) -> str:
+        def is_faulty(inner: dict[str, Any]) -> bool:
+            try:
+                self._compile(grammar_source(StructuredOutputs(json=inner), ()))
+            except (GrammarError, InvalidRequestError) as error:
+                return _told(str(error)) == told
+            return False
+
+        return faulty_place(schema, is_faulty) if isinstance(schema, dict) else "#"
+
+
+def _told(error: str) -> str:
+    """What llguidance says, without where that is in a text that the client has not seen."""
+    for said, meaning in _EXPLAINED:
+        if error.startswith(said):
+            return meaning
+    text = _EXCERPT.sub("", _LINE.sub("", error, count=1)).removeprefix(_SCHEMA)
+    cause = _CAUSE.search(text)
+    first, *_ = text.splitlines() or [""]
+    return f"{first} {cause[1]}" if cause else first.replace("Unimplemented keys", "not supported")

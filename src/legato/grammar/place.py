@@ -1,0 +1,50 @@
+"""Where in a JSON schema that cannot be compiled the fault is."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_DEFINITIONS = ("$defs", "definitions")
+_NAMED = (*_DEFINITIONS, "properties", "patternProperties")
+_LISTED = ("prefixItems", "allOf", "anyOf", "oneOf")
+_SINGLE = ("items", "additionalProperties")
+_MOST_TRIED = 500
+
+
+def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], bool]) -> str:
+    """JSON pointer of the innermost schema that has the fault of the outermost by itself.
+
+    Args:
+        is_faulty: of a schema with the outermost one's definitions; asked a bounded number of
+            times.
+    """
+    place, within = "#", _schemas_within(schema)
+    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    for _ in range(_MOST_TRIED):
+        step, inner = next(within, ("", None))
+        if inner is None:
+            break
+        if is_faulty({**definitions, **inner}):
+            place += step
+            within = _schemas_within(inner)
+    return place
+
+
+def _schemas_within(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those directly in it, each behind its part of a JSON pointer; definitions come first."""
+    for name in _NAMED:
+        named = schema.get(name)
+        if isinstance(named, dict):
+            yield from _objects((f"{name}/{_escaped(key)}", value) for key, value in named.items())
+    for name in _LISTED:
+        listed = schema.get(name)
+        if isinstance(listed, list):
+            yield from _objects((f"{name}/{i}", value) for i, value in enumerate(listed))
+    yield from _objects((name, schema.get(name)) for name in _SINGLE)
+
+
+def _objects(schemas: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((f"/{step}", schema) for step, schema in schemas if isinstance(schema, dict))
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,111 @@
+"""From the form that a request asks for to a grammar that llguidance compiles."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.structural_tag import structural_tag_source
+
+# Without this, llguidance would allow but one spelling in tokens of a text that is known ahead, and
+# ask the tokenizer for it in the midst of a step.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+_WHITESPACE = r"[ \n\r\t]{1,20}"
+"""A small model that is free to do so writes blanks until its tokens run out."""
+_MAX_CHARS = 2**18
+"""Of a schema, a pattern, a grammar, a tag or all choices together."""
+
+
+def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) -> str:
+    """The grammar of exactly the outputs that are asked for, for `compile_grammar`.
+
+    Args:
+        special_tokens: texts of the tokens that steer the model; a tag that has one in its
+            beginning or end means the token.
+
+    Raises:
+        InvalidRequestError: it is too long, or cannot be read; `param` names the field.
+    """
+    _check_length(outputs)
+    match outputs.form:
+        case "json":
+            assert isinstance(outputs.json, str), "kept as text"
+            return _lark(f"start: {json_rule(parse_json(outputs.json, 'json'), outputs)}")
+        case "json_object":
+            return _lark(f"start: {json_rule({'type': 'object'}, outputs)}")
+        case "regex":
+            assert outputs.regex is not None
+            return _lark(f"start: /{regex_to_lark(outputs.regex, 'd')}/")
+        case "choice":
+            assert outputs.choice is not None
+            return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_json, outputs.choice))}")
+        case "grammar":
+            assert outputs.grammar is not None
+            return _lark(_as_lark(outputs.grammar))
+        case _:
+            assert isinstance(outputs.structural_tag, str), "kept as text"
+            tag = parse_json(outputs.structural_tag, "structural_tag")
+            return structural_tag_source(
+                tag, _OPTIONS, special_tokens, lambda schema: json_rule(schema, outputs)
+            )
+
+
+def parse_json(text: str, name: str) -> Any:
+    """What a field holds as text; `name` is the field's."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        param = f"structured_outputs.{name}"
+        raise InvalidRequestError(f"{param} is not valid JSON: {error}", param=param) from error
+
+
+def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
+    """The right side of a rule for JSON by a schema."""
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _whitespace(outputs) | _leniency(schema)}
+    return f"%json {_json(schema)}"
+
+
+def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:
+    if outputs.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": outputs.whitespace_pattern or _WHITESPACE}
+
+
+def _leniency(schema: dict[str, Any]) -> dict[str, Any]:
+    """The one of llguidance's own options that a schema may bring."""
+    options = schema.get("x-guidance")
+    return {"lenient": isinstance(options, dict) and options.get("lenient") is True}
+
+
+def _as_lark(grammar: str) -> str:
+    """Of Lark as it is, or of GBNF, which llama.cpp's and vLLM's users write."""
+    try:
+        lark: str = any_to_lark(grammar)
+    except Exception as error:  # the converter's own, which is not exported
+        param = "structured_outputs.grammar"
+        raise InvalidRequestError(f"{param}: {error}", param=param) from error
+    return lark
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _check_length(outputs: StructuredOutputs) -> None:
+    value = getattr(outputs, outputs.form)
+    num_chars = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
+    if num_chars > _MAX_CHARS:
+        param = f"structured_outputs.{outputs.form}"
+        raise InvalidRequestError(f"{param} has over {_MAX_CHARS} characters", param=param)
+
+
+def _lark(rules: str) -> str:
+    """The options stand behind the rules, so that an error's line is the client's own."""
+    return f"{rules}\n{_OPTIONS}\n"

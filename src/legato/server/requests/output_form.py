@@ -1,0 +1,144 @@
+"""What a body says of the form of the output, in OpenAI's words or in vLLM's."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field, InstanceOf, WithJsonSchema, model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.core.structured_outputs import StructuredOutputs
+from legato.server.requests.request_model import ModelRequest, Name, RequestModel
+
+_TEXT_OR_OBJECT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+_FORM = {
+    "type": "object",
+    "properties": {
+        "json": _TEXT_OR_OBJECT,
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "items": {"type": "string"}},
+        "grammar": {"type": "string"},
+        "json_object": {"type": "boolean"},
+        "structural_tag": _TEXT_OR_OBJECT,
+        "disable_any_whitespace": {"type": "boolean"},
+        "whitespace_pattern": {"type": "string"},
+    },
+    "additionalProperties": False,
+}
+
+
+def _as_form(value: Any) -> StructuredOutputs:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    given = {name: part for name, part in value.items() if part is not None}
+    unknown = given.keys() - set(StructuredOutputs.__struct_fields__)
+    if unknown:
+        name = f"structured_outputs.{min(unknown)}"
+        raise InvalidRequestError(
+            f"{name} is not supported", param=name, code="unsupported_parameter"
+        )
+    try:
+        return msgspec.convert(given, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        raise cause if isinstance(cause, InvalidRequestError) else ValueError(error) from None
+
+
+Form = Annotated[InstanceOf[StructuredOutputs], BeforeValidator(_as_form), WithJsonSchema(_FORM)]
+
+
+class JsonSchemaFormat(RequestModel):
+    """Attributes: where `strict` is not true, keywords that are not supported are passed over."""
+
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool = False
+
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """The schema, as `StructuredOutputs` takes it."""
+        schema = self.schema_ or {}
+        return schema if self.strict else {**schema, "x-guidance": {"lenient": True}}
+
+
+class ResponseFormat(RequestModel):
+    """Attributes: `structures` and `triggers`, or `format`, are vLLM's, for "structural_tag"."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise InvalidRequestError(
+                'json_schema goes with "type": "json_schema", and the other way round',
+                param="response_format.json_schema",
+            )
+        return self
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return StructuredOutputs(json_object=True)
+            case "json_schema":
+                assert self.json_schema is not None, "checked"
+                return StructuredOutputs(json=self.json_schema.enforced)
+            case "structural_tag":
+                return StructuredOutputs(structural_tag=self.model_dump(exclude_none=True))
+
+
+class OutputForm(ModelRequest):
+    """The form of the output; no more than one of these is set."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: Form | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> "OutputForm":
+        if len(self._forms) > 1:
+            names = list(self._forms)
+            raise InvalidRequestError(f"{' and '.join(names)} exclude each other", param=names[1])
+        return self
+
+    @property
+    def output_form(self) -> StructuredOutputs | None:
+        """What the output must be like; None leaves it free."""
+        return next(iter(self._forms.values()), None)
+
+    @property
+    def form_names(self) -> dict[str, str]:
+        """Key a field of `output_form`, value what the client calls it."""
+        names = {f"structured_outputs.{field}": f"guided_{field}" for field in _GUIDED}
+        if self.structured_outputs is not None:
+            return {}
+        if self.response_format is not None:
+            return {
+                "structured_outputs.json": "response_format.json_schema.schema",
+                "structured_outputs.structural_tag": "response_format",
+            }
+        return names
+
+    @property
+    def _forms(self) -> dict[str, StructuredOutputs]:
+        """Key the field that asks for it."""
+        forms = {"structured_outputs": self.structured_outputs}
+        if self.response_format is not None:
+            forms["response_format"] = self.response_format.form
+        for field in _GUIDED:
+            value = getattr(self, f"guided_{field}")
+            if value is not None:
+                forms[f"guided_{field}"] = StructuredOutputs(**{field: value})
+        return {name: form for name, form in forms.items() if form is not None}
+
+
+_GUIDED = ("json", "regex", "choice", "grammar")
