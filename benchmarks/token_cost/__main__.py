@@ -23,7 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.token_cost.client import ENDPOINTS, Streams
+from benchmarks.token_cost.client import REQUESTS, Streams
 from legato.bench.load.local_server import local_server
 
 _ENGINE = "benchmarks.token_cost.engine"
@@ -43,26 +43,26 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """A server of one checkout, and what was measured of it; key the endpoint."""
+    """A server of one checkout, and what was measured of it; key one of `REQUESTS`."""
 
     def __init__(self, name: str, http: psutil.Process, port: int) -> None:
         self.name = name
-        self.costs: dict[str, list[Cost]] = {path: [] for path in ENDPOINTS}
+        self.costs: dict[str, list[Cost]] = {kind: [] for kind in REQUESTS}
         self._http = http
         self._port = port
         children = http.children()
         [self._engine] = [child for child in children if _ENGINE in child.cmdline()]
 
-    async def measure(self, path: str, num_streams: int, window_s: float) -> None:
-        async with Streams(self._port, path, num_streams) as streams:
+    async def measure(self, kind: str, num_streams: int, window_s: float) -> None:
+        async with Streams(self._port, kind, num_streams) as streams:
             num_before, before = streams.num_tokens, self._cpu_s()
             await asyncio.sleep(window_s)
             num_tokens = streams.num_tokens - num_before
             spent_s = [end - begin for begin, end in zip(before, self._cpu_s(), strict=True)]
-        self.costs[path].append(Cost(*(1e6 * seconds / num_tokens for seconds in spent_s)))
+        self.costs[kind].append(Cost(*(1e6 * seconds / num_tokens for seconds in spent_s)))
 
-    def mean(self, path: str) -> Cost:
-        costs = self.costs[path]
+    def mean(self, kind: str) -> Cost:
+        costs = self.costs[kind]
         fields = zip(*map(msgspec.structs.astuple, costs), strict=True)
         return Cost(*(sum(values) / len(costs) for values in fields))
 
@@ -82,16 +82,17 @@ def main() -> None:
             stack.enter_context(_running(name, path, arguments.step_s)) for name, path in checkouts
         ]
         asyncio.run(_measure(servers, arguments))
-    console.print(_table(servers), "Microseconds of processor time a token.")
+    console.print(_table(servers, arguments.requests), "Microseconds of processor time a token.")
     if len(servers) > 1:
-        for path in ENDPOINTS:
-            console.print(f"{path}: {_ratio(servers, path):.2f} of the other's HTTP time a token")
+        for kind in arguments.requests:
+            console.print(f"{kind}: {_ratio(servers, kind):.2f} of the other's HTTP time a token")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--windows", type=int, default=3, help="of each server and endpoint")
+    parser.add_argument("--requests", nargs="+", choices=REQUESTS, default=list(REQUESTS))
+    parser.add_argument("--windows", type=int, default=3, help="of each server and kind")
     parser.add_argument("--window-s", type=float, default=4.0, help="how long each lasts")
     parser.add_argument("--step-s", type=float, default=0.02, help="how long a step lasts")
     parser.add_argument("--against", type=Path, help="another checkout to compare with")
@@ -111,23 +112,23 @@ def _running(name: str, checkout: Path, step_s: float) -> Iterator[Server]:
 
 async def _measure(servers: Sequence[Server], arguments: argparse.Namespace) -> None:
     for window in range(arguments.windows):
-        for path in ENDPOINTS:
+        for kind in arguments.requests:
             for server in servers[:: 1 if window % 2 else -1]:
-                await server.measure(path, arguments.streams, arguments.window_s)
+                await server.measure(kind, arguments.streams, arguments.window_s)
 
 
-def _table(servers: Sequence[Server]) -> Table:
-    table = Table("checkout", "endpoint", "HTTP", "user", "system", "engine")
+def _table(servers: Sequence[Server], kinds: Sequence[str]) -> Table:
+    table = Table("checkout", "requests", "HTTP", "user", "system", "engine")
     for server in servers:
-        for path in ENDPOINTS:
-            cost = server.mean(path)
+        for kind in kinds:
+            cost = server.mean(kind)
             figures = (cost.http, cost.http_user, cost.http_system, cost.engine)
-            table.add_row(server.name, path, *(f"{us:.1f}" for us in figures))
+            table.add_row(server.name, kind, *(f"{us:.1f}" for us in figures))
     return table
 
 
-def _ratio(servers: Sequence[Server], path: str) -> float:
-    this, other = (server.mean(path).http for server in servers)
+def _ratio(servers: Sequence[Server], kind: str) -> float:
+    this, other = (server.mean(kind).http for server in servers)
     return this / other
 
 

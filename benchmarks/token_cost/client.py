@@ -15,23 +15,27 @@ _BODY = {
     "ignore_eos": True,
     "stream": True,
 }
-ENDPOINTS = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me a story."}]},
-    "/v1/completions": {"prompt": "Once upon a time"},
+_MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+_TOOL = {"type": "function", "function": {"name": "look_up", "description": "What a word means"}}
+REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
+    "chat": ("/v1/chat/completions", {"messages": _MESSAGES}),
+    "chat with tools": ("/v1/chat/completions", {"messages": _MESSAGES, "tools": [_TOOL]}),
+    "completions": ("/v1/completions", {"prompt": "Once upon a time"}),
 }
+"""Key what the table calls it, value the path and the body."""
 
 
 class Streams:
-    """Greedy streams of one endpoint, from when each has begun until the block ends.
+    """Greedy streams of one of `REQUESTS`, from when each has begun until the block ends.
 
     Attributes:
         num_tokens: that have come.
     """
 
-    def __init__(self, port: int, path: str, num_streams: int) -> None:
+    def __init__(self, port: int, kind: str, num_streams: int) -> None:
         self.num_tokens = 0
         self._port = port
-        self._request = _http_request(path)
+        self._request = _http_request(kind)
         self._num_streams = num_streams
         self._reading: list[asyncio.Task[None]] = []
 
@@ -71,8 +75,9 @@ class Streams:
             writer.close()
 
 
-def _http_request(path: str) -> bytes:
-    body = msgspec.json.encode({**_BODY, **ENDPOINTS[path]})
+def _http_request(kind: str) -> bytes:
+    path, fields = REQUESTS[kind]
+    body = msgspec.json.encode({**_BODY, **fields})
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"

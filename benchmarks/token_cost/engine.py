@@ -61,6 +61,7 @@ def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]
         step_time_s=lambda _plan: step_s,
         max_model_len=max_model_len,
         kv_cache_tokens=num_tokens,
+        is_sharing=False,
     )
     block_size = config.cache.block_size
     info = EngineInfo(
@@ -72,6 +73,7 @@ def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]
             num_blocks=num_tokens // block_size,
             block_size=block_size,
             enable_prefix_caching=False,
+            dtype="bfloat16",
         ),
         slo_classes=config.scheduler.classes,
         settings={},

@@ -20,7 +20,10 @@ from scripts.api_reference.markdown import clause, code, table
 from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, LEGATO, REFUSED, RIGHT
 
 _GENERATION = ("ChatRequest", "CompletionRequest")
-_OBJECTS = ("ChatMessage", "StreamOptions", "ResponseFormat", "JsonSchemaFormat")
+_OBJECTS = (
+    *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
+    *("StreamOptions", "ResponseFormat", "JsonSchemaFormat"),
+)
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""
 _HEADS = ("field", "type", "default", "defined by", "")

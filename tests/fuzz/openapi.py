@@ -14,7 +14,7 @@ _INDEPENDENT = frozenset(
     ("stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
      "frequency_penalty", "seed", "stop", "include_stop_str_in_output", "ignore_eos",
      "skip_special_tokens", "priority", "allow_best_effort", "cache_salt", "user",
-     "safety_identifier", "metadata", "store", "service_tier", "parallel_tool_calls", "tools")
+     "safety_identifier", "metadata", "store", "service_tier", "parallel_tool_calls")
 )  # fmt: skip
 """Fields each of whose described values is right beside any other."""
 

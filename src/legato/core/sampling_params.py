@@ -64,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             one, in [0, 20].
         prompt_logprobs: the same for each prompt token but the first, in [0, 20].
         skip_special_tokens: leave special tokens out of the text.
+        kept_special_tokens: ids of special tokens that stay in it even so.
         structured_outputs: the form that the output must have.
 
     Raises:
@@ -93,6 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[int, ...] = ()
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:

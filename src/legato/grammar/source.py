@@ -32,14 +32,8 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
     """
     _check_length(outputs)
     match outputs.form:
-        case "json":
-            assert isinstance(outputs.json, str), "kept as text"
-            return _lark(f"start: {json_rule(parse_json(outputs.json, 'json'), outputs)}")
-        case "json_object":
-            return _lark(f"start: {json_rule({'type': 'object'}, outputs)}")
-        case "regex":
-            assert outputs.regex is not None
-            return _lark(f"start: /{regex_to_lark(outputs.regex, 'd')}/")
+        case "json" | "json_object" | "regex":
+            return _lark(f"start: {content_rule(outputs)}")
         case "choice":
             assert outputs.choice is not None
             return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_json, outputs.choice))}")
@@ -52,6 +46,28 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
             return structural_tag_source(
                 tag, _OPTIONS, special_tokens, lambda schema: json_rule(schema, outputs)
             )
+
+
+def content_rule(outputs: StructuredOutputs) -> str | None:
+    """The right side of a rule for such outputs, in a grammar of more; None of what takes several.
+
+    Raises:
+        InvalidRequestError: as `grammar_source`.
+    """
+    _check_length(outputs)
+    match outputs.form:
+        case "json":
+            assert isinstance(outputs.json, str), "kept as text"
+            return json_rule(parse_json(outputs.json, "json"), outputs)
+        case "json_object":
+            return json_rule({"type": "object"}, outputs)
+        case "regex":
+            assert outputs.regex is not None
+            return f"/{regex_to_lark(outputs.regex, 'd')}/"
+        case "choice":
+            assert outputs.choice is not None
+            return f"({' | '.join(map(_json, outputs.choice))})"
+    return None
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -31,6 +31,7 @@ class Tokenizer:
         special_token_ids: tokens that steer the model and are no part of the text.
         max_token_chars: characters of the longest token, so that a text of more than this times N
             is more than N tokens.
+        response_template: what the checkpoint declares of its messages, unchecked.
         template_problem: why the model's chat template cannot be used, None where it can.
     """
 
@@ -48,6 +49,7 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
+        self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
             self.template_problem = (
@@ -96,10 +98,34 @@ class Tokenizer:
         with suppress(InvalidRequestError):
             self.render_chat([{"role": "user", "content": "Hello"}])
 
+    def chat_template(self, given: str | None = None, *, has_tools: bool = False) -> str:
+        """The template that a conversation is rendered with: a checkpoint may have several.
+
+        Args:
+            given: a template in place of the model's own.
+            has_tools: whether tools go with the conversation.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if given is None and self.template_problem is not None:
+            raise InvalidRequestError(self.template_problem, param="messages")
+        tools: list[dict[str, Any]] | None = [{}] if has_tools else None
+        try:
+            return str(self.pretrained.get_chat_template(given, tools))
+        except ValueError as error:
+            raise InvalidRequestError(str(error), param="messages") from error
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token that is written so, None where there is none."""
+        token_id: int | None = self.backend.token_to_id(text)
+        return token_id if token_id in self.special_token_ids else None
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -111,6 +137,7 @@ class Tokenizer:
 
         Args:
             messages: each with keys "role" and "content", and what else the template reads.
+            tools: functions that the model may call, in OpenAI's form.
             add_generation_prompt: end with the opening of an assistant's message.
             continue_final_message: leave the last message open, for the model to go on with.
             chat_template: a template in place of the model's own.
@@ -125,6 +152,7 @@ class Tokenizer:
         try:
             text: str = self.pretrained.apply_chat_template(
                 messages,
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

@@ -12,6 +12,14 @@ MAX_MESSAGES = 2**14
 """Of one conversation."""
 MAX_CONTENT_PARTS = 1024
 """Of one message."""
+MAX_TOOLS = 128
+"""Of one request; OpenAI's."""
+MAX_TOOL_NAME_CHARS = 128
+"""Of a tool in `tools`."""
+MAX_TOOLS_CHARS = 2**18
+"""Of all tools of a request, in JSON."""
+MAX_TOOL_CALLS = 1024
+"""Of one message."""
 MAX_NAME_CHARS = 1024
 """Of a name or an id: a model's, a user's, a tool call's."""
 MAX_TEMPLATE_CHARS = 2**18

@@ -49,7 +49,11 @@ class CompletionStream:
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         self._end_token_ids = frozenset((*request.eos_token_ids, *params.stop_token_ids))
-        self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            vocabulary,
+            skip_special_tokens=params.skip_special_tokens,
+            kept=params.kept_special_tokens,
+        )
         self._stop = StopStrings(params.stop, include_in_output=self._include_stop)
         self._num_tokens = 0
         self._finished_by_engine = False

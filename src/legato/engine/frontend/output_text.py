@@ -1,7 +1,7 @@
 """From tokens to the text that may be passed on: whole characters, and nothing of a stop string."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from legato.model.vocabulary import Vocabulary
 
@@ -11,11 +11,18 @@ class Detokenizer:
 
     A token's text does not depend on its neighbours, so each is decoded once and a step costs the
     same at any length. Bytes that can never become a character turn into U+FFFD.
+
+    Args:
+        kept: ids of special tokens that are not skipped.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, skip_special_tokens: bool, kept: Iterable[int] = ()
+    ) -> None:
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped: frozenset[int] = frozenset()
+        if skip_special_tokens:
+            self._skipped = vocabulary.special_token_ids.difference(kept)
         self._rest = b""  # of a character whose end has not come yet
 
     def push(self, token_id: int) -> str:
@@ -57,7 +64,7 @@ class StopStrings:
             end, _, self.matched = min(found)
             self._held = ""
             return text[: end if self._include_in_output else end - len(self.matched)]
-        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        num_held = max((overlap(text, stop) for stop in self._stop), default=0)
         passed = text[: len(text) - num_held]
         self._held = text[len(passed) :]
         return passed
@@ -68,7 +75,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

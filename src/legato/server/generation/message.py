@@ -2,8 +2,19 @@
 
 import msgspec
 
+from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.model.message_syntax import MessageSyntax
+from legato.engine.frontend.output_text import overlap
+from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.server.generation.spaced_text import SpacedText
+from legato.server.generation.tool_call import ToolCallReader
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of a message that stops with calls."""
+
+_BETWEEN_CALLS = " \t\r\n,;]"
+_PIECE_CHARS = 1024
+"""Of a whole completion that are read at a time: what is left of a text is copied at each mark."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +36,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     """What is new of a message; all but `finish_reason` may be empty.
 
     Attributes:
-        finish_reason: as of `CompletionDelta`, or "tool_calls" where a message with calls stops.
+        finish_reason: as of `CompletionDelta`, or `TOOL_CALLS` where a message with calls stops.
     """
 
     content: str
@@ -58,25 +69,230 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class MessageReader:
-    """Reads one completion, a delta at a time; what it gives does not depend on how it is cut.
+    """Reads one completion, a delta at a time; what comes of it does not depend on how it is cut.
+
+    Text that may be the beginning of a mark, and space that may stand before one, wait for what
+    follows. Text that looked like a call and is none is content.
 
     Args:
         syntax: `Generation.message_syntax`; None where all text is content.
     """
 
     def __init__(self, syntax: MessageSyntax | None) -> None:
-        self._syntax = syntax
+        self._is_plain = syntax is None
+        self._syntax = syntax or MessageSyntax()
+        self._may_reason = self._syntax.reasoning is not None
+        self._held = ""  # may be the beginning of a mark
+        self._content = SpacedText(is_trimmed=False)
+        self._reasoning = SpacedText(is_trimmed=True)
+        self._opening: list[str] = []  # of a section, as long as it has no call
+        self._call: ToolCallReader | None = None
+        self._calls: list[ToolCallDelta] = []  # not passed on yet
+        self._num_calls = 0
+        self._read = self._read_reasoning if self._syntax.is_reasoning_open else self._read_start
 
     def feed(self, delta: CompletionDelta) -> MessageDelta:
         """What the delta adds to the message."""
         return self.feed_text(delta.text, delta.finish_reason)
 
-    def feed_text(self, text: str, finish_reason: str | None) -> MessageDelta:
+    def feed_text(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
         """Args: finish_reason: set with the last text."""
-        return MessageDelta(text, finish_reason=finish_reason)
+        if self._is_plain:
+            return MessageDelta(text, finish_reason=finish_reason)
+        text, self._held = self._held + text, ""
+        while text:
+            text = self._read(text)
+        if finish_reason is not None:
+            self._close()
+        return self._taken(finish_reason)
+
+    def _taken(self, finish_reason: FinishReason | None) -> MessageDelta:
+        calls_tools = finish_reason is FinishReason.STOP and self._num_calls > 0
+        delta = MessageDelta(
+            self._content.taken(),
+            self._reasoning.taken(),
+            tuple(self._calls),
+            TOOL_CALLS if calls_tools else finish_reason,
+        )
+        self._calls.clear()
+        return delta
+
+    # Each of these reads the text's beginning, and returns what is to be read next.
+
+    def _read_start(self, text: str) -> str:
+        """Before all but space."""
+        reasoning, calls = self._syntax.reasoning, self._syntax.tool_calls
+        begun = text.lstrip()
+        self._content.push(text[: len(text) - len(begun)])
+        if self._may_reason and reasoning is not None and begun:
+            if begun.startswith(reasoning.begin):
+                self._read = self._read_reasoning
+                return begun.removeprefix(reasoning.begin)
+            if reasoning.begin.startswith(begun):
+                self._held = begun
+                return ""
+        if calls is not None and calls.is_bare and begun.startswith("{"):
+            self._begin_call(calls)
+        elif begun:
+            self._read = self._read_content
+        return begun
+
+    def _read_reasoning(self, text: str) -> str:
+        assert self._syntax.reasoning is not None
+        passed, rest = self._until(self._syntax.reasoning.end, text)
+        self._reasoning.push(passed)
+        if rest is None:
+            return ""
+        self._may_reason = False
+        self._content.trim()
+        self._read = self._read_start
+        return rest
+
+    def _read_content(self, text: str) -> str:
+        calls = self._syntax.tool_calls
+        if calls is None:
+            self._content.push(text)
+            self._content.release()
+            return ""
+        passed, rest = self._until(calls.begin, text)
+        self._content.push(passed)
+        if rest is None:
+            return ""
+        self._begin_section(calls)
+        return rest
+
+    def _read_opening(self, text: str) -> str:
+        """Between a section's mark and its first call."""
+        calls = self._syntax.tool_calls
+        assert calls is not None
+        begun = text.lstrip()
+        self._opening.append(text[: len(text) - len(begun)])
+        if not begun:
+            return ""
+        if begun[0] == "[" and not calls.name_end and "[" not in self._opening:
+            self._opening.append("[")
+            return begun[1:]
+        if (begun[0] == "{") != bool(calls.name_end):
+            self._begin_call(calls)
+        else:
+            self._give_up_section("")
+        return begun
+
+    def _read_call(self, text: str) -> str:
+        assert self._call is not None
+        for name, arguments in self._call.feed(text):
+            self._add(name, arguments)
+        rest = self._call.rest
+        if rest is None:
+            return ""
+        if self._call.no_call is None:
+            self._read = self._read_between
+        else:
+            self._give_up_section(self._call.no_call)
+        return rest
+
+    def _read_between(self, text: str) -> str:
+        """Behind a call, within its section or where that is over without saying so."""
+        calls = self._syntax.tool_calls
+        assert calls is not None
+        text = text.lstrip(_BETWEEN_CALLS)
+        if text.startswith(calls.begin):
+            self._begin_section(calls)
+            return text.removeprefix(calls.begin)
+        if calls.end and text.startswith(calls.end):
+            self._read = self._read_content
+            return text.removeprefix(calls.end)
+        if calls.begin.startswith(text) or calls.end.startswith(text):
+            self._held = text
+            return ""
+        if text.startswith("{") and not calls.name_end:
+            self._begin_call(calls)
+        else:
+            self._read = self._read_content
+        return text
+
+    def _begin_section(self, calls: ToolCallSyntax) -> None:
+        self._opening = [calls.begin]
+        self._read = self._read_opening
+
+    def _begin_call(self, calls: ToolCallSyntax) -> None:
+        self._call = ToolCallReader(calls)
+        self._read = self._read_call
+
+    def _give_up_section(self, text: str) -> None:
+        """What has come of a section is content, with `text` behind it."""
+        self._content.push("".join(self._opening) + text)
+        self._opening.clear()
+        self._read = self._read_content
+
+    def _add(self, name: str | None, arguments: str) -> None:
+        """Put a piece of a call to the others that go out together."""
+        if name is not None:
+            self._content.trim()
+            self._opening.clear()
+            assert self._call is not None
+            self._calls.append(ToolCallDelta(self._num_calls, self._call.new_id(), name, arguments))
+            self._num_calls += 1
+            return
+        last = self._num_calls - 1
+        if self._calls and self._calls[-1].index == last:
+            before = self._calls.pop()
+            piece = ToolCallDelta(last, before.id, before.name, before.arguments + arguments)
+        else:
+            piece = ToolCallDelta(last, None, None, arguments)
+        self._calls.append(piece)
+
+    def _until(self, mark: str, text: str) -> tuple[str, str | None]:
+        """The text before a mark and behind it; None is behind it, as long as it has not come."""
+        passed, found, rest = text.partition(mark)
+        if found:
+            return passed, rest
+        num_held = overlap(text, mark) if mark[0] in text else 0
+        passed = text[: len(text) - num_held]
+        self._held = text[len(passed) :]
+        return passed, None
+
+    def _close(self) -> None:
+        """No more text comes."""
+        if self._read == self._read_reasoning:
+            self._reasoning.push(self._held)
+            return
+        if self._call is not None and self._read == self._read_call:
+            self._call.close()
+            if self._call.no_call is not None:
+                self._give_up_section(self._call.no_call)
+        if self._opening:
+            self._give_up_section("")
+        self._content.push(self._held)
+        if not self._num_calls:
+            self._content.release()
 
 
 def read_message(completion: Completion, syntax: MessageSyntax | None) -> Message:
     """The message that a whole completion is."""
-    delta = MessageReader(syntax).feed_text(completion.text, completion.finish_reason)
-    return Message(delta.content, delta.reasoning or None, (), delta.finish_reason)
+    reader = MessageReader(syntax)
+    text = completion.text
+    pieces = [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)] or [""]
+    deltas = [reader.feed_text(piece, None) for piece in pieces]
+    deltas.append(reader.feed_text("", completion.finish_reason))
+    calls = _joined([call for delta in deltas for call in delta.tool_calls])
+    content = "".join(delta.content for delta in deltas)
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    is_content_only = not calls and not reasoning
+    return Message(
+        content if content or is_content_only else None,
+        reasoning or None,
+        calls,
+        deltas[-1].finish_reason,
+    )
+
+
+def _joined(deltas: list[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    calls: list[tuple[ToolCallDelta, list[str]]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append((delta, []))
+        calls[-1][1].append(delta.arguments)
+    return tuple(
+        ToolCall(first.id or "", first.name or "", "".join(arguments)) for first, arguments in calls
+    )

@@ -210,9 +210,9 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
         known: fields that there are at the top.
     """
     problem = problems[0]
-    path = [str(part) for part in problem["loc"] if part != "body"]
-    param = ".".join(path) or None
     cause = problem.get("ctx", {}).get("error")
+    path = [part for part in problem["loc"] if part != "body"]
+    param = ".".join(map(str, [*path, *getattr(cause, "path", ())])) or None
     if isinstance(cause, InvalidRequestError):
         return cause
     if param is None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -16,7 +16,14 @@ from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import Usage, UsageField
 from legato.server.generation.job import Job
-from legato.server.generation.message import MessageReader, read_message
+from legato.server.generation.message import (
+    TOOL_CALLS,
+    Message,
+    MessageDelta,
+    MessageReader,
+    ToolCallDelta,
+    read_message,
+)
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
     ChatLogprobs,
@@ -31,9 +38,28 @@ from legato.server.requests.outcome import Generation
 router = APIRouter(tags=["OpenAI"])
 
 
-class ChatAnswerMessage(msgspec.Struct, frozen=True):
-    content: str | None
+class ChatFunction(msgspec.Struct, frozen=True):
+    """Attributes: `arguments` is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: ChatFunction
+    type: Literal["function"] = "function"
+
+
+class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `reasoning` is vLLM's name of `reasoning_content`."""
+
     role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    function_call: ChatFunction | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +89,29 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatDelta(msgspec.Struct, frozen=True):
-    """Attributes: `role` is on the first delta of a message."""
+class ChatFunctionDelta(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
 
-    content: str
+
+class ChatToolCallDelta(msgspec.Struct, frozen=True):
+    """Attributes: `id`, `type` and the name are on a call's first delta."""
+
+    index: int
+    function: ChatFunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """Attributes: `role` is on the first delta of a message; the rest as of `ChatAnswerMessage`."""
+
+    content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
+    function_call: ChatFunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +156,7 @@ class ChatFormat:
         self._syntax = asked.message_syntax
         self._returns_token_ids = asked.returns_token_ids
         self._prompt = prompt
+        self._calls_functions = asked.calls_functions
         self._id = answer_id
         self._created = created
         self._model = model
@@ -137,9 +182,9 @@ class ChatFormat:
         message = self._readers[choice].feed(delta)
         piece = ChatChunkChoice(
             index=choice,
-            delta=ChatDelta(message.content, role="assistant" if is_first else UNSET),
+            delta=self._delta(message, "assistant" if is_first else UNSET),
             logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
-            finish_reason=message.finish_reason,
+            finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=self._tokens(delta.token_ids),
         )
@@ -152,12 +197,44 @@ class ChatFormat:
         message = read_message(completion, self._syntax)
         return ChatChoice(
             index=completion.index,
-            message=ChatAnswerMessage(message.content),
+            message=self._message(message),
             logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
-            finish_reason=message.finish_reason,
+            finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
             token_ids=self._tokens(completion.token_ids),
         )
+
+    def _message(self, message: Message) -> ChatAnswerMessage:
+        reasoning = UNSET if message.reasoning is None else message.reasoning
+        functions = [ChatFunction(call.name, call.arguments) for call in message.tool_calls]
+        if self._calls_functions and functions:
+            called: dict[str, Any] = {"function_call": functions[0]}
+        elif functions:
+            ids = (call.id for call in message.tool_calls)
+            called = {"tool_calls": list(map(ChatToolCall, ids, functions))}
+        else:
+            called = {}
+        return ChatAnswerMessage(
+            content=message.content, reasoning_content=reasoning, reasoning=reasoning, **called
+        )
+
+    def _delta(self, message: MessageDelta, role: Literal["assistant"] | UnsetType) -> ChatDelta:
+        if not (message.reasoning or message.tool_calls):
+            return ChatDelta(message.content, role)
+        reasoning = message.reasoning or UNSET
+        calls = [_tool_call_delta(call) for call in message.tool_calls]
+        is_function = self._calls_functions and bool(calls)
+        return ChatDelta(
+            content=message.content or UNSET,
+            role=role,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            tool_calls=UNSET if is_function else calls or UNSET,
+            function_call=calls[0].function if is_function else UNSET,
+        )
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return "function_call" if self._calls_functions and reason == TOOL_CALLS else reason
 
     def _chunk(
         self,
@@ -176,6 +253,13 @@ class ChatFormat:
 
     def _tokens(self, token_ids: Iterable[int]) -> list[int] | UnsetType:
         return list(token_ids) if self._returns_token_ids else UNSET
+
+
+def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
+    if call.name is None or call.id is None:
+        return ChatToolCallDelta(call.index, ChatFunctionDelta(call.arguments))
+    function = ChatFunctionDelta(call.arguments, call.name)
+    return ChatToolCallDelta(call.index, function, call.id, "function")
 
 
 @router.post(

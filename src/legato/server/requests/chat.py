@@ -1,6 +1,6 @@
 """What POST /v1/chat/completions takes."""
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,10 +9,20 @@ from legato.server.requests.generation import GenerationRequest, NumLogprobs
 from legato.server.requests.messages import Messages, TemplateOptions
 from legato.server.requests.neutral import UnaskedOfChat
 from legato.server.requests.request_model import AtMost, only
+from legato.server.requests.tools import (
+    FunctionChoice,
+    Functions,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    tool_use,
+)
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
-    """Tools and images are refused: Legato has none of them."""
+    """Attributes: `functions` and `function_call` are OpenAI's older names of tools."""
 
     messages: Annotated[Messages, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -22,9 +32,11 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
 
     add_special_tokens: Annotated[bool, only(False)] | None = None
     modalities: Annotated[list[str], only(["text"]), AtMost(1)] | None = None
-    tools: Annotated[list[Any], only([])] | None = None
-    tool_choice: Annotated[Any, only("none")] = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    functions: Functions | None = None
+    function_call: FunctionChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatRequest":
@@ -38,7 +50,30 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
                 "max_tokens is the old name of max_completion_tokens; they must not differ",
                 param="max_completion_tokens",
             )
+        if self.functions and (self.tools or self.tool_choice):
+            raise InvalidRequestError(
+                "functions is the old name of tools; give one of them", param="functions"
+            )
+        for choice, tools, param in (
+            (self.tool_choice, self.tools, "tool_choice"),
+            (self.function_call, self.functions, "function_call"),
+        ):
+            if choice is not None and choice.is_required and tools is None:
+                raise InvalidRequestError(f"{param} goes with tools only", param=param)
         return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises InvalidRequestError: a choice names what is no tool."""
+        if self.functions:
+            tools = [Tool(type="function", function=function) for function in self.functions]
+            return tool_use(tools, self.function_call, is_parallel=False, param="function_call")
+        return tool_use(
+            self.tools or [],
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls,
+            param="tool_choice",
+        )
 
     @property
     def output_limit(self) -> int | None:

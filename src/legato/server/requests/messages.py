@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+import msgspec
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.server.limits import (
@@ -10,18 +11,32 @@ from legato.server.limits import (
     MAX_MESSAGES,
     MAX_TEMPLATE_CHARS,
     MAX_TEMPLATE_VARIABLES,
+    MAX_TOOL_CALLS,
 )
-from legato.server.requests.request_model import AtMost, Name, RequestModel
+from legato.server.requests.request_model import AtMost, Name, PartError, RequestModel, only
+from legato.server.requests.tools import Tools
 
 # Arguments of the template renderer that are not for the template.
-_RESERVED = ("self", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
+_RESERVED = frozenset(
+    {
+        *("self", "messages", "tools", "chat_template"),
+        *("add_generation_prompt", "continue_final_message"),
+    }
+)
 
 _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_TEXT_PARTS = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
+_CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
+_TEXT_PARTS = {  # key a type of parts, value which key has the text
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_MEDIA = ("audio", "images", "videos")
 
 
 def _joined_text(value: Any) -> Any:
@@ -30,34 +45,118 @@ def _joined_text(value: Any) -> Any:
         return value
     if len(value) > MAX_CONTENT_PARTS:
         raise ValueError(f"has {len(value)} parts, over {MAX_CONTENT_PARTS}")
-    return "\n".join(map(_part_text, value))
+    return "\n".join(_part_text(i, part) for i, part in enumerate(value))
 
 
-def _part_text(part: Any) -> str:
+def _part_text(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
-        raise ValueError(
+    text = part.get(_TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
+    if not isinstance(text, str):
+        raise PartError(
             f"a content part of type {kind!r} is not supported; parts are "
-            '{"type": "text", "text": "..."}'
+            '{"type": "text", "text": "..."}',
+            index,
         )
-    text: str = part["text"]
     return text
 
 
 MessageText = Annotated[
     str,
     BeforeValidator(_joined_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXT_PARTS]}),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _CONTENT]}),
 ]
 
 
-class ChatMessage(RequestModel):
-    """One message; what is set goes to the chat template."""
+class CalledFunction(RequestModel):
+    """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: MessageText
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Name
+    arguments: str | dict[str, Any] = "{}"
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates want an object; what is none they may be able to write as it is."""
+        if isinstance(self.arguments, dict):
+            return {"name": self.name, "arguments": self.arguments}
+        try:
+            arguments = msgspec.json.decode(self.arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class MessageToolCall(RequestModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    id: Name = ""
+    type: Annotated[str, only("function")] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(RequestModel):
+    """One message. Histories of clients come with keys of their own, which are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: MessageText = ""
     name: Name | None = None
     tool_call_id: Name | None = None
+    tool_calls: (
+        Annotated[list[MessageToolCall], Field(fail_fast=True), AtMost(MAX_TOOL_CALLS)] | None
+    ) = None
+    function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_media(cls, data: Any) -> Any:
+        for name in _MEDIA:
+            if isinstance(data, dict) and data.get(name):
+                raise PartError("only text is supported", name)
+        return data
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "ChatMessage":
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise PartError("content is missing", "content")
+        return self
+
+    @property
+    def num_chars(self) -> int:
+        """Of the texts that a template writes."""
+        return len(self.text) + len(self.thought or "")
+
+    @property
+    def text(self) -> str:
+        return self.content or self.refusal or ""
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning_content or self.reasoning
+
+    def for_template(self) -> dict[str, Any]:
+        """As transformers' chat templates read it."""
+        is_function = self.role == "function"  # OpenAI's older name of a tool
+        message: dict[str, Any] = {"role": "tool" if is_function else self.role}
+        message["content"] = self.text
+        if self.thought and self.role == "assistant":
+            message["reasoning_content"] = self.thought
+        calls = [
+            {"id": call.id, "type": call.type, "function": call.function.for_template()}
+            for call in self.tool_calls or ()
+        ]
+        if self.function_call is not None:
+            calls.append({"type": "function", "function": self.function_call.for_template()})
+        if calls and self.role == "assistant":
+            message["tool_calls"] = calls
+        for name in ("name", "tool_call_id"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
@@ -66,6 +165,7 @@ Messages = Annotated[list[ChatMessage], Field(fail_fast=True), AtMost(MAX_MESSAG
 class TemplateOptions(RequestModel):
     """How messages become a prompt."""
 
+    tools: Tools | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: Annotated[str, AtMost(MAX_TEMPLATE_CHARS)] | None = None
@@ -73,9 +173,8 @@ class TemplateOptions(RequestModel):
 
     @model_validator(mode="after")
     def _check_template_options(self) -> "TemplateOptions":
-        for name in _RESERVED:
-            if name in (self.chat_template_kwargs or {}):
-                raise InvalidRequestError(
-                    f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
-                )
+        for name in _RESERVED.intersection(self.chat_template_kwargs or {}):
+            raise InvalidRequestError(
+                f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
+            )
         return self

@@ -9,18 +9,22 @@ from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
+from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids, truncated, with_bad_words
 from legato.grammar.check import GrammarChecker
+from legato.grammar.source import content_rule
 from legato.model.defaults import ModelDefaults
+from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
 from legato.server.requests.chat import ChatRequest
+from legato.server.requests.chat_prompt import ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
 from legato.server.requests.generation import GenerationRequest, StreamOptions
-from legato.server.requests.messages import ChatMessage, TemplateOptions
+from legato.server.requests.message_grammar import message_grammar
 from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
 from legato.server.requests.request_model import ModelRequest
 from legato.server.requests.serving import Kind, Serving
@@ -30,6 +34,7 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from legato.server.requests.tools import ToolUse
 
 _PIECE_BYTES = 2**18
 
@@ -48,6 +53,11 @@ class RequestReader:
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
         self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
+        self._prompts = ChatPrompts(
+            tokenizer,
+            trusts_templates=serving.trust_request_chat_template,
+            check_fits=self._check_fits,
+        )
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -68,22 +78,40 @@ class RequestReader:
     def _chat(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(ChatRequest, body)
         self._check_completions(request.n)
+        use = request.tool_use
+        prompt = self._prompts.make(
+            request.messages,
+            request,
+            use.shown,
+            effort=request.reasoning_effort,
+            is_cut=request.truncate_prompt_tokens is not None,
+        )
+        syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
+        grammar = self._message_grammar(request, use, syntax)
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
         names = {"logprobs": "top_logprobs", "max_tokens": limit_name, **request.form_names}
+        if grammar is not None and use.callable:
+            names["structured_outputs.grammar"] = "tools"
         with naming_fields(**names):
+            decided = {} if grammar is None else _constrained(grammar)
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
+                kept_special_tokens=self._marks(syntax),
+                **decided,
             )
             params = self._settled(params)
-            conversation = self._conversation(
-                request.messages, request, is_cut=params.truncate_prompt_tokens is not None
-            )
-            token_ids = truncated(conversation, params, self._serving.info.max_model_len)
+            token_ids = truncated(prompt.token_ids, params, self._serving.info.max_model_len)
         yield PromptTokens(token_array(token_ids))
-        yield _generation(request, params=params, output_limit_name=limit_name)
+        yield _generation(
+            request,
+            params=params,
+            output_limit_name=limit_name,
+            message_syntax=None if syntax.is_plain else syntax,
+            calls_functions=bool(request.functions),
+        )
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -127,7 +155,7 @@ class RequestReader:
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
         if request.messages is not None:
-            token_ids = self._conversation(request.messages, request)
+            token_ids = self._prompts.make(request.messages, request, request.tools or ()).token_ids
         else:
             assert request.prompt is not None, "checked by TokenizeRequest"
             self._check_fits(len(request.prompt), "prompt")
@@ -171,28 +199,25 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _conversation(
-        self, messages: list[ChatMessage], options: TemplateOptions, *, is_cut: bool = False
-    ) -> list[int]:
-        """Token ids of a conversation. Args: is_cut: whether it may be longer than the context."""
-        is_trusted = self._serving.trust_request_chat_template
-        if options.chat_template is not None and not is_trusted:
+    def _message_grammar(
+        self, request: ChatRequest, use: ToolUse, syntax: MessageSyntax
+    ) -> str | None:
+        """What a message is held to, beside a form that it may have without tools and reasoning."""
+        form = request.output_form
+        with naming_fields(**request.form_names):
+            content = None if form is None else content_rule(form)
+        grammar = message_grammar(use, syntax, self._tokenizer.special_token_id, content=content)
+        if form is not None and content is None and grammar is not None:
             raise InvalidRequestError(
-                "this server runs no templates from requests (--trust-request-chat-template)",
-                param="chat_template",
+                f"{form.form} is the form of a whole output, which tools do not go with",
+                param="tools",
             )
-        if not is_cut:
-            self._check_fits(sum(len(message.content) for message in messages), "messages")
-        text = self._tokenizer.render_chat(
-            [message.model_dump(exclude_unset=True) for message in messages],
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            chat_template=options.chat_template,
-            **(options.chat_template_kwargs or {}),
-        )
-        if not is_cut:
-            self._check_fits(len(text), "messages")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return grammar
+
+    def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenized, before that is done."""
@@ -230,6 +255,11 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         returns_token_ids=request.return_token_ids,
         **known,
     )
+
+
+def _constrained(grammar: str) -> dict[str, Any]:
+    """Raises InvalidRequestError: the grammar is too long."""
+    return {"structured_outputs": StructuredOutputs(grammar=grammar)}
 
 
 def _answered(answer: msgspec.Struct) -> Iterator[Part | End]:

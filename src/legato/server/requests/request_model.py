@@ -44,9 +44,23 @@ class RequestModel(BaseModel):
         described = handler.resolve_ref_schema(handler(schema))
         fields = described.get("properties", {})
         for name in fields.keys() - described.get("required", ()):
-            if _NULL not in fields[name].get("anyOf", ()):
-                fields[name] = {"anyOf": [fields[name], _NULL]}
+            if "anyOf" not in fields[name]:
+                fields[name] = {"anyOf": [fields[name]]}
+            if _NULL not in fields[name]["anyOf"]:
+                fields[name]["anyOf"] = [*fields[name]["anyOf"], _NULL]
         return described
+
+
+class PartError(ValueError):
+    """What is wrong within the value of a field.
+
+    Attributes:
+        path: keys and indices that lead from the field to it.
+    """
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 def _whole(value: Any) -> Any:

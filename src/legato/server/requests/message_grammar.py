@@ -1,0 +1,168 @@
+"""What a model's messages are held to, tool calls and all: grammars in llguidance's Lark."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.server.requests.tools import ToolUse
+
+Token = Callable[[str], int | None]
+"""Id of a text that is a special token, None of any other."""
+
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_TEXT = "/(?s:.*)/"
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_OPENING = frozenset(
+    {
+        *("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref"),
+        *("allOf", "anyOf", "oneOf", "if", "dependentSchemas"),
+    }
+)
+
+
+def message_grammar(
+    use: ToolUse, syntax: MessageSyntax, token: Token, *, content: str | None = None
+) -> str | None:
+    """What a message is held to by what it may call; None where that is nothing.
+
+    Args:
+        token: as of `MessageGrammar`.
+        content: the right side of a rule for the content, where that has a form. Without tools and
+            reasoning it needs no grammar of this.
+    """
+    grammar = MessageGrammar(use, syntax, token)
+    if use.is_required:
+        return grammar.calls()
+    if content is not None:
+        return grammar.calls_or(content) if use.callable else grammar.reasoned(content)
+    is_strict = any(tool.function.strict for tool in use.callable)
+    return grammar.free() if is_strict or not use.is_parallel else None
+
+
+class MessageGrammar:
+    """Grammars of messages in a model's own syntax.
+
+    Args:
+        token: what a mark of the syntax is; text cannot stand for one that is a special token.
+    """
+
+    def __init__(self, use: ToolUse, syntax: MessageSyntax, token: Token) -> None:
+        self._tools = use.callable
+        self._is_parallel = use.is_parallel
+        self._syntax = syntax
+        self._token = token
+
+    def calls(self) -> str:
+        """Calls and nothing else, but for reasoning before them; all schemas hold."""
+        calls = self._only_calls(is_bare=self._calls.is_bare)
+        return _lark("start: thought calls", *self._thought(), *calls)
+
+    def calls_or(self, content: str) -> str:
+        """The same, or content of a form, which may begin like a call that is bare."""
+        start = ("start: thought (calls | content)", f"content: {content}")
+        return _lark(*start, *self._thought(), *self._only_calls(is_bare=False))
+
+    def reasoned(self, content: str) -> str | None:
+        """Content of a form behind reasoning; None where the model does not reason."""
+        if self._syntax.reasoning is None:
+            return None
+        return _lark("start: thought content", f"content: {content}", *self._thought())
+
+    def free(self) -> str:
+        """Any text, and calls, of which those of strict tools hold to their schemas."""
+        rules = self._body() + self._call_rules(is_lenient=False)
+        if self._calls.is_bare:
+            return _lark("start: body | text", r"text: /\s*/ | /\s*[^\s{](?s:.*)/", *rules)
+        start = "(lead body)* text" if self._is_parallel else "lead body | text"
+        is_special = self._token(self._calls.begin) is not None
+        lead = "lead" if is_special else "lead[lazy]"
+        return _lark(
+            f"start: {start}",
+            f"text: {_ANY_TEXT}",
+            f"{lead}: {_ANY_TEXT} {self._mark(self._calls.begin)}",
+            *rules,
+        )
+
+    @property
+    def _calls(self) -> ToolCallSyntax:
+        assert self._syntax.tool_calls is not None, "no tools without it"
+        return self._syntax.tool_calls
+
+    def _only_calls(self, *, is_bare: bool) -> list[str]:
+        begin = "" if is_bare else f"{self._mark(self._calls.begin)} "
+        if self._calls.is_list or self._calls.is_bare:
+            rules = [f"calls: {begin}body"]
+        else:
+            sections = self._several("section", self._calls.separator)
+            rules = [f"calls: {sections}", f"section: {begin}body"]
+        return [*rules, *self._body(), *self._call_rules(is_lenient=True)]
+
+    def _thought(self) -> list[str]:
+        reasoning = self._syntax.reasoning
+        if reasoning is None:
+            return ['thought: ""']
+        end = self._mark(reasoning.end)
+        rest = "rest" if self._token(reasoning.end) is not None else "rest[lazy]"
+        begin = "" if self._syntax.is_reasoning_open else f"{self._mark(reasoning.begin)} "
+        whole = f"{begin}rest /[ \\n]{{0,4}}/"
+        return [
+            f"thought: {whole}" if self._syntax.is_reasoning_open else f"thought: ({whole})?",
+            f"{rest}: {_ANY_TEXT} {end}",
+        ]
+
+    def _body(self) -> list[str]:
+        """What stands behind a section's mark."""
+        if self._calls.is_list:
+            return [f'body: "[" {self._several("call", ", ")} "]"']
+        if self._calls.is_bare:
+            return [f"body: {self._several('call', self._calls.separator)}"]
+        if self._calls.name_end:
+            return ["body: call"]
+        return [f'body: "\\n" call "\\n" {self._mark(self._calls.end)}']
+
+    def _call_rules(self, *, is_lenient: bool) -> list[str]:
+        """Args: is_lenient: hold to the schema of a tool that is not strict as far as may be."""
+        rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(self._tools)))]
+        for i, tool in enumerate(self._tools):
+            function = tool.function
+            schema = _ANY_OBJECT
+            if function.strict or is_lenient:
+                schema = _closed(function.parameters or _NOTHING)
+            options = _JSON_OPTIONS | {"lenient": not function.strict}
+            rules.append(f"call_{i}: {self._head(function.name)} args_{i} {self._tail()}")
+            rules.append(f"args_{i}: %json {json.dumps({**schema, 'x-guidance': options})}")
+        return rules
+
+    def _head(self, name: str) -> str:
+        if self._calls.name_end:
+            return f"{_text(name)} {self._mark(self._calls.name_end)}"
+        return _text(f'{{"name": {json.dumps(name)}, "{self._calls.arguments_key}": ')
+
+    def _tail(self) -> str:
+        return "" if self._calls.name_end else _text("}")
+
+    def _several(self, rule: str, separator: str) -> str:
+        if not self._is_parallel:
+            return rule
+        return f"{rule} ({_text(separator)} {rule})*" if separator else f"{rule}+"
+
+    def _mark(self, mark: str) -> str:
+        token_id = self._token(mark)
+        return _text(mark) if token_id is None else f"<[{token_id}]>"
+
+
+def _lark(*rules: str) -> str:
+    return "\n".join(rules)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without arguments that it does not name, which small models never stop to add."""
+    if "properties" not in schema or schema.keys() & _OPENING:
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

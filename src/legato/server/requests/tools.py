@@ -1,0 +1,243 @@
+"""Tools that a model may call, as clients describe them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from legato.core.errors import InvalidRequestError
+from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
+from legato.server.requests.request_model import AtMost, Name, PartError, RequestModel, only
+
+_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_SCHEMA = (
+    "items",
+    "additionalProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+
+_Path = tuple[str | int, ...]
+
+
+def _checked_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise PartError('must be "object": arguments have names', "type")
+    # No recursion, for schemas are as deep as JSON may be.
+    unread: list[tuple[_Path, Any]] = [((), schema)]
+    while unread:
+        path, part = unread.pop()
+        if not isinstance(part, dict | bool):
+            raise PartError("must be a JSON schema: an object or a boolean", *path)
+        if isinstance(part, dict):
+            _check_keywords(path, part)
+            unread += _parts(path, part)
+    return schema
+
+
+def _check_keywords(path: _Path, schema: dict[str, Any]) -> None:
+    types = schema.get("type", [])
+    for name in types if isinstance(types, list) else [types]:
+        if not isinstance(name, str) or name not in _TYPES:
+            raise PartError(f"must be one of {', '.join(sorted(_TYPES))}", *path, "type")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise PartError("must be a list of names", *path, "required")
+    if not isinstance(schema.get("enum", []), list):
+        raise PartError("must be a list", *path, "enum")
+
+
+def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
+    """The schemas within a schema, and where they are."""
+    for key in schema.keys() & {*_SCHEMA, *_SCHEMAS, *_NAMED_SCHEMAS}:
+        value = schema[key]
+        if key in _SCHEMA and not isinstance(value, list):
+            yield (*path, key), value
+        elif key in _NAMED_SCHEMAS:
+            if not isinstance(value, dict):
+                raise PartError("must be an object of schemas", *path, key)
+            yield from (((*path, key, name), part) for name, part in value.items())
+        else:
+            if not isinstance(value, list):
+                raise PartError("must be a list of schemas", *path, key)
+            yield from (((*path, key, i), part) for i, part in enumerate(value))
+
+
+class FunctionDefinition(RequestModel):
+    """A function; what else a client says of it is ignored.
+
+    Attributes:
+        parameters: a JSON schema of its arguments; without one it takes none.
+        strict: refuse a schema that cannot be held to, and hold every call to it.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$"), AtMost(MAX_TOOL_NAME_CHARS)]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_checked_parameters)] | None = None
+    strict: bool = False
+
+
+class Tool(RequestModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Annotated[str, only("function")]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        """As transformers' chat templates read it."""
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        function.setdefault("description", "")
+        function.setdefault("parameters", {"type": "object", "properties": {}})
+        return {"type": self.type, "function": function}
+
+
+def _checked_tools(tools: list[Tool]) -> list[Tool]:
+    names = [tool.function.name for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise PartError(f"the name {name!r} is given twice", i, "function", "name")
+    num_chars = len(msgspec.json.encode([tool.for_template() for tool in tools]))
+    if num_chars > MAX_TOOLS_CHARS:
+        raise ValueError(f"has {num_chars} characters, over {MAX_TOOLS_CHARS}")
+    return tools
+
+
+Tools = Annotated[
+    list[Tool], Field(fail_fast=True), AfterValidator(_checked_tools), AtMost(MAX_TOOLS)
+]
+Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+
+
+class FunctionName(RequestModel):
+    name: Name
+
+
+class NamedTool(RequestModel):
+    type: Annotated[str, only("function")]
+    function: FunctionName
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+
+
+class Choice(RequestModel):
+    """`tool_choice`; one that is a word alone is its type."""
+
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @property
+    def is_required(self) -> bool:
+        if self.allowed_tools is not None:
+            return self.allowed_tools.mode == "required"
+        return self.type in ("required", "function")
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the functions that may be called; None are all."""
+        if self.allowed_tools is not None:
+            return tuple(tool.function.name for tool in self.allowed_tools.tools)
+        return None if self.function is None else (self.function.name,)
+
+
+def _as_choice(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in _WORDS:
+        raise ValueError(f"must be one of {', '.join(map(repr, _WORDS))}, or name a function")
+    return {"type": value}
+
+
+def _as_function_choice(value: Any) -> Any:
+    """OpenAI's older form of it."""
+    if isinstance(value, dict):
+        return {"type": "function", "function": value}
+    return _as_choice(value)
+
+
+_WORDS = ("none", "auto", "required")
+_NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_NAMED = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _NAME},
+    "required": ["type", "function"],
+}
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _NAMED, "maxItems": MAX_TOOLS},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
+
+ToolChoice = Annotated[
+    Choice,
+    BeforeValidator(_as_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(_WORDS)}, _NAMED, _ALLOWED]}),
+]
+FunctionChoice = Annotated[
+    Choice,
+    BeforeValidator(_as_function_choice),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto"]}, _NAME]}),
+]
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request lets a model do with tools.
+
+    Attributes:
+        shown: tools that the model is told of.
+        callable: of these, the ones that it may be made to call.
+        is_required: whether it has to call one.
+        is_parallel: whether it may call several at once.
+    """
+
+    shown: tuple[Tool, ...] = ()
+    callable: tuple[Tool, ...] = ()
+    is_required: bool = False
+    is_parallel: bool = True
+
+
+def tool_use(
+    tools: Sequence[Tool], choice: Choice | None, *, is_parallel: bool, param: str
+) -> ToolUse:
+    """Args: param: what the client calls `choice`.
+
+    Raises:
+        InvalidRequestError: the choice names what is no tool.
+    """
+    if not tools or (choice is not None and choice.type == "none"):
+        return ToolUse()
+    by_name = {tool.function.name: tool for tool in tools}
+    names = (choice and choice.names) or tuple(by_name)
+    for name in names:
+        if name not in by_name:
+            raise InvalidRequestError(f"there is no tool {name!r} in tools", param=param)
+    chosen = tuple(by_name[name] for name in names)
+    is_restricted = choice is not None and choice.type == "allowed_tools"
+    return ToolUse(
+        shown=chosen if is_restricted else tuple(tools),
+        callable=chosen,
+        is_required=choice is not None and choice.is_required,
+        is_parallel=is_parallel and (choice is None or choice.function is None),
+    )

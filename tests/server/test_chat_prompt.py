@@ -1,0 +1,151 @@
+"""Conversations with tools and reasoning, as chat templates of several families write them."""
+
+from typing import Any
+
+import pytest
+
+from legato.core.config import DEFAULT_MODEL
+from legato.core.errors import InvalidRequestError
+from legato.model.message_syntax import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolCallSyntax
+from legato.model.source import resolve_source
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
+from legato.server.requests.messages import ChatMessage, TemplateOptions
+from legato.server.requests.tools import Tool
+from tests.server import chat_templates
+
+_TOOL = Tool.model_validate(
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+)
+_HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "1 + 2?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "A sum.",
+        "tool_calls": [
+            {
+                "id": "call_5",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_5", "content": "3"},
+    {"role": "tool", "tool_call_id": "call_5", "content": "three"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_source(DEFAULT_MODEL))
+
+
+def make(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    tools: tuple[Tool, ...] = (),
+    effort: str | None = None,
+    **options: Any,
+) -> tuple[ChatPrompt, str]:
+    prompts = ChatPrompts(tokenizer, trusts_templates=True, check_fits=lambda _chars, _field: None)
+    prompt = prompts.make(
+        [ChatMessage.model_validate(message) for message in messages],
+        TemplateOptions(**options),
+        tools,
+        effort,
+    )
+    return prompt, tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+def test_a_model_that_knows_no_tools_is_told_of_them(tokenizer: Tokenizer) -> None:
+    prompt, text = make(tokenizer, _HISTORY, tools=(_TOOL,))
+    assert prompt.syntax.tool_calls == HERMES
+    assert text.startswith("<|im_start|>system\nYou can call functions.")
+    assert '<tools>\n{"type": "function", "function": {"name": "add"' in text
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n{call}<|im_end|>" in text
+    results = "<tool_response>\n3\n</tool_response>\n<tool_response>\nthree\n</tool_response>"
+    assert f"<|im_start|>user\n{results}<|im_end|>" in text
+
+
+def test_its_own_system_message_comes_first(tokenizer: Tokenizer) -> None:
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be brief."}, *_HISTORY]
+        _, text = make(tokenizer, messages, tools=(_TOOL,))
+        assert text.startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
+        _, text = make(tokenizer, messages)
+        assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+
+
+def test_no_tools_change_nothing(tokenizer: Tokenizer) -> None:
+    _, text = make(tokenizer, _HISTORY[:1])
+    assert "function" not in text
+
+
+@pytest.mark.parametrize(
+    ("template", "syntax", "call"),
+    [
+        ("qwen", HERMES, '\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n'),
+        ("llama", LLAMA, '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        ("mistral", MISTRAL, '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "'),
+        ("named", MISTRAL_NAMED, '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}'),
+    ],
+)
+def test_a_template_writes_tools_and_calls_itself(
+    tokenizer: Tokenizer, template: str, syntax: ToolCallSyntax, call: str
+) -> None:
+    prompt, text = make(
+        tokenizer,
+        _HISTORY,
+        tools=(_TOOL,),
+        chat_template=chat_templates.KNOWING_TOOLS[template],
+    )
+    assert prompt.syntax.tool_calls == syntax
+    assert '"name": "add"' in text
+    assert "You can call functions" not in text
+    assert call in text
+
+
+def test_mistral_sees_ids_of_nine_characters(tokenizer: Tokenizer) -> None:
+    _, text = make(tokenizer, _HISTORY, chat_template=chat_templates.MISTRAL)
+    call_id = text.partition('"id": "')[2][:9]
+    assert call_id.isalnum()
+    assert f"[TOOL_RESULTS]{call_id}3[/TOOL_RESULTS]" in text
+
+
+def test_arguments_that_are_no_json_stay_text(tokenizer: Tokenizer) -> None:
+    call = {"id": "1", "function": {"name": "add", "arguments": '{"a": '}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    _, text = make(tokenizer, messages, chat_template=chat_templates.QWEN)
+    assert '"arguments": "{\\"a\\": "}' in text
+    make(tokenizer, messages)
+
+
+def test_reasoning_of_a_history_reaches_the_template(tokenizer: Tokenizer) -> None:
+    _, text = make(tokenizer, _HISTORY, chat_template=chat_templates.QWEN)
+    assert "<think>\nA sum.\n</think>" in text
+
+
+@pytest.mark.parametrize(("effort", "is_open"), [(None, False), ("high", True), ("none", False)])
+def test_a_prompt_may_end_in_reasoning(
+    tokenizer: Tokenizer, effort: str | None, is_open: bool
+) -> None:
+    prompt, text = make(tokenizer, _HISTORY[:1], effort=effort, chat_template=chat_templates.QWEN)
+    assert prompt.syntax.reasoning is not None
+    assert prompt.syntax.is_reasoning_open is is_open
+    assert text.endswith("</think>\n\n") == (effort == "none")
+
+
+def test_a_template_that_reads_no_effort_refuses_it(tokenizer: Tokenizer) -> None:
+    for template in (None, chat_templates.NO_TOOLS):
+        make(tokenizer, _HISTORY[:1], effort="none", chat_template=template)
+        with pytest.raises(InvalidRequestError) as raised:
+            make(tokenizer, _HISTORY[:1], effort="low", chat_template=template)
+        assert raised.value.param == "reasoning_effort"
+
+
+def test_a_template_without_reasoning_has_none(tokenizer: Tokenizer) -> None:
+    prompt, _ = make(tokenizer, _HISTORY[:1], chat_template=chat_templates.NO_TOOLS)
+    assert prompt.syntax.without_calls().is_plain

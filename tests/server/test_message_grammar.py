@@ -1,0 +1,197 @@
+"""Grammars of tool calls, as llguidance reads them, on SmolLM2's vocabulary."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from legato.core.config import DEFAULT_MODEL
+from legato.model.message_syntax import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    Marks,
+    MessageSyntax,
+    ToolCallSyntax,
+)
+from legato.model.source import resolve_source
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.server.requests.message_grammar import message_grammar
+from legato.server.requests.tools import Choice, Tool, tool_use
+
+_UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
+_SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_source(DEFAULT_MODEL))
+
+
+@cache
+def _llguidance() -> LLTokenizer:
+    return LLTokenizer(_tokenizer().backend.to_str())
+
+
+def _tool(name: str, **function: Any) -> Tool:
+    return Tool.model_validate({"type": "function", "function": {"name": name, **function}})
+
+
+_LOOSE, _STRICT = _tool("loose", parameters=_UNIT), _tool("strict", parameters=_UNIT, strict=True)
+
+
+class Held:
+    """Says what a grammar lets through."""
+
+    def __init__(
+        self,
+        syntax: MessageSyntax,
+        *tools: Tool,
+        choice: str = "auto",
+        is_parallel: bool = True,
+        content: str | None = None,
+    ) -> None:
+        wanted = Choice.model_validate({"type": choice})
+        use = tool_use(tools, wanted, is_parallel=is_parallel, param="tool_choice")
+        self.grammar = message_grammar(use, syntax, _tokenizer().special_token_id, content=content)
+
+    def takes(self, text: str) -> bool:
+        """Whether the whole text may be an answer."""
+        assert self.grammar is not None
+        matcher = LLMatcher(_llguidance(), self.grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        token_ids = _tokenizer().encode(text, add_special_tokens=False)
+        num_taken = matcher.try_consume_tokens(token_ids)
+        return num_taken == len(token_ids) and matcher.is_accepting()
+
+
+def _written(syntax: ToolCallSyntax, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model writes them."""
+    if syntax.name_end:
+        return "".join(f"{syntax.begin}{name}[ARGS]{json.dumps(args)}" for name, args in calls)
+    objects = [json.dumps({"name": name, syntax.arguments_key: args}) for name, args in calls]
+    if syntax.is_list:
+        return f"{syntax.begin}[{', '.join(objects)}]"
+    if syntax.is_bare:
+        return syntax.separator.join(objects)
+    return "\n".join(f"{syntax.begin}\n{text}\n{syntax.end}" for text in objects)
+
+
+_RIGHT: dict[str, Any] = {"unit": "c"}
+_WRONG: dict[str, Any] = {"unit": "k"}
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_required_calls(syntax: ToolCallSyntax) -> None:
+    plain = MessageSyntax(tool_calls=syntax)
+    held = Held(plain, _LOOSE, _STRICT, choice="required")
+    for name in ("loose", "strict"):
+        assert held.takes(_written(syntax, (name, _RIGHT)))
+        assert not held.takes(_written(syntax, (name, _WRONG)))
+    assert not held.takes(_written(syntax, ("other", _RIGHT)))
+    assert not held.takes("Hello")
+    assert not held.takes("")
+    two = _written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
+    assert held.takes(two)
+    one = Held(plain, _LOOSE, _STRICT, choice="required", is_parallel=False)
+    assert one.takes(_written(syntax, ("loose", _RIGHT)))
+    assert not one.takes(two)
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
+    plain = MessageSyntax(tool_calls=syntax)
+    held = Held(plain, _LOOSE, _STRICT)
+    text = "" if syntax.is_bare else "I look.\n"
+    assert held.takes("Hello")
+    assert held.takes("")
+    assert held.takes(" \n Hello {")
+    assert not held.takes(" {") or not syntax.is_bare
+    assert held.takes(text + _written(syntax, ("strict", _RIGHT)))
+    assert not held.takes(text + _written(syntax, ("strict", _WRONG)))
+    assert held.takes(text + _written(syntax, ("loose", _WRONG)))
+    two = text + _written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
+    assert held.takes(two)
+    one = Held(plain, _LOOSE, is_parallel=False)
+    assert one.takes("Hello")
+    assert one.takes(text + _written(syntax, ("loose", _WRONG)))
+    assert not one.takes(two)
+
+
+def test_nothing_to_hold_to_is_no_grammar() -> None:
+    plain = MessageSyntax(tool_calls=HERMES)
+    assert Held(plain, _LOOSE).grammar is None
+    assert Held(plain.without_calls()).grammar is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("has_special_end", [True, False])
+def test_reasoning_goes_before_calls(is_open: bool, has_special_end: bool) -> None:
+    marks = Marks("<repo_name>", "<file_sep>") if has_special_end else Marks("<think>", "</think>")
+    syntax = MessageSyntax(reasoning=marks, is_reasoning_open=is_open, tool_calls=HERMES)
+    held = Held(syntax, _STRICT, choice="required")
+    call = _written(HERMES, ("strict", _RIGHT))
+    thought = f"{'' if is_open else marks.begin}\nWell?\n{marks.end}\n\n"
+    assert held.takes(thought + call)
+    assert held.takes(call) != is_open
+    assert not held.takes(thought)
+    assert not held.takes(thought + _written(HERMES, ("strict", _WRONG)))
+
+
+def test_marks_that_are_special_tokens() -> None:
+    """Text of theirs is no mark, and they stand in no text."""
+    syntax = MessageSyntax(tool_calls=ToolCallSyntax(begin="<repo_name>", end="<file_sep>"))
+    for choice in ("required", "auto"):
+        held = Held(syntax, _STRICT, choice=choice)
+        assert held.takes('<repo_name>\n{"name": "strict", "arguments": {"unit": "c"}}\n<file_sep>')
+        assert not held.takes(
+            '<repo_name>\n{"name": "strict", "arguments": {"unit": "k"}}\n<file_sep>'
+        )
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_content_of_a_form_or_calls(syntax: ToolCallSyntax) -> None:
+    content = '%json {"type": "object", "properties": {"name": {"const": 5}}, "required": ["name"]}'
+    held = Held(MessageSyntax(tool_calls=syntax), _LOOSE, content=content)
+    begin = syntax.begin if syntax.is_bare else ""
+    assert held.takes('{"name": 5}')
+    assert held.takes(begin + _written(syntax, ("loose", _RIGHT)))
+    assert not held.takes(begin + _written(syntax, ("loose", _WRONG)))
+    assert not held.takes('{"name": 6}')
+    assert not held.takes("Hello")
+
+
+def test_content_of_a_form_behind_reasoning() -> None:
+    held = Held(MessageSyntax(reasoning=Marks("<think>", "</think>")), content='("a" | "b")')
+    assert held.takes("<think>\nA or b?\n</think>\n\nb")
+    assert held.takes("a")
+    assert not held.takes("c")
+    assert Held(MessageSyntax(), content='"a"').grammar is None
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+def test_names_and_schemas_of_every_kind_compile(syntax: ToolCallSyntax) -> None:
+    parameters = {
+        "type": "object",
+        "x-guidance": {"whitespace_flexible": True},
+        "properties": {
+            "a\"\n/'": {"type": "string", "format": "no-such-format"},
+            "b": {"$ref": "#/$defs/b"},
+        },
+        "required": ["a\"\n/'"],
+        "$defs": {"b": {"type": ["integer", "null"], "description": 'a "b" \\ #'}},
+    }
+    held = Held(
+        MessageSyntax(tool_calls=syntax),
+        _tool("a.b-c_9", parameters=parameters),
+        _tool("none"),
+        _tool("any", parameters={"type": "object"}),
+        choice="required",
+    )
+    assert held.takes(_written(syntax, ("a.b-c_9", {"a\"\n/'": "x", "b": None})))
+    assert held.takes(_written(syntax, ("none", {})))
+    assert not held.takes(_written(syntax, ("none", {"a": 1})))
+    assert held.takes(_written(syntax, ("any", {"a": 1})))

@@ -1,0 +1,290 @@
+"""Messages out of what models write: content, reasoning and tool calls, however the text is cut."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.outputs import FinishReason
+from legato.engine.frontend.completion import Completion
+from legato.model.message_syntax import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    Marks,
+    MessageSyntax,
+    ToolCallSyntax,
+)
+from legato.server.generation.message import Message, MessageReader, read_message
+from tests.profiles import examples
+
+_THINK = Marks("<think>", "</think>")
+_SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
+
+Calls = list[tuple[str, str]]
+"""Name and arguments of each."""
+
+
+def _read(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.STOP) -> Message:
+    completion = Completion(0)
+    completion.text, completion.finish_reason = text, reason
+    return read_message(completion, syntax)
+
+
+def _calls(message: Message) -> Calls:
+    return [(call.name, call.arguments) for call in message.tool_calls]
+
+
+def _read_pieces(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls, str | None]:
+    reader = MessageReader(syntax)
+    deltas = [reader.feed_text(piece, None) for piece in pieces]
+    deltas.append(reader.feed_text("", FinishReason.STOP))
+    calls: Calls = []
+    for delta in deltas:
+        for call in delta.tool_calls:
+            if call.name is not None:
+                assert call.id
+                assert call.index == len(calls)
+                calls.append((call.name, ""))
+            assert call.index == len(calls) - 1
+            name, arguments = calls.pop()
+            calls.append((name, arguments + call.arguments))
+    content = "".join(delta.content for delta in deltas)
+    reasoning = "".join(delta.reasoning for delta in deltas)
+    return content, reasoning, calls, deltas[-1].finish_reason
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "content", "calls"),
+    [
+        (
+            HERMES,
+            'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1, "}"]}}\n</tool_call>',
+            "Let me see.",
+            [("f", '{"x": [1, "}"]}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>',
+            None,
+            [("f", "{}"), ("g", '{"a": 1}')],
+        ),
+        # SmolLM2 writes a list; others leave out brackets, marks and arguments.
+        (
+            HERMES,
+            '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g"}]</tool_call>',
+            None,
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>Done.',
+            "Done.",
+            [("f", '{"a": 1}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"arguments": "{\\"a\\": 1}", "name": "f"}</tool_call>',
+            None,
+            [("f", '{"a": 1}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "a\\u00e9", "arguments": {"a":"\\""}, "id": {}}',
+            None,
+            [("aé", '{"a":"\\""}')],
+        ),
+        (HERMES, '<tool_call>{"name": "f", "arguments": null}', None, [("f", "{}")]),
+        (
+            LLAMA,
+            '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+            None,
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+        (
+            LLAMA,
+            '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}',
+            None,
+            [("f", "{}")],
+        ),
+        (
+            LLAMA,
+            'It is {"name": "f", "parameters": {}}',
+            'It is {"name": "f", "parameters": {}}',
+            [],
+        ),
+        (LLAMA, ' {"city": "Paris"} ', ' {"city": "Paris"} ', []),
+        (
+            MISTRAL,
+            '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"b": []}}]',
+            None,
+            [("f", "{}"), ("g", '{"b": []}')],
+        ),
+        (
+            MISTRAL_NAMED,
+            'Well. [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}',
+            "Well.",
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+    ],
+)
+def test_calls(syntax: ToolCallSyntax, text: str, content: str | None, calls: Calls) -> None:
+    message = _read(text, MessageSyntax(tool_calls=syntax))
+    assert message.content == content
+    assert _calls(message) == calls
+    assert message.finish_reason == ("tool_calls" if calls else "stop")
+    assert len({call.id for call in message.tool_calls}) == len(calls)
+    if syntax.id_chars:
+        assert all(len(call.id) == syntax.id_chars for call in message.tool_calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "a <tool_call>\n",
+        "a < b and <tool_ca",
+        "<tool_call>I would call f</tool_call>",
+        '<tool_call>{"nome": "f", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call> \n',
+        '<tool_call>{"name": "f\\x", "arguments": {}}',
+        '<tool_call>{"name": "", "arguments": {}}',
+        '<tool_call>{"name": "f", "argume',
+        "<tool_call>[[1]]",
+        "<tool_call>{}",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    message = _read(text, MessageSyntax(tool_calls=HERMES))
+    assert message == Message(text, None, (), "stop")
+
+
+def test_a_call_that_is_cut_off_is_told_so() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "b'
+    message = _read(text, MessageSyntax(tool_calls=HERMES), FinishReason.LENGTH)
+    assert _calls(message) == [("f", '{"a": "b')]
+    assert message.finish_reason == "length"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning(is_open: bool) -> None:
+    syntax = MessageSyntax(reasoning=_THINK, is_reasoning_open=is_open, tool_calls=HERMES)
+    text = ("" if is_open else " <think>") + "\nI <think>, therefore\n\n</think>\n\nHello\n"
+    message = _read(text, syntax)
+    assert (message.reasoning, message.content) == ("I <think>, therefore", "Hello\n")
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert _calls(_read(text + call, syntax)) == [("f", "{}")]
+    unfinished = _read(text.partition("</")[0], syntax, FinishReason.LENGTH)
+    assert (unfinished.reasoning, unfinished.content) == ("I <think>, therefore", None)
+    only_calls = _read(text.removesuffix("Hello\n") + call, syntax)
+    assert (only_calls.content, len(only_calls.tool_calls)) == (None, 1)
+
+
+def test_only_the_beginning_of_a_message_is_reasoning() -> None:
+    text = "Write <think> before you think, and </think> after."
+    assert _read(text, MessageSyntax(reasoning=_THINK)).content == text
+
+
+_FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<think>", "</think>", '{"name": "f", "arguments": ', '{"name": "g", "parameters": {"a": '),
+    *('"name"', '"arguments"', '"id": "1", ', ": ", "{", "}", "[", "]", ",", ";", '"', "\\", "é"),
+    *(" ", "\n", "f", "null", "<", '{"a": "}"}', "x" * 600),
+]
+_texts = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=3), max_size=30)
+_syntaxes = st.builds(
+    MessageSyntax,
+    reasoning=st.none() | st.just(_THINK),
+    tool_calls=st.none() | st.sampled_from(_SYNTAXES),
+)
+
+
+@given(_texts, _syntaxes, st.booleans())
+@examples(150)
+def test_cuts_make_no_difference(
+    fragments: list[str], syntax: MessageSyntax, is_open: bool
+) -> None:
+    if is_open and syntax.reasoning is not None:
+        syntax = MessageSyntax(
+            reasoning=_THINK, is_reasoning_open=True, tool_calls=syntax.tool_calls
+        )
+    text = "".join(fragments)
+    whole = _read_pieces([text], syntax)
+    assert _read_pieces(list(text), syntax) == whole
+    assert _read_pieces(fragments, syntax) == whole
+    message = _read(text, syntax)
+    assert (message.content or "", message.reasoning or "", _calls(message)) == whole[:3]
+    if syntax.reasoning is None and not whole[2]:
+        assert whole[0] == text
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+_written = st.lists(
+    st.tuples(st.from_regex(r"[\w.-]{1,20}", fullmatch=True), st.dictionaries(st.text(), _json)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def _write(calls: list[tuple[str, dict[str, object]]], syntax: ToolCallSyntax) -> str:
+    """As a model does."""
+    if syntax.name_end:
+        return "".join(f"{syntax.begin}{name}[ARGS]{json.dumps(args)}" for name, args in calls)
+    objects = [json.dumps({"name": name, syntax.arguments_key: args}) for name, args in calls]
+    if syntax.is_list:
+        return f"{syntax.begin}[{', '.join(objects)}]"
+    if syntax.is_bare:
+        return syntax.separator.join(objects)
+    return "\n".join(f"{syntax.begin}\n{text}\n{syntax.end}" for text in objects)
+
+
+@given(_written, st.sampled_from(_SYNTAXES))
+@examples(50)
+def test_every_call_that_is_written_is_read(
+    calls: list[tuple[str, dict[str, object]]], syntax: ToolCallSyntax
+) -> None:
+    message = _read(_write(calls, syntax), MessageSyntax(tool_calls=syntax))
+    read = [(name, json.loads(arguments)) for name, arguments in _calls(message)]
+    assert read == calls
+    assert message.content is None
+
+
+@pytest.mark.parametrize("syntax", _SYNTAXES)
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<tool_call>",
+        '<tool_call>{"name": "f", "x": "',
+        '<tool_call>{"name": "f", "arguments": {',
+        "[TOOL_CALLS][",
+        "[TOOL_CALLS]",
+        "{",
+        '{"',
+        "\\",
+        " ",
+        "<",
+        '<tool_call>{"name": "f", "arguments": {"a": "',
+    ],
+)
+def test_time_is_linear(syntax: ToolCallSyntax, unit: str) -> None:
+    """Of texts that a reader could go back over again and again."""
+
+    def time_s(num_chars: int) -> float:
+        pieces = [unit] * (num_chars // len(unit))
+        started_s = time.process_time()
+        _read_pieces(pieces, MessageSyntax(reasoning=_THINK, tool_calls=syntax))
+        _read("".join(pieces), MessageSyntax(tool_calls=syntax))
+        return time.process_time() - started_s
+
+    time_s(1_000)
+    short_s = min(time_s(4_000) for _ in range(3))
+    assert time_s(64_000) < 16 * 8 * max(short_s, 1e-3)

@@ -1,0 +1,300 @@
+"""Tools: calls that are wanted, whole and streamed, and histories with calls in them."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage
+from pydantic import BaseModel
+
+from tests.server.launch import MODEL
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"$ref": "#/$defs/unit"},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+            "$defs": {"unit": {"enum": ["celsius", "fahrenheit"]}},
+        },
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+
+
+def check_call(call: Any, name: str) -> None:
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    check_function(call.function, name)
+
+
+def check_function(function: Any, name: str) -> None:
+    assert function.name == name
+    arguments = json.loads(function.arguments)
+    if name == "get_weather":
+        assert arguments.keys() == {"city", "unit"}
+        assert len(arguments["city"]) <= 20
+        assert arguments["unit"] in ("celsius", "fahrenheit")
+    else:
+        assert arguments == {}
+
+
+def streamed(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Any]]:
+    """The message that the chunks of a stream are, by the client's own putting together."""
+    chunks = []
+    with client.chat.completions.stream(model=MODEL, messages=QUESTION, **fields) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        return stream.get_final_completion().choices[0], chunks
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ("required", "get_weather"),
+        ({"type": "function", "function": {"name": "get_time"}}, "get_time"),
+    ],
+)
+def test_a_call_that_is_wanted_comes(
+    client: openai.OpenAI, choice: Any, name: str, is_streamed: bool, temperature: float
+) -> None:
+    tools = [WEATHER] if choice == "required" else [WEATHER, TIME]
+    fields: dict[str, Any] = {
+        "tools": tools,
+        "tool_choice": choice,
+        "temperature": temperature,
+        "seed": 1,
+        "parallel_tool_calls": False,
+    }
+    if is_streamed:
+        answer, chunks = streamed(client, **fields)
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert deltas[0].role == "assistant"
+        assert sum(bool(delta.tool_calls) for delta in deltas) > (3 if name == "get_weather" else 0)
+    else:
+        completion = client.chat.completions.create(model=MODEL, messages=QUESTION, **fields)
+        answer = completion.choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert not answer.message.content
+    [call] = answer.message.tool_calls
+    check_call(call, name)
+
+
+def test_each_choice_has_its_calls(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        n=2,
+        seed=7,
+        logprobs=True,
+    )
+    ids = set()
+    for choice in completion.choices:
+        assert choice.message.tool_calls is not None
+        [call] = choice.message.tool_calls
+        check_call(call, "get_weather")
+        ids.add(call.id)
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        text = "".join(entry.token for entry in choice.logprobs.content)
+        assert "<tool_call>" in text
+    assert len(ids) == 2
+
+
+def test_a_call_that_does_not_fit_is_cut_off(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[WEATHER], tool_choice="required", max_tokens=16
+    )
+    assert completion.choices[0].finish_reason == "length"
+
+
+def test_a_stop_string_may_end_a_call(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[WEATHER], tool_choice="required", stop='"city"'
+    )
+    choice = completion.choices[0]
+    assert choice.message.tool_calls is not None
+    assert choice.message.tool_calls[0].function.arguments == "{"
+    assert choice.model_extra is not None
+    assert choice.model_extra["stop_reason"] == '"city"'
+
+
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    city: str
+
+
+def test_openai_parses_strict_tools(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.parse(
+        model=MODEL,
+        messages=QUESTION,
+        tools=[openai.pydantic_function_tool(Weather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+    )
+    calls = completion.choices[0].message.tool_calls
+    assert calls is not None
+    assert isinstance(calls[0].function.parsed_arguments, Weather)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_model_may_answer_instead(client: openai.OpenAI, choice: Any) -> None:
+    question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    completion = client.chat.completions.create(
+        model=MODEL,
+        messages=question,
+        tools=[TIME],
+        tool_choice=choice,
+        temperature=0,
+        max_tokens=30,
+    )
+    message = completion.choices[0].message
+    assert message.tool_calls is None
+    assert message.content
+
+
+def test_none_shows_no_tools(http: httpx.Client) -> None:
+    """Without tools in its prompt, a model calls none."""
+    usages = [
+        http.post(
+            "/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 1, **fields}
+        ).json()["usage"]["prompt_tokens"]
+        for fields in ({}, {"tools": [TIME], "tool_choice": "none"}, {"tools": [TIME]})
+    ]
+    assert usages[0] == usages[1]
+    assert usages[2] > usages[0] + 50
+
+
+def test_an_answer_with_calls_can_be_sent_back(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "tools": [WEATHER], "max_tokens": 100}
+    answer = client.chat.completions.create(
+        messages=QUESTION, tool_choice="required", parallel_tool_calls=False, **asked
+    )
+    message = answer.choices[0].message
+    assert message.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny, 25°C"}
+    for history in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
+        again = client.chat.completions.create(
+            messages=[*QUESTION, history, result], temperature=0, **asked
+        )
+        assert again.choices[0].message.role == "assistant"
+
+
+def test_history_of_litellm(http: httpx.Client) -> None:
+    """It sends keys along that the API does not know, and empty ones."""
+    message = ChatCompletionMessage(role="assistant", content="Hello").model_dump()
+    message |= {
+        "provider_specific_fields": {"refusal": None, "a": [1]},
+        "annotations": [],
+        "tool_calls": [],
+        "reasoning_content": None,
+        "thinking_blocks": [],
+        "images": [],
+    }
+    tokenized = [
+        http.post("/tokenize", json={"messages": [*QUESTION, answer, *QUESTION]}).json()
+        for answer in (message, {"role": "assistant", "content": "Hello"})
+    ]
+    assert tokenized[0]["tokens"] == tokenized[1]["tokens"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_functions(http: httpx.Client, is_streamed: bool) -> None:
+    asked = {
+        "messages": QUESTION,
+        "functions": [WEATHER["function"], TIME["function"]],
+        "function_call": {"name": "get_weather"},
+        "stream": is_streamed,
+    }
+    response = http.post("/v1/chat/completions", json=asked)
+    if is_streamed:
+        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+        pieces = [choice["delta"].get("function_call", {}) for choice in choices]
+        function = {
+            "name": "".join(piece.get("name", "") for piece in pieces),
+            "arguments": "".join(piece.get("arguments", "") for piece in pieces),
+        }
+        reason = choices[-1]["finish_reason"]
+    else:
+        choice = response.json()["choices"][0]
+        function, reason = choice["message"]["function_call"], choice["finish_reason"]
+    assert reason == "function_call"
+    check_function(ChatCompletionMessage.model_validate(
+        {"role": "assistant", "function_call": function}
+    ).function_call, "get_weather")  # fmt: skip
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "get_weather", "content": "Sunny"},
+    ]
+    again = http.post("/v1/chat/completions", json={"messages": history, "max_tokens": 1})
+    assert again.status_code == 200
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"tools": [TIME, {"type": "function", "function": {"name": "f", **function}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [TIME] * 129}, "tools"),
+        ({"tools": [TIME, TIME]}, "tools.1.function.name"),
+        (tool(name=""), "tools.1.function.name"),
+        (tool(name="a b"), "tools.1.function.name"),
+        (tool(description="a" * 2**18), "tools"),
+        (tool(parameters=[]), "tools.1.function.parameters"),
+        (tool(parameters={"type": "string"}), "tools.1.function.parameters.type"),
+        (
+            tool(parameters={"properties": {"a": {"type": "text"}}}),
+            "tools.1.function.parameters.properties.a.type",
+        ),
+        (
+            tool(parameters={"properties": {"a": {"anyOf": [{}, 5]}}}),
+            "tools.1.function.parameters.properties.a.anyOf.1",
+        ),
+        (tool(parameters={"required": "a"}), "tools.1.function.parameters.required"),
+        ({"tools": [TIME], "tool_choice": "always"}, "tool_choice"),
+        (
+            {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
+        ({"tools": [TIME], "functions": [TIME["function"]]}, "functions"),
+    ],
+)
+def test_invalid_tools(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json={"messages": QUESTION, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_a_schema_as_deep_as_json_may_be_is_refused_or_not_but_harms_nothing(
+    http: httpx.Client,
+) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(200):
+        schema = {"type": "object", "properties": {"a": schema}}
+    response = http.post(
+        "/v1/chat/completions",
+        json={"messages": QUESTION, "max_tokens": 1, **tool(parameters=schema)},
+    )
+    assert response.status_code in (200, 400)
