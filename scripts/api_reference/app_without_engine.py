@@ -41,7 +41,7 @@ class _TextInThisProcess:
     async def generation(self, kind: Kind, body: bytearray) -> None:
         list(self._reader.read(kind, bytes(body)))
 
-    answer = generation
+    answer = outcome = generation
 
 
 @cache

@@ -13,6 +13,7 @@ from openai.types.chat import chat_completion_stream_options_param as openai_str
 from openai.types.chat import completion_create_params as openai_chat
 
 from legato.core.sampling_params import SamplingParams
+from legato.server.requests.generation import GenerationOptions
 from scripts.api_reference.app_without_engine import ask
 from scripts.api_reference.docstrings import parse
 from scripts.api_reference.json_types import Schema, skeleton, type_words
@@ -23,9 +24,20 @@ _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
     *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
     *("StreamOptions", "ResponseFormat", "JsonSchemaFormat"),
+    *("ResponseTool", "TextOptions", "TextFormat", "ReasoningOptions"),
+    *(
+        "ResponseStreamOptions",
+        "AnthropicMessage",
+        "TextBlock",
+        "AnthropicTool",
+        "AnthropicToolChoice",
+    ),
+    *("Thinking", "OutputConfig", "OutputFormat", "AnthropicMetadata"),
 )
 _MIXED = (*_GENERATION, "StreamOptions")
 """Schemas with fields of more than one origin."""
+_OPTIONS = tuple(name for name in GenerationOptions.model_fields if name not in ("model", "stream"))
+"""Fields that a request for generation has whatever API it is of."""
 _HEADS = ("field", "type", "default", "defined by", "")
 _OPENAI_TYPES = (
     openai_chat.CompletionCreateParamsBase,
@@ -49,6 +61,7 @@ def parts() -> Mapping[str, Callable[[], str]]:
             ("code", ""), [(code(name), words) for name, words in CODES.items()]
         ),
         "fields": _shared_fields,
+        "options": lambda: ", ".join(map(code, _OPTIONS)) + ".",
         **{f"fields of {name}": partial(_own_fields, name) for name in (*_bodies(), *_OBJECTS)},
         **{f"refused by {path}": partial(_refused, path) for path in REFUSED},
         **{name: partial(_answer, name) for name in _answers()},
@@ -98,6 +111,8 @@ def _own_fields(title: str) -> str:
         own = {
             name: schema for name, schema in own.items() if chat.get(name) != completion.get(name)
         }
+    elif "stream" in own:
+        own = {name: schema for name, schema in own.items() if name not in _OPTIONS}
     required = _schema(title).get("required", ())
     rows = []
     for name, schema in sorted(own.items(), key=lambda field: field[0] not in required):

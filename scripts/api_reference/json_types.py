@@ -33,6 +33,10 @@ def _one_type(schema: Schema) -> str:
     if "enum" in schema:
         only = "only " if len(schema["enum"]) == 1 else ""
         return only + " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"only `{json.dumps(schema['const'])}`"
+    if "oneOf" in schema or not schema:
+        return "object" if schema else "any"
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -79,6 +83,8 @@ def _number(value: float) -> str:
 
 def _value(schema: Schema, document: Schema) -> str:
     schema = resolved(schema, document)
+    if not schema:
+        return "any"
     if "anyOf" in schema:
         return " or ".join(_value(one, document) for one in schema["anyOf"])
     if "enum" in schema:

@@ -81,6 +81,63 @@ _CHAT: dict[str, list[Any]] = {
     "tools": [[], [{"type": "function"}]],
     "tool_choice": ["none", "auto"],
 }
+_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+_SHARED = {
+    name: values
+    for name, values in _SAMPLING.items()
+    if name not in ("n", "max_tokens", "stop", "prompt_logprobs", "stream_options", "metadata")
+}
+_RESPONSES: dict[str, list[Any]] = {
+    **_SHARED,
+    "input": [
+        *_TEXTS,
+        [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        [{"role": "assistant", "content": "Hi"}, {"role": "developer", "content": "Hi"}],
+        [{"type": "reasoning", "id": "rs_1", "summary": []}],
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}],
+        [{"type": "function_call_output", "call_id": "c", "output": "Hi"}],
+        [{"id": "msg_1_0"}, {"type": "item_reference", "id": "_"}],
+    ],
+    "instructions": _TEXTS,
+    "previous_response_id": ["resp_1", ""],
+    "store": [True, False],
+    "max_output_tokens": [1, 8],
+    "tools": [[], [_TOOL], [_TOOL, _TOOL], [{"type": "web_search"}]],
+    "tool_choice": ["none", "required", {"type": "function", "name": "f"}],
+    "text": [{}, {"format": {"type": "text"}}, {"format": {"type": "json_object"}}],
+    "include": [[], ["message.output_text.logprobs"]],
+    "top_logprobs": [0, 20],
+    "truncation": ["auto", "disabled"],
+    "metadata": [{}, {"a": "b"}],
+}
+_BLOCKS = [
+    {"type": "text", "text": "Hi"},
+    {"type": "thinking", "thinking": "Hm", "signature": ""},
+    {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+    {"type": "tool_result", "tool_use_id": "c", "content": "Hi"},
+    {"type": "image"},
+]
+_ANTHROPIC: dict[str, list[Any]] = {
+    "messages": [
+        [],
+        [{"role": "user", "content": _BLOCKS[:1]}, {"role": "assistant", "content": _BLOCKS[:3]}],
+        [{"role": "user", "content": _BLOCKS[3:4]}, {"role": "system", "content": "Hi"}],
+        [{"role": "user", "content": _BLOCKS}],
+    ],
+    "system": [*_TEXTS, _BLOCKS[:1], _BLOCKS],
+    "tools": [[], [{"name": "f", "input_schema": {"type": "object"}}], [{"name": "f"}]],
+    "tool_choice": [{"type": "any"}, {"type": "none"}, {"type": "tool", "name": "g"}],
+    "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}],
+    "output_config": [{}, {"effort": "low"}],
+}
+_MESSAGES: dict[str, list[Any]] = {
+    **_SHARED,
+    **_ANTHROPIC,
+    "max_tokens": [1, 3, 8, 100],
+    "stop_sequences": [[], ["a"], ["a"] * 65],
+    "metadata": [{"user_id": "me"}],
+}
+_QUESTION = {"messages": [{"role": "user", "content": "Hi"}]}
 _ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     # key the path, value a body that is right, and values to change it with
     "/v1/completions": ({"prompt": "Hi", "max_tokens": 2}, _COMPLETION),
@@ -88,6 +145,9 @@ _ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
         _CHAT,
     ),
+    "/v1/responses": ({"input": "Hi", "max_output_tokens": 2}, _RESPONSES),
+    "/v1/messages": ({**_QUESTION, "max_tokens": 2}, _MESSAGES),
+    "/v1/messages/count_tokens": (_QUESTION, _ANTHROPIC),
     "/tokenize": (
         {"prompt": "Hi"},
         {**_OPTIONS, "prompt": _TEXTS, "return_token_strs": [True], "add_special_tokens": [False]},

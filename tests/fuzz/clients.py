@@ -31,8 +31,20 @@ _METHODS = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE",
 _TARGETS = [
     "/health", "/metrics", "/version", "/openapi.json", "/v1/models", "/v1/models/%00", "/",
     "/v1/models/%ff/../x", "//", "/%2e%2e/", "*", "http://x/health", "/health?a=%zz", "x:80", "/é",
-    "/v1/completions", "/tokenize", "/" + "a" * 9000,
+    "/v1/completions", "/tokenize", "/" + "a" * 9000, "/v1/messages", "/v1/messages/x",
+    "/v1/responses", "/v1/responses/resp_1", "/v1/responses/%00/input_items?limit=0",
+    "/v1/responses/resp_1/cancel",
 ]  # fmt: skip
+
+_ERRORS = ({"message", "type", "param", "code"}, {"message", "type"})
+"""Fields of an error: OpenAI's, and Anthropic's."""
+_ENDS = (
+    b"data: [DONE]",
+    b"event: response.completed\n",
+    b"event: response.incomplete\n",
+    b"event: message_stop\n",
+)
+"""How the last event of a stream begins that went well."""
 
 Client = Callable[[ServerProcess, random.Random], str]
 
@@ -154,12 +166,12 @@ def _check(status: int, body: bytes, content_type: str) -> None:
         raise UnexpectedAnswerError(f"{status}: {body!r}")
     if status >= http.HTTPStatus.BAD_REQUEST and body:
         error = json.loads(body)["error"]
-        if set(error) != {"message", "type", "param", "code"} or not error["message"]:
+        if set(error) not in _ERRORS or not error["message"]:
             raise UnexpectedAnswerError(f"{status}: {body!r}")
     if content_type.startswith("text/event-stream"):
         *events, end, rest = body.split(b"\n\n")
-        if end != b"data: [DONE]" or rest:
+        if not end.startswith(_ENDS) or rest:
             raise UnexpectedAnswerError(f"a stream ended with {body[-100:]!r}")
         for event in events:
-            if "error" in json.loads(event.removeprefix(b"data: ")):
+            if "error" in json.loads(event.partition(b"data: ")[2]):
                 raise UnexpectedAnswerError(f"a stream failed: {event!r}")

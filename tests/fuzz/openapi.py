@@ -21,6 +21,9 @@ _INDEPENDENT = frozenset(
 _GOOD = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5, 6]},
 }

@@ -7,12 +7,16 @@ from tests.profiles import scaled
 from tests.server.launch import ServerProcess
 
 _NUM_EXAMPLES = scaled(10)
+_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+)
 
 
 @pytest.mark.endurance
 def test_answers_are_as_described(target: ServerProcess) -> None:
     told = check_answers(target, _NUM_EXAMPLES)
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+    for path in _PATHS:
         assert told[f"POST {path} 200"], told
         assert told[f"POST {path} 400"], told
 
@@ -27,4 +31,5 @@ def test_every_error_is_described(target: ServerProcess) -> None:
             for status, response in responses.items():
                 if status >= "400":
                     schema = response["content"]["application/json"]["schema"]
-                    assert schema == {"$ref": "#/components/schemas/ErrorBody"}
+                    name = "AnthropicErrorBody" if "/messages" in path else "ErrorBody"
+                    assert schema == {"$ref": f"#/components/schemas/{name}"}

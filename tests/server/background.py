@@ -56,5 +56,6 @@ class BackgroundRequest:
         return self._responses[0]
 
     def _post(self) -> None:
-        with httpx.Client(base_url=self._server.url, timeout=60) as http:
+        headers = self._server.http.headers
+        with httpx.Client(base_url=self._server.url, headers=headers, timeout=60) as http:
             self._responses.append(http.post("/v1/completions", json=self._fields))

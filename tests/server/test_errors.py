@@ -110,6 +110,14 @@ def test_invalid_chat(http: httpx.Client, fields: dict[str, Any], param: str) ->
     check(response, 400, type="invalid_request_error", param=param)
 
 
+@pytest.mark.parametrize("fields", [{"max_tokens": 2**70}, {"stop_token_ids": [2**70]}])
+def test_numbers_that_no_process_can_tell_another(
+    http: httpx.Client, fields: dict[str, Any]
+) -> None:
+    response = http.post("/v1/completions", json={"prompt": "Hi", **fields})
+    assert "out of range" in check(response, 400, type="invalid_request_error")
+
+
 def test_image_parts_are_named_in_the_message(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     response = http.post("/v1/chat/completions", json={"messages": messages})

@@ -25,6 +25,8 @@ def test_it_tells_when_a_client_that_was_behind_has_caught_up() -> None:
     flow.pause_writing()
     flow.resume_writing()
     assert len(written) == 1, "nobody listens any more"
+    outlet.write(b"")
+    assert len(written) == 1, "a chunk of no bytes is the last one"
     cycle.disconnected = True
     outlet.write(b"lost")
     cycle.disconnected, cycle.chunked_encoding = False, False

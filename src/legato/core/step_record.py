@@ -144,7 +144,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
 
     Attributes:
         http_id: what the client has as `X-Request-Id`, and behind the prefix of the answer's `id`.
-        operation: "chat" or "text_completion".
+        operation: "chat", "responses", "messages" or "text_completion".
         request_ids: of its completions, as far as anything came of them; key the choice's index.
         received_s: when its first bytes came.
         ended_s: when its end had been written; where it is not streamed, when all of it had come.

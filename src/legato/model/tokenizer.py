@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as TokenizerBackend
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +19,8 @@ from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _MAX_TOKEN_IDS = 2**24
+_PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
+"""Of a tokenizer's options: about this machine, and of no use elsewhere."""
 
 
 class Tokenizer:
@@ -91,6 +94,20 @@ class Tokenizer:
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes.fromhex(piece[3:5])
         return piece.replace(_SPACE, " ").encode()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Its configuration, as in tokenizer_config.json, but for where its files lie; for JSON."""
+        pretrained = self.pretrained
+        told = {
+            name: _plain(value)
+            for name, value in pretrained.init_kwargs.items()
+            if not name.endswith("_file") and name not in _PRIVATE
+        }
+        told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        if pretrained.chat_template is not None:
+            told["chat_template"] = pretrained.chat_template
+        return told
 
     def warm_up(self) -> None:
         """Compile the template, which the first conversation would otherwise wait for."""
@@ -208,6 +225,15 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
         return Tokenizer(pretrained)
+
+
+def _plain(value: Any) -> Any:
+    """With texts in place of added tokens."""
+    if isinstance(value, AddedToken):
+        return value.content
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _is_byte_level(backend: TokenizerBackend) -> bool:

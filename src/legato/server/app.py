@@ -17,6 +17,8 @@ from legato.engine.errors import (
 )
 from legato.engine.frontend.client import EngineClient
 from legato.observe.metrics.server_metrics import ServerMetrics
+from legato.server.anthropic import messages
+from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context
 from legato.server.http.error_responses import error_response
@@ -35,6 +37,10 @@ from legato.server.openai import chat, completions, models, tokenization
 from legato.server.openai.chat import ChatAnswer
 from legato.server.openai.completions import CompletionAnswer
 from legato.server.openai.models import ModelCard, ModelList
+from legato.server.openai.responses import endpoints as responses
+from legato.server.openai.responses.endpoints import DeletedResponse, InputItemList
+from legato.server.openai.responses.output import ResponseAnswer
+from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
 from legato.server.operations import probes, settings, trace
 from legato.server.operations.dashboard import events
@@ -42,8 +48,10 @@ from legato.server.operations.dashboard.page import load_assets, page_router
 from legato.server.operations.probes import Health
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -55,16 +63,29 @@ from legato.server.text.text_processes import TextProcesses
 _ANSWERS = (
     ChatAnswer,
     CompletionAnswer,
+    DeletedResponse,
     DetokenizeAnswer,
     Health,
+    InputItemList,
+    MessageAnswer,
     ModelCard,
     ModelList,
+    ResponseAnswer,
     SettingsAnswer,
+    TokenCount,
     TokenizeAnswer,
     TraceStarted,
 )
-_REQUESTS = (ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
-_CORS_METHODS = ("GET", "POST")
+_REQUESTS = (
+    ChatRequest,
+    CompletionRequest,
+    CountTokensRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+_CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
 _ERRORS = (
     ApiError,
@@ -96,9 +117,25 @@ def create_app(
         requests=_REQUESTS,
     )
     api.state.context = Context(client, text, metrics, lifecycle, config.max_unread_tokens)
+    api.state.response_store = ResponseStore(
+        config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
+    )
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
-    for room in (chat, completions, models, tokenization, trace, settings, probes, events):
+    for room in (
+        chat,
+        completions,
+        responses,
+        messages,
+        models,
+        tokenization,
+        trace,
+        settings,
+        probes,
+        events,
+    ):
         api.include_router(room.router)
+    if config.enable_tokenizer_info_endpoint:
+        api.include_router(tokenization.info_router)
     assets = load_assets()
     api.include_router(page_router(assets))
     for error in _ERRORS:

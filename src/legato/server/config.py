@@ -92,6 +92,10 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             "again; longer than any step takes"
         ),
     ] = 300.0
+    enable_tokenizer_info_endpoint: Annotated[
+        bool,
+        Flag("tell at /tokenizer_info how the tokenizer is set up, with the chat template"),
+    ] = False
     trust_request_chat_template: Annotated[
         bool,
         Flag(
@@ -139,6 +143,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             metavar="TOKENS",
         ),
     ] = 2048
+    max_stored_responses: Annotated[
+        Count,
+        _limit("answers of /v1/responses that are kept for later turns; then the oldest goes"),
+    ] = 1024
+    max_stored_bytes: Annotated[
+        Count, _limit("that those may take up together", name="max-stored-size")
+    ] = 64 * 2**20
     max_connections: Annotated[Count, _limit("open at once; one more is refused")] = 4096
     timeout_keep_alive_s: Annotated[Seconds, _limit("how long a connection may be idle")] = 60.0
     timeout_header_s: Annotated[

@@ -10,12 +10,13 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from legato.server.http.anthropic_errors import AnthropicErrorBody
 from legato.server.http.errors import ErrorBody
 from legato.server.http.middleware import OPEN_PATHS
 
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _REFERENCE = "#/components/schemas/{name}"
-_BEARER = "bearer"
+_BEARER, _X_API_KEY = "bearer", "x-api-key"
 
 # What any request may be answered with, whatever it asks for.
 _COMMON_ERRORS = {
@@ -64,7 +65,7 @@ class DescribedApi(FastAPI):
     ) -> None:
         super().__init__(**options)
         self._asks_for_key = asks_for_key
-        self._answers = [ErrorBody, *answers]
+        self._answers = [ErrorBody, AnthropicErrorBody, *answers]
         self._requests = list(requests)
 
     def openapi(self) -> dict[str, Any]:
@@ -85,10 +86,12 @@ class DescribedApi(FastAPI):
             for operation in operations.values():
                 operation["responses"].pop("422", None)
                 if self._asks_for_key and path not in OPEN_PATHS:
-                    operation["security"] = [{_BEARER: []}]
+                    operation["security"] = [{_BEARER: []}, {_X_API_KEY: []}]
         if self._asks_for_key:
-            scheme = {"type": "http", "scheme": "bearer"}
-            document["components"]["securitySchemes"] = {_BEARER: scheme}
+            document["components"]["securitySchemes"] = {
+                _BEARER: {"type": "http", "scheme": "bearer"},
+                _X_API_KEY: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
         _make_bounds_whole(document)
         return document
 
@@ -105,6 +108,7 @@ def responses(
     errors: Iterable[HTTPStatus] = (),
     streams: bool = False,
     files: Iterable[str] = (),
+    error_body: type = ErrorBody,
 ) -> Responses:
     """What a route may answer, for its `responses`.
 
@@ -113,6 +117,7 @@ def responses(
         errors: beside those that any request may meet.
         streams: whether it may also answer with server-sent events.
         files: media types of files that it may answer with.
+        error_body: the msgspec type of its errors.
     """
     content: dict[str, Any] = {media_type: {} for media_type in files}
     if answer is not None:
@@ -123,7 +128,7 @@ def responses(
     for status in sorted({*_COMMON_ERRORS, *errors}):
         described[int(status)] = {
             "description": _ERRORS[status],
-            "content": {"application/json": {"schema": _reference(ErrorBody)}},
+            "content": {"application/json": {"schema": _reference(error_body)}},
         }
     return described
 

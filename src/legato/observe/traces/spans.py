@@ -106,13 +106,22 @@ class Progresses:
 
 Attributes = dict[str, str | int | float | list[str]]
 
+_OPERATIONS = {
+    "chat": ("chat", "chatcmpl-"),
+    "messages": ("chat", "msg_"),
+    "responses": ("chat", "resp_"),
+    "text_completion": ("text_completion", "cmpl-"),
+}
+"""Key the operation of an `AnswerRecord`; value its name by OpenTelemetry's conventions, which know
+but one of conversations, and what the answer's id begins with."""
+
 
 def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: str) -> Attributes:
     """What a span says of a request; latencies are seconds, of its earliest completion."""
     reasons = [answer.finish_reasons[choice] for choice in sorted(answer.finish_reasons)]
-    prefix = "chatcmpl-" if answer.operation == "chat" else "cmpl-"
+    operation, prefix = _OPERATIONS[answer.operation]
     attributes: Attributes = {
-        "gen_ai.operation.name": answer.operation,
+        "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "legato",
         "gen_ai.output.type": "text",
         "gen_ai.request.id": answer.http_id,
@@ -220,11 +229,12 @@ class SpanExport:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         progress = self._progresses.take(answer)
+        attributes = span_attributes(answer, progress, self._model_name)
         span = self._tracer.start_span(
-            f"{answer.operation} {self._model_name}",
+            f"{attributes['gen_ai.operation.name']} {self._model_name}",
             context=TraceContextTextMapPropagator().extract(answer.trace_context),
             kind=SpanKind.SERVER,
-            attributes=span_attributes(answer, progress, self._model_name),
+            attributes=attributes,
             start_time=self._unix_ns(answer.received_s),
         )
         for name, time_s in span_events(progress):

@@ -5,9 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from legato.core.outputs import FinishReason
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.server.requests.outcome import Generation
+from legato.engine.frontend.completion import CompletionDelta
+from legato.server.http.errors import ApiError
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -23,20 +22,35 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-UsageField = Usage | None | msgspec.UnsetType
+class WholeAnswer(Protocol):
+    """An answer in one piece."""
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        """A delta has come."""
+
+    def body(self) -> bytes:
+        """The answer in JSON, once all have."""
+
+
+class EventWriter(Protocol):
+    """An answer in server-sent events."""
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        """The events that word one delta; with the first delta, those that begin the stream."""
+
+    def end(self) -> bytes:
+        """What follows the last delta."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that has begun, and goes no further."""
 
 
 class AnswerFormat(Protocol):
-    """How one endpoint words its answers."""
+    """How one endpoint words the answer to one request: whole or in events, whichever is asked."""
 
-    def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
-        """All completions at once, in the order of their choice index."""
+    def whole(self) -> WholeAnswer: ...
 
-    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
-        """One piece of one completion."""
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The end of a stream that was to tell its usage."""
+    def events(self) -> EventWriter: ...
 
 
 class UsageCounter:
@@ -61,17 +75,3 @@ class UsageCounter:
             self._num_prompt_tokens + self._num_output_tokens,
             PromptTokensDetails(sum(self._num_cached_tokens.values())),
         )
-
-
-def shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:
-    """What a client gets to see of a delta: none of its output, where it wants its prompt alone."""
-    if not asked.is_echo_only:
-        return delta
-    return msgspec.structs.replace(
-        delta,
-        text="",
-        token_ids=(),
-        logprobs=None if delta.logprobs is None else (),
-        finish_reason=delta.finish_reason and FinishReason.LENGTH,
-        stop_reason=None,
-    )

@@ -4,49 +4,21 @@ import logging
 from collections import deque
 from http import HTTPStatus
 
-from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from legato.engine.errors import SlowReaderError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.submission import Submission
 from legato.server.context import Context
-from legato.server.generation.answer_format import AnswerFormat, UsageCounter, UsageField, shown
+from legato.server.generation.answer_format import EventWriter
 from legato.server.generation.answer_recorder import AnswerRecorder
 from legato.server.generation.job import Job
 from legato.server.generation.run import running
-from legato.server.http.bodies import DONE, EventResponse, encode_json, event
-from legato.server.http.errors import as_api_error, naming_fields
+from legato.server.http.bodies import EventResponse
+from legato.server.http.errors import ApiError, as_api_error, naming_fields
 from legato.server.http.outlet import Outlet
-from legato.server.requests.outcome import Generation
 
 logger = logging.getLogger(__name__)
-
-
-class EventWriter:
-    """Words the deltas of one job as events."""
-
-    def __init__(self, job: Job, answer_format: AnswerFormat, asked: Generation) -> None:
-        self._format = answer_format
-        self._asked = asked
-        self._usage = UsageCounter(job.prompts)
-
-    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        delta = shown(delta, self._asked)
-        self._usage.add(choice, delta)
-        return event(encode_json(self._format.chunk(choice, delta, self._usage_field)))
-
-    def end(self) -> bytes:
-        """What follows the last delta."""
-        if not self._asked.include_usage:
-            return DONE
-        return event(encode_json(self._format.usage_chunk(self._usage.so_far))) + DONE
-
-    @property
-    def _usage_field(self) -> UsageField:
-        if self._asked.continuous_usage_stats:
-            return self._usage.so_far
-        return None if self._asked.include_usage else UNSET
 
 
 class StreamedAnswer(EventResponse):
@@ -84,7 +56,7 @@ class StreamedAnswer(EventResponse):
         except Exception as error:
             if not has_begun:
                 raise
-            end = _error_event(error)
+            end = self._writer.failed(_as_api_error(error))
         await self.finish(send, end)
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
@@ -116,8 +88,8 @@ class StreamedAnswer(EventResponse):
         self._recorder.sent(choice, delta)
 
 
-def _error_event(error: Exception) -> bytes:
+def _as_api_error(error: Exception) -> ApiError:
     api_error = as_api_error(error)
     if api_error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("a stream failed", exc_info=error)
-    return event(api_error.body) + DONE
+    return api_error

@@ -5,6 +5,8 @@ import hmac
 import re
 from collections.abc import Iterable
 
+from starlette.datastructures import Headers
+
 from legato.core.tenant import TENANT_PATTERN
 
 # A key of base64 ends with up to two of the characters that stand behind a name.
@@ -28,7 +30,14 @@ class ApiKeys:
         digest = _digest(given)
         # All are compared, so that the time taken tells nothing of which came near.
         found = [tenant for key, tenant in self._tenants if hmac.compare_digest(digest, key)]
-        return bool(found), found[0] if found else None
+        return bool(found and given), found[0] if found else None
+
+
+def sent_key(headers: Headers) -> bytes:
+    """The key that a client sent, as OpenAI's clients do or as Anthropic's; empty where none is."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.encode("latin-1")  # the bytes as they were sent
 
 
 def _split(text: str) -> tuple[str | None, str]:

@@ -63,13 +63,20 @@ JsonBytes = Annotated[bytearray, Depends(_json_bytes)]
 """The body, for a handler that has it read elsewhere; `takes` describes it."""
 
 
-def json_response(body: msgspec.Struct) -> Response:
-    return Response(encode_json(body), media_type="application/json")
+def json_response(body: msgspec.Struct | bytes) -> Response:
+    """Args: body: what is to become JSON, or is it already."""
+    data = body if isinstance(body, bytes) else encode_json(body)
+    return Response(data, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:
     """`data` as an event; it must not contain line breaks, which JSON escapes."""
     return b"data: " + data + b"\n\n"
+
+
+def named_event(name: bytes, data: bytes) -> bytes:
+    """The same, for clients that go by names."""
+    return b"event: %b\ndata: %b\n\n" % (name, data)
 
 
 class _Streamed(Response):

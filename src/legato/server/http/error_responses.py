@@ -3,14 +3,30 @@
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from legato.server.http.errors import as_api_error, first_problem, invalid_request
+from legato.server.http.anthropic_errors import anthropic_error, is_anthropic
+from legato.server.http.errors import ApiError, as_api_error, first_problem, invalid_request
+
+
+class ErrorResponse(Response):
+    """An error in the words of the API whose path was asked for."""
+
+    def __init__(self, error: ApiError) -> None:
+        self._error = error
+        super().__init__(
+            error.body, error.status, dict(error.headers or {}), media_type="application/json"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_anthropic(scope["path"]):
+            self.body = anthropic_error(self._error, scope["state"]["request_id"])
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def error_response(error: Exception) -> Response:
-    api_error = as_api_error(_own(error))
-    headers = dict(api_error.headers or {})
-    return Response(api_error.body, api_error.status, headers, media_type="application/json")
+    return ErrorResponse(as_api_error(_own(error)))
 
 
 def _own(error: Exception) -> Exception:

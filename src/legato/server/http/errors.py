@@ -1,6 +1,7 @@
 """OpenAI's error object, and which error becomes which status. The text processes use it too."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -22,6 +23,7 @@ _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _RESTART_S = "5"  # after which another server may stand here
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
+_TAG = re.compile("<.*>")  # by which a union was decided: no part of a path
 _MAX_CHARS = 1000
 """Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
 _LIKENESS = 0.8
@@ -69,7 +71,7 @@ def invalid_request(
 
 def invalid_key() -> ApiError:
     detail = ErrorDetail(
-        "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+        "the API key is missing or wrong; send 'Authorization: Bearer KEY', or 'x-api-key: KEY'",
         "authentication_error",
         code="invalid_api_key",
     )
@@ -145,6 +147,10 @@ def unknown_model(asked: str, served: Iterable[str]) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, detail)
 
 
+def not_found(message: str) -> ApiError:
+    return ApiError(HTTPStatus.NOT_FOUND, ErrorDetail(message, _INVALID, code="not_found"))
+
+
 def no_json_object() -> InvalidRequestError:
     return InvalidRequestError(
         "the body must be a JSON object, sent with 'Content-Type: application/json'"
@@ -211,8 +217,8 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
     """
     problem = problems[0]
     cause = problem.get("ctx", {}).get("error")
-    path = [part for part in problem["loc"] if part != "body"]
-    param = ".".join(map(str, [*path, *getattr(cause, "path", ())])) or None
+    path = [*_without_tags(problem["loc"]), *getattr(cause, "path", ())]
+    param = ".".join(map(str, path)) or None
     if isinstance(cause, InvalidRequestError):
         return cause
     if param is None:
@@ -225,6 +231,13 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
     if problem["type"] == "missing":
         return InvalidRequestError(f"{param} is missing", param=param)
     return InvalidRequestError(f"{param}: {cause or problem['msg']}", param=param)
+
+
+def _without_tags(path: Sequence[str | int]) -> list[str | int]:
+    """As the client sees it, who may have called a field like a tag: that would stand last."""
+    within, last = path[:-1], path[-1:]
+    names = [part for part in within if not _TAG.fullmatch(str(part))]
+    return [part for part in (*names, *last) if part != "body"]
 
 
 def _shortened(text: str) -> str:

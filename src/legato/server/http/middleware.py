@@ -13,7 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.observe.metrics.server_metrics import ServerMetrics
-from legato.server.http.api_keys import ApiKeys
+from legato.server.http.anthropic_errors import is_anthropic
+from legato.server.http.api_keys import ApiKeys, sent_key
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import (
     ApiError,
@@ -24,6 +25,7 @@ from legato.server.http.errors import (
 )
 
 _REQUEST_ID = "X-Request-Id"
+_ANTHROPIC_REQUEST_ID = "request-id"
 # It comes back on every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
@@ -55,7 +57,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[_REQUEST_ID] = request_id
+                if is_anthropic(scope["path"]):
+                    headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
                     self._metrics.count_error(message["status"])
             await send(message)
@@ -122,10 +127,8 @@ class RequireApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys and scope["path"] not in self._open_paths:
-            scheme, _, token = Headers(scope=scope).get("Authorization", "").partition(" ")
-            # The bytes as they were sent.
-            is_known, tenant = self._keys.find(token.strip().encode("latin-1"))
-            if not is_known or scheme.lower() != "bearer":
+            is_known, tenant = self._keys.find(sent_key(Headers(scope=scope)))
+            if not is_known:
                 await error_response(invalid_key())(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant

@@ -56,7 +56,7 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Write a piece of the body; what a client that has gone would get is dropped."""
         cycle = self._cycle
-        if cycle.disconnected:
+        if cycle.disconnected or not data:  # an empty chunk would end the answer
             return
         if cycle.chunked_encoding:
             data = b"%x\r\n%b\r\n" % (len(data), data)

@@ -14,7 +14,8 @@ from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage, UsageField
+from legato.server.generation.answer_format import Usage
+from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.generation.message import (
     TOOL_CALLS,
@@ -291,4 +292,4 @@ async def create_chat_completion(
         operation="chat",
         field_names={"prompt": "messages", "max_tokens": asked.output_limit_name},
     )
-    return await respond(context, job, answer_format, asked)
+    return await respond(context, job, InChunks(answer_format, job, asked))

@@ -15,7 +15,8 @@ from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage, UsageField
+from legato.server.generation.answer_format import Usage
+from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
@@ -182,4 +183,4 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         created=int(time.time()),
         model=context.model_name,
     )
-    return await respond(context, job, answer_format, asked)
+    return await respond(context, job, InChunks(answer_format, job, asked))

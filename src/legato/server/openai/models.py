@@ -1,6 +1,7 @@
 """GET /v1/models."""
 
 import time
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 import msgspec
@@ -17,7 +18,12 @@ _STARTED = int(time.time())
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: `root`, `parent` and `max_model_len` (in tokens) are vLLM's."""
+    """What OpenAI's clients look for, and beside it what Anthropic's do.
+
+    Attributes:
+        root, parent, max_model_len: vLLM's, the last in tokens.
+        type, display_name, created_at, lifecycle, max_input_tokens, max_tokens: Anthropic's.
+    """
 
     id: str
     object: str = "model"
@@ -27,18 +33,30 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parent: None = None
     max_model_len: int
     vocab_size: int
+    type: str = "model"
+    display_name: str
+    created_at: str
+    lifecycle: str = "active"
+    max_input_tokens: int
+    max_tokens: int
 
 
-class ModelList(msgspec.Struct, frozen=True):
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: the last three are Anthropic's."""
+
     data: list[ModelCard]
     object: str = "list"
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
     """The one model of this server, by each of its names."""
     names = context.client.info.served_model_names
-    return json_response(ModelList([_card(context, name) for name in names]))
+    cards = [_card(context, name) for name in names]
+    return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
 
 @router.get(
@@ -58,4 +76,8 @@ def _card(context: Context, name: str) -> ModelCard:
         root=info.model,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
+        display_name=name,
+        created_at=datetime.fromtimestamp(_STARTED, UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=info.max_model_len,
+        max_tokens=info.max_model_len,
     )

@@ -16,6 +16,7 @@ from legato.server.requests.tokenization import (
 )
 
 router = APIRouter(tags=["tokenization"])
+info_router = APIRouter(tags=["tokenization"])
 
 
 @router.post(
@@ -36,3 +37,9 @@ async def tokenize(body: JsonBytes, context: ContextDep) -> Response:
 async def detokenize(body: JsonBytes, context: ContextDep) -> Response:
     """The text of token ids, special tokens included."""
     return pieces_response(await context.text.answer("detokenize", body))
+
+
+@info_router.get("/tokenizer_info", responses=responses())
+async def tokenizer_info(context: ContextDep) -> Response:
+    """How the tokenizer is set up, as in its tokenizer_config.json."""
+    return pieces_response(await context.text.answer("tokenizer_info", bytearray()))

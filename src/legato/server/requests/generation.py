@@ -23,7 +23,7 @@ from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServicePa
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
 from legato.server.requests.neutral import Hints, UnaskedOptions
 from legato.server.requests.output_form import OutputForm
-from legato.server.requests.request_model import AtMost, Name, RequestModel, only
+from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
 
 def _as_tuple(value: Any) -> Any:
@@ -105,16 +105,16 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
-class GenerationRequest(Hints, UnaskedOptions, OutputForm):
-    """Fields named as in `SamplingParams` and `ServiceParams` mean the same.
+class GenerationOptions(ModelRequest):
+    """What a request for generation may say in whichever API.
 
-    Those of `SamplingParams` that are unset are the model's defaults.
+
+    Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
+    that are unset are the model's defaults.
     """
 
     stream: bool = False
-    stream_options: StreamOptions | None = None
 
-    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=TOP_K_LIMIT)] | None = None
@@ -128,22 +128,34 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm):
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    prompt_logprobs: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
-    return_token_ids: bool = False
 
     slo_class: Name = INTERACTIVE
     tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = DEFAULT_TENANT
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     allow_best_effort: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT)] | None = None
+
+    def shared_options(self) -> dict[str, Any]:
+        """Those that were sent of the fields that all APIs have, as a body has them."""
+        names = self.model_fields_set & GenerationOptions.model_fields.keys()
+        return self.model_dump(mode="json", include=names)
+
+
+class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
+    """A request to OpenAI's endpoints for completions."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop: Strings | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _check_streaming(self) -> "GenerationRequest":

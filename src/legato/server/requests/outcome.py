@@ -21,6 +21,30 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
+class InputItem(msgspec.Struct, frozen=True, tag=True):
+    """A part: the next item of a response's input, in JSON, without an id.
+
+    Attributes:
+        prefix: of the id that it gets.
+    """
+
+    prefix: str
+    data: bytes
+
+
+class ResponseTerms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part: what a response is to know of its request.
+
+    Attributes:
+        shown: what it repeats; key the field, value JSON.
+    """
+
+    shown: dict[str, bytes]
+    previous_response_id: str | None
+    is_stored: bool
+    shows_logprobs: bool
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An end: a request for completions of the prompts before it.
 
@@ -60,5 +84,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     detail: ErrorDetail
 
 
-Part = PromptTokens | Piece
-End = Generation | Answered | Refused
+class NeedsStored(msgspec.Struct, frozen=True, tag=True):
+    """An end: the body is to be read again, beside the stored responses that it names.
+
+    Attributes:
+        item_ids: of items that it refers to.
+    """
+
+    previous_response_id: str | None
+    item_ids: list[str]
+
+
+Part = PromptTokens | Piece | InputItem | ResponseTerms
+End = Generation | Answered | Refused | NeedsStored

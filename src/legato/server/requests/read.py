@@ -20,14 +20,32 @@ from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
-from legato.server.requests.chat_prompt import ChatPrompts
+from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.completion import CompletionRequest, Prompt
-from legato.server.requests.generation import GenerationRequest, StreamOptions
+from legato.server.requests.generation import (
+    GenerationOptions,
+    GenerationRequest,
+    StreamOptions,
+)
 from legato.server.requests.message_grammar import message_grammar
-from legato.server.requests.outcome import Answered, End, Generation, Part, Piece, PromptTokens
+from legato.server.requests.outcome import (
+    Answered,
+    End,
+    Generation,
+    NeedsStored,
+    Part,
+    Piece,
+    PromptTokens,
+    ResponseTerms,
+)
 from legato.server.requests.request_model import ModelRequest
+from legato.server.requests.response_items import shown_item
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
+from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -61,31 +79,72 @@ class RequestReader:
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
+            "messages": self._messages,
+            "count_tokens": self._count_tokens,
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
+            "tokenizer_info": self._tokenizer_info,
         }
 
-    def read(self, kind: Kind, body: bytes) -> Iterator[Part | End]:
+    def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
         """The parts, and the end, which is not `Refused`.
+
+        Args:
+            stored: the `Stored` that the body was found to need.
 
         Raises:
             ApiError: the model is another one.
             InvalidRequestError: the body cannot be served.
             MemoryError: it wants more than there is.
         """
+        if kind == "responses":
+            return self._responses(body, stored)
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parse(ChatRequest, body)
+        return self._answer(self._parse(ChatRequest, body))
+
+    def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
+        request = self._parse(ResponsesRequest, body)
+        if stored is None and (request.previous_response_id or request.referred):
+            yield NeedsStored(request.previous_response_id, request.referred)
+            return
+        turns = Stored(stored or b"")
+        found = turns.items()
+        yield ResponseTerms(
+            shown=request.shown(),
+            previous_response_id=request.previous_response_id,
+            is_stored=request.store,
+            shows_logprobs=request.shows_logprobs,
+        )
+        if request.store:
+            yield from map(shown_item, request.own_items(found))
+        yield from self._answer_as_chat(
+            request, request.chat(turns.history(request.previous_response_id), found)
+        )
+
+    def _messages(self, body: bytes) -> Iterator[Part | End]:
+        request = self._parse(MessagesRequest, body)
+        return self._answer_as_chat(request, request.chat())
+
+    def _count_tokens(self, body: bytes) -> Iterator[Part | End]:
+        chat = self._parse(CountTokensRequest, body).chat()
+        with chat.naming_fields():
+            request = _validated(ChatRequest, chat.fields)
+            prompt = self._prompt(request)
+        yield from _answered(TokenCount(len(prompt.token_ids)))
+
+    def _answer_as_chat(self, request: GenerationOptions, chat: ChatBody) -> Iterator[Part | End]:
+        """A request of another API, whose chat is refused in its own words."""
+        with chat.naming_fields():
+            yield from self._answer(
+                _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            )
+
+    def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
         use = request.tool_use
-        prompt = self._prompts.make(
-            request.messages,
-            request,
-            use.shown,
-            effort=request.reasoning_effort,
-            is_cut=request.truncate_prompt_tokens is not None,
-        )
+        prompt = self._prompt(request)
         syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
         grammar = self._message_grammar(request, use, syntax)
         renamed = request.max_completion_tokens is not None
@@ -111,6 +170,15 @@ class RequestReader:
             output_limit_name=limit_name,
             message_syntax=None if syntax.is_plain else syntax,
             calls_functions=bool(request.functions),
+        )
+
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+        return self._prompts.make(
+            request.messages,
+            request,
+            request.tool_use.shown,
+            effort=request.reasoning_effort,
+            is_cut=request.truncate_prompt_tokens is not None,
         )
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
@@ -179,12 +247,11 @@ class RequestReader:
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=False)
         yield from _answered(DetokenizeAnswer(text))
 
+    def _tokenizer_info(self, _body: bytes) -> Iterator[Part | End]:
+        yield from _answered(self._tokenizer.info)
+
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
-        try:
-            request = model.model_validate(parse_json(body))
-        except ValidationError as error:
-            problems = error.errors(include_url=False, include_input=False)
-            raise first_problem(problems, known=model.model_fields) from None
+        request = _validated(model, parse_json(body))
         info = self._serving.info
         if request.model is not None and not info.is_called(request.model):
             raise unknown_model(request.model, info.served_model_names)
@@ -245,6 +312,14 @@ class RequestReader:
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
+def _validated(model: type[_Model], data: Any) -> _Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise first_problem(problems, known=model.model_fields) from None
+
+
 def _generation(request: GenerationRequest, **known: Any) -> Generation:
     options = request.stream_options or StreamOptions()
     return Generation(
@@ -262,7 +337,7 @@ def _constrained(grammar: str) -> dict[str, Any]:
     return {"structured_outputs": StructuredOutputs(grammar=grammar)}
 
 
-def _answered(answer: msgspec.Struct) -> Iterator[Part | End]:
+def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
     data = msgspec.json.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise InvalidRequestError(

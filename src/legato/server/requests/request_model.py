@@ -1,11 +1,14 @@
 """Models of bodies that refuse what they do not know, and look into nothing that is too long."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     model_validator,
@@ -97,6 +100,30 @@ class AtMost:
         return value
 
 
+class OrText:
+    """A list that a text alone may stand for.
+
+    Args:
+        as_list: makes the list of it.
+    """
+
+    def __init__(self, as_list: Callable[[str], list[Any]]) -> None:
+        self._as_list = as_list
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+    def _check(self, value: Any) -> Any:
+        return self._as_list(value) if isinstance(value, str) else value
+
+
 class _Only:
     def __init__(self, allowed: tuple[object, ...]) -> None:
         self._allowed = allowed
@@ -121,6 +148,26 @@ class _Only:
 def only(*allowed: object) -> _Only:
     """A field whose other values Legato does not support; these change nothing here."""
     return _Only(allowed)
+
+
+def by_type(what: str, *kinds: str) -> tuple[Discriminator, BeforeValidator]:
+    """Decides by "type" which of a union's models, each with a `Tag` of `<type>`, an object is of.
+
+    Args:
+        what: it is called, where it is refused.
+    """
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if kind not in kinds:
+            raise ValueError(f"{what} of type {json.dumps(kind, default=str)} is not supported")
+        return value
+
+    return Discriminator(_type_tag), BeforeValidator(check)
+
+
+def _type_tag(value: Any) -> str:
+    return f"<{value['type'] if isinstance(value, dict) else value.type}>"
 
 
 Name = Annotated[str, AtMost(MAX_NAME_CHARS)]

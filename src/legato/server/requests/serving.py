@@ -6,7 +6,16 @@ import msgspec
 
 from legato.engine.process.messages import EngineInfo
 
-Kind = Literal["chat", "completions", "tokenize", "detokenize"]
+Kind = Literal[
+    "chat",
+    "completions",
+    "responses",
+    "messages",
+    "count_tokens",
+    "tokenize",
+    "detokenize",
+    "tokenizer_info",
+]
 """Of a body: what it asks for."""
 
 

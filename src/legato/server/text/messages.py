@@ -90,7 +90,12 @@ FromZygote = TextLoaded | LoadFailed | ReaderEnded
 
 
 class BodyFollows(msgspec.Struct, frozen=True):
-    """To a reader: `num_bytes` of a body come behind this frame, as they are."""
+    """To a reader: `num_bytes` of a body come behind this frame, as they are.
+
+    Attributes:
+        num_stored_bytes: of `Stored`, which come behind it; None before its reader asked for them.
+    """
 
     kind: Kind
     num_bytes: int
+    num_stored_bytes: int | None = None

@@ -16,7 +16,7 @@ from legato.core.errors import InvalidRequestError
 from legato.engine.process.channel import pack_frame
 from legato.server.http.errors import ApiError, as_api_error, out_of_memory
 from legato.server.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
-from legato.server.requests.outcome import End, Part, Refused
+from legato.server.requests.outcome import Refused
 from legato.server.requests.read import RequestReader
 from legato.server.text.messages import BodyFollows
 
@@ -36,10 +36,10 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
     """
     first_bytes = _peak_memory_bytes()
     while (found := _next_body(sock)) is not None:
-        job, body = found
+        job, body, stored = found
         with time_bound(timeout_s):
-            for message in _outcome(requests, job, body):
-                sock.sendall(pack_frame(message))
+            for frame in _outcome(requests, job, body, stored):
+                sock.sendall(frame)
         if _peak_memory_bytes() - first_bytes > KEPT_MEMORY_BYTES:
             return
 
@@ -67,29 +67,35 @@ def time_bound(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _outcome(requests: RequestReader, job: BodyFollows, body: bytes) -> Iterator[Part | End]:
+def _outcome(
+    requests: RequestReader, job: BodyFollows, body: bytes, stored: bytes | None
+) -> Iterator[bytes]:
     try:
-        yield from requests.read(job.kind, body)
+        yield from map(pack_frame, requests.read(job.kind, body, stored))
     except MemoryError:
-        yield _refused(out_of_memory())
+        yield _refusal(out_of_memory())
+    except OverflowError:  # which no frame can carry
+        yield _refusal(InvalidRequestError("the body has a number that is out of range"))
     except (ApiError, InvalidRequestError) as error:
-        yield _refused(error)
+        yield _refusal(error)
     except Exception as error:
         logger.exception("a body could not be read")
-        yield _refused(error)
+        yield _refusal(error)
 
 
-def _refused(error: Exception) -> Refused:
+def _refusal(error: Exception) -> bytes:
     refusal = as_api_error(error)
-    return Refused(refusal.status, refusal.detail)
+    return pack_frame(Refused(refusal.status, refusal.detail))
 
 
-def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes] | None:
-    """None once the other end is closed."""
+def _next_body(sock: socket.socket) -> tuple[BodyFollows, bytes, bytes | None] | None:
+    """With what is stored for it; None once the other end is closed."""
     try:
         (num_bytes,) = _LENGTH.unpack(_receive(sock, _LENGTH.size))
         job = _decode(_receive(sock, num_bytes))
-        return job, _receive(sock, job.num_bytes)
+        body, num_stored_bytes = _receive(sock, job.num_bytes), job.num_stored_bytes
+        stored = None if num_stored_bytes is None else _receive(sock, num_stored_bytes)
+        return job, body, stored
     except ConnectionError:
         return None
 

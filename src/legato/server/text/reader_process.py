@@ -4,8 +4,9 @@ import asyncio
 
 import msgspec
 
+from legato.core.token_ids import TokenIds
 from legato.engine.process.channel import FrameDecoder, pack_frame
-from legato.server.requests.outcome import Answered, End, Generation, Part, Refused
+from legato.server.requests.outcome import End, Part, PromptTokens
 from legato.server.requests.serving import Kind
 from legato.server.text.messages import BodyFollows
 
@@ -21,6 +22,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
     parts: list[Part]
     end: End
+
+    @property
+    def prompts(self) -> list[TokenIds]:
+        return [part.token_ids for part in self.parts if isinstance(part, PromptTokens)]
 
 
 class ReaderProcess:
@@ -48,20 +53,22 @@ class ReaderProcess:
     def is_gone(self) -> bool:
         return self._reader.at_eof()
 
-    async def read(self, kind: Kind, body: bytearray) -> Outcome:
-        """Have a body read.
+    async def read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Outcome:
+        """Have a body read, beside what it needs of what is stored.
 
         Raises:
             ReaderLostError: the process ended over it.
         """
         self.num_bodies += 1
-        self._writer.write(pack_frame(BodyFollows(kind, len(body))))
+        num_stored_bytes = None if stored is None else len(stored)
+        self._writer.write(pack_frame(BodyFollows(kind, len(body), num_stored_bytes)))
         self._writer.write(body)
+        self._writer.write(stored or b"")
         parts: list[Part] = []
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):
-                    if isinstance(message, Generation | Answered | Refused):
+                    if isinstance(message, End):
                         return Outcome(parts, message)
                     parts.append(message)
         except OSError as error:

@@ -15,7 +15,7 @@ from legato.model.source import ModelSource
 from legato.model.vocabulary import Vocabulary
 from legato.server.http.errors import ApiError, out_of_memory, readers_dead
 from legato.server.limits import LARGE_BODY_BYTES
-from legato.server.requests.outcome import Generation, Piece, PromptTokens, Refused
+from legato.server.requests.outcome import Generation, Piece, Refused
 from legato.server.requests.serving import Kind, Serving
 from legato.server.text.lane import PATIENCE_S, Lane
 from legato.server.text.messages import LoadText, Serve
@@ -76,10 +76,9 @@ class TextProcesses:
             OverloadedError: too many bodies are waiting.
             RequestFailedError: readers die of something else over it.
         """
-        outcome = await self._outcome(kind, body)
+        outcome = await self.outcome(kind, body)
         assert isinstance(outcome.end, Generation)
-        prompts = [part.token_ids for part in outcome.parts if isinstance(part, PromptTokens)]
-        return outcome.end, prompts
+        return outcome.end, outcome.prompts
 
     async def answer(self, kind: Kind, body: bytearray) -> list[bytes]:
         """The pieces of the whole answer to a body, in JSON.
@@ -87,13 +86,21 @@ class TextProcesses:
         Raises:
             Exception: as `generation`.
         """
-        outcome = await self._outcome(kind, body)
+        outcome = await self.outcome(kind, body)
         return [part.data for part in outcome.parts if isinstance(part, Piece)]
 
-    async def _outcome(self, kind: Kind, body: bytearray) -> Outcome:
+    async def outcome(self, kind: Kind, body: bytearray, stored: bytes | None = None) -> Outcome:
+        """What comes of a body; its end is not `Refused`.
+
+        Args:
+            stored: what the body was found to need, where its end was `NeedsStored`.
+
+        Raises:
+            Exception: as `generation`.
+        """
         for _ in range(_NUM_ATTEMPTS):
             try:
-                outcome = await self._read(kind, body)
+                outcome = await self._read(kind, body, stored)
             except ReaderLostError as lost:
                 logger.warning("a process died while it read a request: %s", lost)
                 continue
@@ -109,14 +116,14 @@ class TextProcesses:
                 await self._running
         await self._zygote.close()
 
-    async def _read(self, kind: Kind, body: bytearray) -> Outcome:
-        is_large = len(body) > LARGE_BODY_BYTES
-        lane = self._large if is_large else self._small
-        async with lane.reader(len(body)) as reader:
+    async def _read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Outcome:
+        num_bytes = len(body) + len(stored or b"")
+        lane = self._large if num_bytes > LARGE_BODY_BYTES else self._small
+        async with lane.reader(num_bytes) as reader:
             zygote = self._zygote
             slow = asyncio.get_running_loop().call_later(PATIENCE_S, zygote.lower, reader)
             try:
-                return await reader.read(kind, body)
+                return await reader.read(kind, body, stored)
             except ReaderLostError:
                 raise self._cause(await zygote.status(reader)) from None
             except asyncio.CancelledError:

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: what its clients send and read, over the same generation."""

@@ -1,0 +1,94 @@
+"""From the deltas of a message to the blocks of its content, and the events of both."""
+
+from typing import Any
+
+import msgspec
+
+from legato.server.anthropic.events import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Content,
+    Event,
+    InputPiece,
+    Piece,
+    TextContent,
+    TextPiece,
+    ThinkingContent,
+    ThinkingPiece,
+    ToolUseContent,
+)
+from legato.server.generation.message import MessageDelta
+
+
+class Blocks:
+    """Puts a message's content together: a block after the other, each as its deltas come.
+
+    Attributes:
+        done: the blocks that are complete.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Content] = []
+        self._open: Content | None = None  # as it began
+        self._texts: list[str] = []  # of the open block
+
+    def take(self, delta: MessageDelta) -> list[Event]:
+        """The events of what is new."""
+        events: list[Event] = []
+        if delta.reasoning:
+            if not isinstance(self._open, ThinkingContent):
+                self._begin(ThinkingContent(""), events)
+            self._add(delta.reasoning, ThinkingPiece(delta.reasoning), events)
+        if delta.content:
+            if not isinstance(self._open, TextContent):
+                self._begin(TextContent(""), events)
+            self._add(delta.content, TextPiece(delta.content), events)
+        for call in delta.tool_calls:
+            if call.name is not None:
+                call_id = call.id or f"toolu_{call.index}"
+                self._begin(ToolUseContent(call_id, call.name, {}), events)
+            if call.arguments:
+                self._add(call.arguments, InputPiece(call.arguments), events)
+        return events
+
+    def close(self) -> list[Event]:
+        """No more comes."""
+        events: list[Event] = []
+        self._end(events)
+        return events
+
+    def _begin(self, block: Content, events: list[Event]) -> None:
+        self._end(events)
+        self._open = block
+        events.append(BlockStart(len(self.done), block))
+
+    def _add(self, text: str, piece: Piece, events: list[Event]) -> None:
+        self._texts.append(text)
+        events.append(BlockDelta(len(self.done), piece))
+
+    def _end(self, events: list[Event]) -> None:
+        if self._open is None:
+            return
+        events.append(BlockStop(len(self.done)))
+        self.done.append(_filled(self._open, "".join(self._texts)))
+        self._open = None
+        self._texts.clear()
+
+
+def _filled(block: Content, text: str) -> Content:
+    match block:
+        case TextContent():
+            return TextContent(text)
+        case ThinkingContent():
+            return ThinkingContent(text)
+        case ToolUseContent():
+            return msgspec.structs.replace(block, input=_as_object(text))
+
+
+def _as_object(text: str) -> dict[str, Any]:
+    """A call's arguments; what no grammar held to be an object may be none, and is shown then."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
+    except msgspec.DecodeError:
+        return {"invalid": text}

@@ -1,0 +1,117 @@
+"""A message, and the events that tell how it comes about, as Anthropic's clients know them."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from legato.server.http.bodies import encode_json, named_event
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextContent(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingContent(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """Attributes: `signature` is empty: whoever has a message may change it."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseContent(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """Attributes: `input_tokens` are those of the prompt that were not in the cache."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Content]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="type"):
+    """One of a stream's."""
+
+
+class MessageStart(Event, frozen=True, tag="message_start"):
+    message: MessageAnswer
+
+
+class Ping(Event, frozen=True, tag="ping"):
+    """Says nothing."""
+
+
+class BlockStart(Event, frozen=True, tag="content_block_start"):
+    index: int
+    content_block: Content
+
+
+class TextPiece(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingPiece(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class InputPiece(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+Piece = TextPiece | ThinkingPiece | InputPiece
+
+
+class BlockDelta(Event, frozen=True, tag="content_block_delta"):
+    index: int
+    delta: Piece
+
+
+class BlockStop(Event, frozen=True, tag="content_block_stop"):
+    index: int
+
+
+class MessageChange(msgspec.Struct, frozen=True):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageDelta(Event, frozen=True, tag="message_delta"):
+    """Attributes: `usage` is that of the whole message."""
+
+    delta: MessageChange
+    usage: MessageUsage
+
+
+class MessageStop(Event, frozen=True, tag="message_stop"):
+    """The last one."""
+
+
+def written(events: list[Event]) -> bytes:
+    """As a client reads them."""
+    return b"".join(map(_written, events))
+
+
+def _written(event: Event) -> bytes:
+    tag = type(event).__struct_config__.tag
+    assert isinstance(tag, str)
+    return named_event(tag.encode(), encode_json(event))

@@ -1,0 +1,172 @@
+"""POST /v1/messages: how it answers. What it takes: `requests/anthropic.py`."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from legato.core.outputs import FinishReason
+from legato.engine.frontend.completion import CompletionDelta
+from legato.server.anthropic.blocks import Blocks
+from legato.server.anthropic.events import (
+    Event,
+    MessageAnswer,
+    MessageChange,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    Ping,
+    StopReason,
+    written,
+)
+from legato.server.context import ArrivalDep, ContextDep
+from legato.server.generation.answer import respond
+from legato.server.generation.answer_format import UsageCounter
+from legato.server.generation.job import Job
+from legato.server.generation.message import MessageReader
+from legato.server.http.anthropic_errors import AnthropicErrorBody, anthropic_error
+from legato.server.http.bodies import JsonBytes, encode_json, named_event, pieces_response
+from legato.server.http.errors import ApiError
+from legato.server.openapi import responses, takes
+from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
+from legato.server.requests.outcome import Generation
+
+router = APIRouter(tags=["Anthropic"])
+
+
+class MessagesFormat:
+    """Words the answer to one request."""
+
+    def __init__(self, asked: Generation, job: Job, *, model: str) -> None:
+        self._request_id = job.arrival.request_id
+        self._model = model
+        self._usage = UsageCounter(job.prompts)
+        self._reader = MessageReader(asked.message_syntax)
+        self._blocks = Blocks()
+        self._stop_reason: StopReason | None = None
+        self._stop_sequence: str | None = None
+
+    def whole(self) -> "_Whole":
+        return _Whole(self)
+
+    def events(self) -> "_Events":
+        return _Events(self)
+
+    def take(self, choice: int, delta: CompletionDelta) -> list[Event]:
+        """The events of one delta."""
+        self._usage.add(choice, delta)
+        message = self._reader.feed(delta)
+        if delta.finish_reason is not None:
+            self._note_end(delta, message.finish_reason == "tool_calls")
+        return self._blocks.take(message)
+
+    def begun(self) -> list[Event]:
+        """The events before all others."""
+        return [MessageStart(self.answer()), Ping()]
+
+    def ended(self) -> list[Event]:
+        """The last events."""
+        change = MessageChange(self._stop_reason, self._stop_sequence)
+        return [*self._blocks.close(), MessageDelta(change, self._message_usage), MessageStop()]
+
+    def failed(self, error: ApiError) -> bytes:
+        return named_event(b"error", anthropic_error(error, self._request_id))
+
+    def answer(self) -> MessageAnswer:
+        """The message as far as its blocks are complete."""
+        return MessageAnswer(
+            id=f"msg_{self._request_id}",
+            model=self._model,
+            content=list(self._blocks.done),
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
+            usage=self._message_usage,
+        )
+
+    @property
+    def _message_usage(self) -> MessageUsage:
+        usage = self._usage.so_far
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - num_cached,
+            cache_read_input_tokens=num_cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+    def _note_end(self, delta: CompletionDelta, calls_tools: bool) -> None:
+        if delta.finish_reason is FinishReason.LENGTH:
+            self._stop_reason = "max_tokens"
+        elif calls_tools:
+            self._stop_reason = "tool_use"
+        elif isinstance(delta.stop_reason, str):
+            self._stop_reason, self._stop_sequence = "stop_sequence", delta.stop_reason
+        else:
+            self._stop_reason = "end_turn"
+
+
+class _Whole:
+    def __init__(self, words: MessagesFormat) -> None:
+        self._words = words
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        self._words.take(choice, delta)
+
+    def body(self) -> bytes:
+        self._words.ended()
+        return encode_json(self._words.answer())
+
+
+class _Events:
+    def __init__(self, words: MessagesFormat) -> None:
+        self._words = words
+        self._has_begun = False
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        begun = self._begun()  # before the delta is counted
+        return begun + written(self._words.take(choice, delta))
+
+    def end(self) -> bytes:
+        return self._begun() + written(self._words.ended())
+
+    def failed(self, error: ApiError) -> bytes:
+        return self._begun() + self._words.failed(error)
+
+    def _begun(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return written(self._words.begun())
+
+
+@router.post(
+    "/v1/messages",
+    openapi_extra=takes(MessagesRequest),
+    responses=responses(
+        MessageAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+        error_body=AnthropicErrorBody,
+    ),
+)
+async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Answer a turn of a conversation."""
+    asked, prompts = await context.text.generation("messages", body)
+    job = Job.of(
+        asked,
+        prompts,
+        arrival=arrival,
+        operation="messages",
+        field_names={"prompt": "messages", "stop": "stop_sequences"},
+    )
+    return await respond(context, job, MessagesFormat(asked, job, model=context.model_name))
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    openapi_extra=takes(CountTokensRequest),
+    responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
+)
+async def count_tokens(body: JsonBytes, context: ContextDep) -> Response:
+    """How many tokens the prompt of a conversation has."""
+    return pieces_response(await context.text.answer("count_tokens", body))

@@ -1,0 +1,104 @@
+"""Answers as chat and plain completions have them: choices, and chunks of the same shape."""
+
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from legato.core.outputs import FinishReason
+from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.server.generation.answer_format import Usage, UsageCounter
+from legato.server.generation.job import Job
+from legato.server.http.bodies import DONE, encode_json, event
+from legato.server.http.errors import ApiError
+from legato.server.requests.outcome import Generation
+
+UsageField = Usage | None | msgspec.UnsetType
+
+
+class ChunkFormat(Protocol):
+    """How one endpoint words its answers."""
+
+    def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
+        """All completions at once, in the order of their choice index."""
+
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
+        """One piece of one completion."""
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The end of a stream that was to tell its usage."""
+
+
+class InChunks:
+    """The `AnswerFormat` that a `ChunkFormat` makes for one job."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._job = job
+        self._asked = asked
+
+    def whole(self) -> "_Choices":
+        return _Choices(self._words, self._job, self._asked)
+
+    def events(self) -> "_ChunkWriter":
+        return _ChunkWriter(self._words, self._job, self._asked)
+
+
+class _Choices:
+    """Puts completions together."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._asked = asked
+        self._completions = [Completion(choice) for choice in range(job.num_choices)]
+        self._usage = UsageCounter(job.prompts)
+
+    def take(self, choice: int, delta: CompletionDelta) -> None:
+        delta = _shown(delta, self._asked)
+        self._usage.add(choice, delta)
+        self._completions[choice].add(delta)
+
+    def body(self) -> bytes:
+        return encode_json(self._words.answer(self._completions, self._usage.so_far))
+
+
+class _ChunkWriter:
+    """A chunk a delta, and [DONE]."""
+
+    def __init__(self, words: ChunkFormat, job: Job, asked: Generation) -> None:
+        self._words = words
+        self._asked = asked
+        self._usage = UsageCounter(job.prompts)
+
+    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
+        delta = _shown(delta, self._asked)
+        self._usage.add(choice, delta)
+        return event(encode_json(self._words.chunk(choice, delta, self._usage_field)))
+
+    def end(self) -> bytes:
+        if not self._asked.include_usage:
+            return DONE
+        return event(encode_json(self._words.usage_chunk(self._usage.so_far))) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return event(error.body) + DONE
+
+    @property
+    def _usage_field(self) -> UsageField:
+        if self._asked.continuous_usage_stats:
+            return self._usage.so_far
+        return None if self._asked.include_usage else UNSET
+
+
+def _shown(delta: CompletionDelta, asked: Generation) -> CompletionDelta:
+    """What a client gets to see of a delta: none of its output, where it wants its prompt alone."""
+    if not asked.is_echo_only:
+        return delta
+    return msgspec.structs.replace(
+        delta,
+        text="",
+        token_ids=(),
+        logprobs=None if delta.logprobs is None else (),
+        finish_reason=delta.finish_reason and FinishReason.LENGTH,
+        stop_reason=None,
+    )

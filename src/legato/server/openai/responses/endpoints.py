@@ -1,0 +1,154 @@
+"""/v1/responses: how it answers. What it takes: `requests/responses.py`."""
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from legato.server.context import Arrival, ArrivalDep, ContextDep
+from legato.server.generation.answer import respond
+from legato.server.generation.job import Job
+from legato.server.http.bodies import JsonBytes, json_response
+from legato.server.http.errors import invalid_request, not_found
+from legato.server.openai.responses.format import Keep, ResponsesFormat
+from legato.server.openai.responses.output import ResponseAnswer
+from legato.server.openai.responses.store import ResponseStore, StoredResponse
+from legato.server.openapi import responses, takes
+from legato.server.requests.outcome import Generation, InputItem, NeedsStored, ResponseTerms
+from legato.server.requests.responses import ResponsesRequest
+from legato.server.text.reader_process import Outcome
+
+router = APIRouter(tags=["OpenAI"])
+
+_ERRORS = (HTTPStatus.NOT_FOUND,)
+
+
+async def _store(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.response_store
+    return store
+
+
+StoreDep = Annotated[ResponseStore, Depends(_store)]
+
+
+class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+@router.post(
+    "/v1/responses",
+    openapi_extra=takes(ResponsesRequest),
+    responses=responses(
+        ResponseAnswer,
+        errors=(HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR),
+        streams=True,
+    ),
+)
+async def create_response(
+    body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
+) -> Response:
+    """Answer a turn of a conversation, and keep both for the turns after it."""
+    outcome = await context.text.outcome("responses", body)
+    if isinstance(outcome.end, NeedsStored):
+        stored = store.named(arrival.tenant, outcome.end)
+        outcome = await context.text.outcome("responses", body, stored)
+    asked = outcome.end
+    assert isinstance(asked, Generation)
+    job = Job.of(
+        asked,
+        outcome.prompts,
+        arrival=arrival,
+        operation="responses",
+        field_names={"prompt": "input", "max_tokens": "max_output_tokens"},
+    )
+    [terms] = [part for part in outcome.parts if isinstance(part, ResponseTerms)]
+    answer_format = ResponsesFormat(
+        context.client.vocabulary,
+        asked,
+        job,
+        terms,
+        model=context.model_name,
+        keep=_keep(store, arrival, outcome, terms) if terms.is_stored else None,
+    )
+    return await respond(context, job, answer_format)
+
+
+@router.get("/v1/responses/{response_id}", responses=responses(ResponseAnswer, errors=_ERRORS))
+async def retrieve_response(
+    response_id: str, store: StoreDep, arrival: ArrivalDep, stream: bool = False
+) -> Response:
+    """A stored response."""
+    if stream:
+        raise invalid_request("a stored response is not streamed again")
+    return json_response(store.get(arrival.tenant, response_id).body)
+
+
+@router.delete("/v1/responses/{response_id}", responses=responses(DeletedResponse, errors=_ERRORS))
+async def delete_response(response_id: str, store: StoreDep, arrival: ArrivalDep) -> Response:
+    """Store it no longer."""
+    store.delete(arrival.tenant, response_id)
+    return json_response(DeletedResponse(response_id))
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses=responses(errors=_ERRORS))
+async def cancel_response(response_id: str, store: StoreDep, arrival: ArrivalDep) -> Response:
+    """Refused: a response is cancelled by closing its connection."""
+    store.get(arrival.tenant, response_id)
+    raise invalid_request(
+        "only responses with background: true can be cancelled, which there are none of here"
+    )
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items", responses=responses(InputItemList, errors=_ERRORS)
+)
+async def list_input_items(
+    response_id: str,
+    store: StoreDep,
+    arrival: ArrivalDep,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """What a stored response answers."""
+    items = store.get(arrival.tenant, response_id).input_items()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [item_id for item_id, _ in items]
+        if after not in ids:
+            raise not_found(f"there is no item {after!r} in this response's input")
+        items = items[ids.index(after) + 1 :]
+    shown = items[:limit]
+    data: Any = [msgspec.Raw(item) for _, item in shown]
+    return json_response(
+        InputItemList(
+            data=data,
+            first_id=shown[0][0] if shown else None,
+            last_id=shown[-1][0] if shown else None,
+            has_more=len(items) > limit,
+        )
+    )
+
+
+def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> Keep:
+    items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
+
+    def keep(body: bytes) -> bool:
+        response_id = f"resp_{arrival.request_id}"
+        response = StoredResponse(response_id, body, items, terms.previous_response_id)
+        return store.put(arrival.tenant, response)
+
+    return keep

@@ -1,0 +1,204 @@
+"""From the deltas of a message to the items of a response, and the events of both."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from legato.server.generation.message import MessageDelta, ToolCallDelta
+from legato.server.openai.logprobs import TokenLogprob
+from legato.server.openai.responses.events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    TextDelta,
+    TextDone,
+)
+from legato.server.openai.responses.output import (
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    Status,
+)
+
+_PART = 0
+"""Index of an item's only part."""
+
+
+class OutputItems:
+    """Puts a response's output together: an item after the other, each as its deltas come.
+
+    Attributes:
+        done: the items that are complete.
+
+    Args:
+        suffix: what its items' ids have in common; each begins with its type, and ends with its
+            index.
+    """
+
+    def __init__(self, suffix: str) -> None:
+        self.done: list[OutputItem] = []
+        self._suffix = suffix
+        self._open: _OpenItem | None = None
+
+    def take(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        """The events of what is new. Args: logprobs: of the delta's tokens."""
+        events: list[Event] = []
+        if delta.reasoning:
+            if not isinstance(self._open, _Reasoning):
+                self._begin(_Reasoning(*self._place("rs")), events)
+            events += self._open_item.add(delta.reasoning)
+        if delta.content:
+            if not isinstance(self._open, _Message):
+                self._begin(_Message(*self._place("msg")), events)
+            assert isinstance(self._open, _Message)
+            self._open.logprobs += logprobs
+            events += self._open.add(delta.content, logprobs)
+        for call in delta.tool_calls:
+            if call.name is not None:
+                self._begin(_FunctionCall(*self._place("fc"), call), events)
+            if call.arguments:
+                events += self._open_item.add(call.arguments)
+        return events
+
+    def close(self, status: Status) -> list[Event]:
+        """No more comes. Args: status: of the last item; those before it are complete."""
+        events: list[Event] = []
+        if self._open is None and not self.done:
+            # Clients look for the message of an answer that is empty, too.
+            self._begin(_Message(*self._place("msg")), events)
+        if self._open is not None:
+            self._end(status, events)
+        return events
+
+    def _place(self, prefix: str) -> tuple[str, int]:
+        """Id and index of the next item."""
+        index = len(self.done) + (self._open is not None)
+        return f"{prefix}_{self._suffix}_{index}", index
+
+    def _begin(self, item: "_OpenItem", events: list[Event]) -> None:
+        if self._open is not None:
+            self._end("completed", events)
+        self._open = item
+        events += item.begin()
+
+    def _end(self, status: Status, events: list[Event]) -> None:
+        item = self._open_item.item(status)
+        events += self._open_item.end(item)
+        self.done.append(item)
+        self._open = None
+
+    @property
+    def _open_item(self) -> "_OpenItem":
+        assert self._open is not None
+        return self._open
+
+
+class _OpenItem(Protocol):
+    """An item that is coming."""
+
+    def begin(self) -> list[Event]: ...
+
+    def add(self, text: str) -> list[Event]: ...
+
+    def item(self, status: Status) -> OutputItem:
+        """As far as it has come."""
+
+    def end(self, item: OutputItem) -> list[Event]:
+        """Args: item: it at its end."""
+
+
+class _Message:
+    def __init__(self, item_id: str, index: int) -> None:
+        self._id = item_id
+        self._index = index
+        self._texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+
+    def begin(self) -> list[Event]:
+        empty = OutputMessage(self._id, "in_progress", [])
+        return [
+            ItemAdded(self._index, empty),
+            PartAdded(self._id, self._index, _PART, OutputText("")),
+        ]
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+        self._texts.append(text)
+        return [TextDelta(self._id, self._index, _PART, text, list(logprobs))]
+
+    def item(self, status: Status) -> OutputItem:
+        part = OutputText("".join(self._texts), logprobs=self.logprobs)
+        return OutputMessage(self._id, status, [part])
+
+    def end(self, item: OutputItem) -> list[Event]:
+        assert isinstance(item, OutputMessage)
+        [part] = item.content
+        return [
+            TextDone(self._id, self._index, _PART, part.text, part.logprobs),
+            PartDone(self._id, self._index, _PART, part),
+            ItemDone(self._index, item),
+        ]
+
+
+class _Reasoning:
+    def __init__(self, item_id: str, index: int) -> None:
+        self._id = item_id
+        self._index = index
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Event]:
+        empty = OutputReasoning(self._id, "in_progress", [])
+        return [
+            ItemAdded(self._index, empty),
+            PartAdded(self._id, self._index, _PART, ReasoningText("")),
+        ]
+
+    def add(self, text: str) -> list[Event]:
+        self._texts.append(text)
+        return [ReasoningDelta(self._id, self._index, _PART, text)]
+
+    def item(self, status: Status) -> OutputItem:
+        return OutputReasoning(self._id, status, [ReasoningText("".join(self._texts))])
+
+    def end(self, item: OutputItem) -> list[Event]:
+        assert isinstance(item, OutputReasoning)
+        [part] = item.content
+        return [
+            ReasoningDone(self._id, self._index, _PART, part.text),
+            PartDone(self._id, self._index, _PART, part),
+            ItemDone(self._index, item),
+        ]
+
+
+class _FunctionCall:
+    def __init__(self, item_id: str, index: int, call: ToolCallDelta) -> None:
+        self._id = item_id
+        self._index = index
+        self._call_id = call.id or item_id
+        self._name = call.name or ""
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Event]:
+        return [ItemAdded(self._index, self.item("in_progress"))]
+
+    def add(self, text: str) -> list[Event]:
+        self._texts.append(text)
+        return [ArgumentsDelta(self._id, self._index, text)]
+
+    def item(self, status: Status) -> OutputItem:
+        arguments = "".join(self._texts)
+        return OutputFunctionCall(self._id, status, self._call_id, self._name, arguments)
+
+    def end(self, item: OutputItem) -> list[Event]:
+        assert isinstance(item, OutputFunctionCall)
+        return [
+            ArgumentsDone(self._id, self._index, self._name, item.arguments),
+            ItemDone(self._index, item),
+        ]

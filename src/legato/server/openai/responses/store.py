@@ -1,0 +1,135 @@
+"""Responses that clients may come back to, in memory and within bounds."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import msgspec
+
+from legato.server.http.errors import ApiError, ErrorDetail, not_found
+from legato.server.requests.outcome import InputItem, NeedsStored
+
+_PREFIX = "resp_"
+
+
+class StoredResponse(msgspec.Struct, frozen=True):
+    """Attributes: `body` is the response in JSON."""
+
+    id: str
+    body: bytes
+    input: tuple[InputItem, ...]
+    previous_id: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.body) + sum(len(item.data) for item in self.input)
+
+    def input_items(self) -> list[tuple[str, bytes]]:
+        """Their ids, and they in JSON with them."""
+        suffix = self.id.removeprefix(_PREFIX)
+        ids = [f"{item.prefix}_{suffix}_in{i}" for i, item in enumerate(self.input)]
+        return [
+            (item_id, b'{"id":' + msgspec.json.encode(item_id) + b"," + item.data[1:])
+            for item_id, item in zip(ids, self.input, strict=True)
+        ]
+
+
+class ResponseStore:
+    """Keeps responses, each for its tenant alone; those that were used last the longest.
+
+    A response is used where a later one goes on from it, and so are all that it goes on from.
+
+    Args:
+        max_responses, max_bytes: of all tenants together.
+        max_body_bytes: of what is stored that one request may name.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int, max_body_bytes: int) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._max_body_bytes = max_body_bytes
+        # Key the tenant and the id; the one that goes first stands first.
+        self._kept: OrderedDict[tuple[str | None, str], StoredResponse] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, tenant: str | None, response: StoredResponse) -> bool:
+        """Keep it, in place of as many others as it takes; False where it is too large for that."""
+        self._remove((tenant, response.id))
+        if response.num_bytes > self._max_bytes:
+            return False
+        self._kept[tenant, response.id] = response
+        self._num_bytes += response.num_bytes
+        while self._num_bytes > self._max_bytes or len(self._kept) > self._max_responses:
+            self._remove(next(iter(self._kept)))
+        return True
+
+    def get(self, tenant: str | None, response_id: str) -> StoredResponse:
+        """Raises `ApiError` where this tenant has none of that id."""
+        response = self._kept.get((tenant, response_id))
+        if response is None:
+            raise not_found(f"there is no response {response_id!r}, or it is no longer stored")
+        return response
+
+    def delete(self, tenant: str | None, response_id: str) -> None:
+        """Raises `ApiError` as `get`."""
+        self.get(tenant, response_id)
+        self._remove((tenant, response_id))
+
+    def named(self, tenant: str | None, needs: NeedsStored) -> bytes:
+        """What a body names, as `Stored` reads it.
+
+        Raises:
+            ApiError: it is not there, or it is too large.
+        """
+        found = {turn.id: turn for turn in self._turns(tenant, needs.previous_response_id)}
+        for item_id in needs.item_ids:
+            owner = _PREFIX + item_id.partition("_")[2].rpartition("_")[0]
+            response = self._kept.get((tenant, owner))
+            if response is None:
+                raise _missing(
+                    f"the item {item_id!r} is not stored", param="input", code="item_not_found"
+                )
+            found[owner] = response
+        # The earliest first, so that none of them goes before one that it goes on from.
+        for response_id in reversed(found):
+            self._kept.move_to_end((tenant, response_id))
+        num_bytes = sum(turn.num_bytes for turn in found.values())
+        if num_bytes > self._max_body_bytes:
+            raise _missing(
+                f"the conversation has {num_bytes} bytes, over {self._max_body_bytes}",
+                param="previous_response_id",
+                code="request_too_large",
+            )
+        return b"[" + b",".join(map(_turn, found.values())) + b"]"
+
+    def _turns(self, tenant: str | None, response_id: str | None) -> Iterator[StoredResponse]:
+        """A response and all that it goes on from, the last first."""
+        seen: set[str] = set()
+        asked = response_id
+        while response_id is not None:
+            response = self._kept.get((tenant, response_id))
+            if response is None or response_id in seen:
+                before = "" if response_id == asked else f", which {asked!r} goes on from,"
+                raise _missing(
+                    f"the previous response {response_id!r}{before} is not stored",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            seen.add(response_id)
+            yield response
+            response_id = response.previous_id
+
+    def _remove(self, key: tuple[str | None, str]) -> None:
+        response = self._kept.pop(key, None)
+        if response is not None:
+            self._num_bytes -= response.num_bytes
+
+
+def _turn(response: StoredResponse) -> bytes:
+    items = b",".join(data for _, data in response.input_items())
+    return b'{"input":[' + items + b'],"response":' + response.body + b"}"
+
+
+def _missing(message: str, *, param: str, code: str) -> ApiError:
+    detail = ErrorDetail(message, "invalid_request_error", param, code)
+    return ApiError(HTTPStatus.BAD_REQUEST, detail)

@@ -1,0 +1,51 @@
+"""A request of another API as the chat that it is, and what its client calls that chat's fields."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from legato.core.errors import InvalidRequestError
+
+_INDEX = re.compile(r"\.(\d+)(?=\.|$)")
+_MESSAGE = re.compile(r"messages\.(\d+)\b.*")
+
+
+class ChatBody(NamedTuple):
+    """Fields of a `ChatRequest`; None is as good as not there.
+
+    Attributes:
+        places: what the client calls each of the messages.
+        names: what it calls the other fields; key and value are paths, with `*` for an index.
+    """
+
+    fields: dict[str, Any]
+    places: Sequence[str]
+    names: Mapping[str, str]
+
+    @contextmanager
+    def naming_fields(self) -> Iterator[None]:
+        """Let errors blame what the client sent."""
+        try:
+            yield
+        except InvalidRequestError as error:
+            if error.param is None:
+                raise
+            param = self._named(error.param)
+            message = str(error)
+            if message.startswith(error.param):
+                message = param + message.removeprefix(error.param)
+            raise InvalidRequestError(message, param=param, code=error.code) from None
+
+    def _named(self, param: str) -> str:
+        """The client's name of what it has a name of, and of what is in that."""
+        if found := _MESSAGE.fullmatch(param):
+            return self.places[int(found[1])]
+        indices = iter(_INDEX.findall(param))
+        path = _INDEX.sub(".*", param)
+        for end in range(len(path), 0, -1):
+            head, rest = path[:end], path[end:]
+            if head in self.names and rest[:1] in ("", "."):
+                path = self.names[head] + rest
+                break
+        return re.sub(r"\*", lambda _: next(indices), path)

@@ -1,0 +1,212 @@
+"""Items of a response's input, as OpenAI's Responses API has them, and the messages they make."""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Tag,
+    TypeAdapter,
+    WithJsonSchema,
+)
+
+from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
+from legato.server.requests.outcome import InputItem
+from legato.server.requests.request_model import AtMost, Name, RequestModel, by_type
+
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""Key the type of a content part, value where its text is."""
+_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": _PART, "maxItems": MAX_CONTENT_PARTS},
+    ]
+}
+
+
+def _as_texts(value: Any) -> Any:
+    return list(map(_part_text, value)) if isinstance(value, list) else [value]
+
+
+def _part_text(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in _TEXTS:
+        raise ValueError(
+            f"a content part of type {kind!r} is not supported; parts are "
+            '{"type": "input_text", "text": "..."}'
+        )
+    return part.get(_TEXTS[kind])
+
+
+Texts = Annotated[
+    list[str], AtMost(MAX_CONTENT_PARTS), BeforeValidator(_as_texts), WithJsonSchema(_CONTENT)
+]
+"""The texts of a content that is one text or a list of parts."""
+
+
+class _Item(RequestModel):
+    """What a client may have got of a response, and send back as it came: with more than counts."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class MessageItem(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Texts
+
+    def shown(self) -> dict[str, Any]:
+        if self.role == "assistant":
+            content = [{"type": "output_text", "text": t, "annotations": []} for t in self.content]
+        else:
+            content = [{"type": "input_text", "text": text} for text in self.content]
+        return {"type": self.type, "role": self.role, "status": "completed", "content": content}
+
+
+class FunctionCallItem(_Item):
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: str
+
+    def shown(self) -> dict[str, Any]:
+        return {**self.model_dump(), "status": "completed"}
+
+
+class FunctionCallOutputItem(_Item):
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Texts
+
+    def shown(self) -> dict[str, Any]:
+        output = "\n".join(self.output)
+        return {**self.model_dump(), "output": output, "status": "completed"}
+
+
+class ReasoningPart(_Item):
+    text: str
+
+
+_ReasoningParts = Annotated[list[ReasoningPart], AtMost(MAX_CONTENT_PARTS)]
+
+
+class ReasoningItem(_Item):
+    """Its summary stands for a content that is not there."""
+
+    type: Literal["reasoning"]
+    summary: _ReasoningParts = Field(default_factory=list)
+    content: _ReasoningParts = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or self.summary)
+
+    def shown(self) -> dict[str, Any]:
+        summary = [{"type": "summary_text", "text": part.text} for part in self.summary]
+        content = [{"type": "reasoning_text", "text": part.text} for part in self.content]
+        return {"type": self.type, "summary": summary, "content": content}
+
+
+class ItemReference(_Item):
+    """Stands for an item of a stored response."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Name
+
+
+def _typed(item: Any) -> Any:
+    """Messages and references may leave their type out."""
+    if isinstance(item, dict) and item.get("type") is None:
+        return {**item, "type": "message" if "role" in item else "item_reference"}
+    return item
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+AnyItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    *by_type(
+        "an item", "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    ),
+    BeforeValidator(_typed),
+]
+Items = Annotated[list[AnyItem], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
+
+read_items = TypeAdapter(Items).validate_python
+
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+"""Key the type of an item, value what its ids begin with."""
+
+
+def shown_item(item: Item) -> InputItem:
+    """What is kept of an item, for whoever asks, and for later turns."""
+    return InputItem(_PREFIXES[item.type], msgspec.json.encode(item.shown()))
+
+
+def messages_of(items: Iterable[tuple[str, Item]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The messages of a chat that items are; what one turn of the assistant made becomes one.
+
+    Args:
+        items: each with what the client calls it.
+    """
+    turn: dict[str, Any] = {}  # the assistant's message that is being put together
+    place = ""
+    for name, item in items:
+        if turn and not _continues(turn, item):
+            yield place, turn
+            turn = {}
+        match item:
+            case MessageItem(role="assistant") | FunctionCallItem() | ReasoningItem():
+                place = place if turn else name
+                turn = turn or {"role": "assistant", "content": None}
+                _add(turn, item)
+            case MessageItem():
+                yield name, {"role": item.role, "content": "\n".join(item.content)}
+            case FunctionCallOutputItem():
+                content = "\n".join(item.output)
+                yield (
+                    name,
+                    {"role": "tool", "tool_call_id": item.call_id, "content": content},
+                )
+    if turn:
+        yield place, turn
+
+
+def _continues(turn: dict[str, Any], item: Item) -> bool:
+    """Whether an item is of the same message: in the order reasoning, text, calls."""
+    match item:
+        case FunctionCallItem():
+            return True
+        case MessageItem(role="assistant"):
+            return turn["content"] is None and "tool_calls" not in turn
+        case _:
+            return False
+
+
+def _add(turn: dict[str, Any], item: Item) -> None:
+    match item:
+        case ReasoningItem():
+            turn["reasoning_content"] = item.text
+        case MessageItem():
+            turn["content"] = "\n".join(item.content)
+        case FunctionCallItem():
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)

@@ -1,0 +1,303 @@
+"""What POST /v1/responses takes, and the chat that it is."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from legato.core.errors import InvalidRequestError
+from legato.server.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
+from legato.server.requests.chat_body import ChatBody
+from legato.server.requests.generation import GenerationOptions, NumLogprobs
+from legato.server.requests.neutral import Metadata
+from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
+from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
+
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    _LOGPROBS,
+    # What these ask for is there anyway, or comes of tools that are not.
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
+
+
+def _as_items(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+class ResponseTool(RequestModel):
+    """A function that the model may call."""
+
+    type: Annotated[str, only("function")]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    defer_loading: Annotated[bool, only(False)] | None = None
+    allowed_callers: Annotated[list[str], only(["direct"]), AtMost(1)] | None = None
+
+
+_FUNCTION = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+    "required": ["type", "name"],
+}
+_ALLOWED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _FUNCTION},
+    },
+    "required": ["type", "mode", "tools"],
+}
+_MODES = ("none", "auto", "required")
+
+
+def _tool_choice(value: Any) -> Any:
+    match value:
+        case "none" | "auto" | "required":
+            return value
+        case {"type": "function", "name": str()}:
+            return value
+        case {"type": "allowed_tools", "mode": "auto" | "required", "tools": [*tools]} if all(
+            isinstance(tool, dict)
+            and tool.get("type") == "function"
+            and isinstance(tool.get("name"), str)
+            for tool in tools
+        ):
+            return value
+    raise ValueError('must be "none", "auto", "required", a function, or allowed functions')
+
+
+ToolChoice = Annotated[
+    Any,
+    BeforeValidator(_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(_MODES)}, _FUNCTION, _ALLOWED]}),
+]
+
+
+class TextFormat(RequestModel):
+    """Attributes: all but `type` go with "json_schema" alone."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise InvalidRequestError(
+                "schema goes with type: json_schema, which needs it", param="text.format.schema"
+            )
+        return self
+
+    def chat(self) -> dict[str, Any]:
+        """The `response_format` of a chat."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = {"name": self.name or "response", "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(RequestModel):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(RequestModel):
+    """Attributes: reasoning is always shown whole, whatever `summary` says."""
+
+    effort: Name | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: Annotated[bool, only(False)] | None = None
+
+
+class ResponsesRequest(GenerationOptions):
+    """A turn of a conversation, whose earlier turns the server may have stored."""
+
+    input: Annotated[
+        list[AnyItem],
+        Field(min_length=1, fail_fast=True),
+        AtMost(MAX_MESSAGES),
+        OrText(_as_items),
+    ]
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool = True
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True), AtMost(MAX_TOOLS)] = Field(
+        default_factory=list
+    )
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Annotated[str, only("disabled")] = "disabled"
+    include: Annotated[list[Annotated[str, only(*_INCLUDED)]], AtMost(len(_INCLUDED))] = Field(
+        default_factory=list
+    )
+    top_logprobs: NumLogprobs | None = None
+    stream_options: ResponseStreamOptions | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AtMost(MAX_TEMPLATE_VARIABLES)] | None = None
+
+    # Notes on a request, and values that ask for nothing; they change no output.
+    background: Annotated[bool, only(False)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that a server runs
+    metadata: Metadata | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    safety_identifier: Name | None = None
+    service_tier: Name | None = None
+    user: Name | None = None
+
+    @property
+    def referred(self) -> list[str]:
+        """Ids of the stored items that it names."""
+        return [item.id for item in self.input if isinstance(item, ItemReference)]
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return _LOGPROBS in self.include or bool(self.top_logprobs)
+
+    def chat(self, history: Iterable[Item], found: Mapping[str, Item]) -> ChatBody:
+        """The chat that this is.
+
+        Args:
+            history: of the conversation so far.
+            found: key an id, value the stored item of it.
+        """
+        items = [("previous_response_id", item) for item in history]
+        items += [(f"input.{i}", item) for i, item in enumerate(self.own_items(found))]
+        messages = list(messages_of(items))
+        if self.instructions is not None:
+            messages.insert(0, ("instructions", {"role": "system", "content": self.instructions}))
+        return ChatBody(
+            fields={
+                "messages": [message for _, message in messages],
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": self.shows_logprobs,
+                "top_logprobs": (self.top_logprobs or 0) if self.shows_logprobs else None,
+                "chat_template_kwargs": self.chat_template_kwargs,
+                **self._tool_fields(),
+                **self._form_fields(),
+            },
+            places=[place for place, _ in messages],
+            names=_NAMES,
+        )
+
+    def own_items(self, found: Mapping[str, Item]) -> list[Item]:
+        """Its input, with what it refers to.
+
+        Raises:
+            InvalidRequestError: something of that is not there.
+        """
+        for i, item in enumerate(self.input):
+            if isinstance(item, ItemReference) and item.id not in found:
+                raise InvalidRequestError(
+                    f"the item {item.id!r} is not stored", param=f"input.{i}", code="item_not_found"
+                )
+        return [found[item.id] if isinstance(item, ItemReference) else item for item in self.input]
+
+    def shown(self) -> dict[str, bytes]:
+        """What the answer repeats of it: key a field, value JSON."""
+        text = self.text or TextOptions()
+        form = text.format or TextFormat(type="text")
+        told = {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "reasoning": {
+                "effort": self.reasoning and self.reasoning.effort,
+                "summary": self.reasoning and self.reasoning.summary,
+            },
+            "safety_identifier": self.safety_identifier,
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": text.verbosity,
+            },
+            "tool_choice": self.tool_choice,
+            "tools": [self._shown_tool(tool) for tool in self.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "truncation": self.truncation,
+            "user": self.user,
+        }
+        return {name: msgspec.json.encode(value) for name, value in told.items()}
+
+    @staticmethod
+    def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
+        # Two that clients want there, whatever they are.
+        always = {"parameters": tool.parameters, "strict": tool.strict}
+        return {**tool.model_dump(exclude_none=True), **always}
+
+    def _tool_fields(self) -> dict[str, Any]:
+        """Those of a chat that are of tools, none where there are none."""
+        if not self.tools:
+            return {}
+        return {
+            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tool_choice": _chat_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+
+    def _form_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = self.text.format.chat()
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        return fields
+
+
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "reasoning_effort": "reasoning.effort",
+    "tools.*.function": "tools.*",
+}
+"""Key the path of a chat's field, value what it is here; `*` stands for an index."""
+
+
+def _chat_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] == "function":
+        return _named(choice)
+    allowed = {"mode": choice["mode"], "tools": list(map(_named, choice["tools"]))}
+    return {"type": "allowed_tools", "allowed_tools": allowed}
+
+
+def _named(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function["name"]}}
+
+
+def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}

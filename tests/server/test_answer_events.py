@@ -1,0 +1,141 @@
+"""What the official clients make of a stream's events is what the whole answer is."""
+
+from typing import Any
+
+import msgspec
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from legato.server.anthropic.blocks import Blocks
+from legato.server.anthropic.events import Event as MessageEvent
+from legato.server.anthropic.events import written as messages_written
+from legato.server.generation.message import MessageDelta, ToolCallDelta
+from legato.server.openai.responses.events import Event, EventNumbers
+from legato.server.openai.responses.items import OutputItems
+from tests.profiles import examples
+
+_response_event: Any = TypeAdapter(ResponseStreamEvent).validate_python
+_message_event: Any = TypeAdapter(RawMessageStreamEvent).validate_python
+_texts = st.text(max_size=4)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[MessageDelta]:
+    """The deltas of a message: reasoning, content and calls of tools, in pieces."""
+    deltas: list[MessageDelta] = []
+    kinds = draw(st.lists(st.sampled_from(["reasoning", "content", "call", "nothing"]), max_size=8))
+    num_calls = 0
+    for kind in kinds:
+        if kind == "call":
+            city = draw(_texts)
+            text = msgspec.json.encode({"city": city}).decode()
+            cut = draw(st.integers(0, len(text)))
+            first = ToolCallDelta(num_calls, f"call_{num_calls}", "weather", text[:cut])
+            deltas.append(MessageDelta("", tool_calls=(first,)))
+            if cut < len(text):
+                rest = ToolCallDelta(num_calls, None, None, text[cut:])
+                deltas.append(MessageDelta("", tool_calls=(rest,)))
+            num_calls += 1
+        elif kind == "nothing":
+            deltas.append(MessageDelta(""))
+        else:
+            texts = draw(st.lists(_texts, min_size=1, max_size=3))
+            is_content = kind == "content"
+            deltas += [MessageDelta(t) if is_content else MessageDelta("", t) for t in texts]
+    return deltas
+
+
+def sent(data: bytes) -> list[dict[str, Any]]:
+    """Events as they came; each has the name that its data says."""
+    found = []
+    for event in data.split(b"\n\n")[:-1]:
+        name, body = event.split(b"\n")
+        found.append(msgspec.json.decode(body.removeprefix(b"data: ")))
+        assert name == b"event: " + found[-1]["type"].encode()
+    return found
+
+
+def shown(item: Any) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(item))
+    return found
+
+
+@examples(150)
+@given(deltas=messages())
+def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> None:
+    items = OutputItems("abc")
+    events: list[Event] = [event for delta in deltas for event in items.take(delta, ())]
+    events += items.close("completed")
+    response: dict[str, Any] = {
+        "id": "resp_abc",
+        "object": "response",
+        "created_at": 0,
+        "model": "m",
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    state.handle_event(
+        _response_event({"type": "response.created", "sequence_number": 0, "response": response})
+    )
+    for event in sent(EventNumbers().written(events)):
+        state.handle_event(_response_event(event))
+    response["output"] = [shown(item) for item in items.done]
+    last = {"type": "response.completed", "sequence_number": 99, "response": response}
+    state.handle_event(_response_event(last))
+    gathered = [state._output_items[index] for index in sorted(state._output_items)]
+    assert [item.type for item in gathered] == [item["type"] for item in response["output"]]
+    for item, whole in zip(gathered, response["output"], strict=True):
+        if whole["type"] == "message":
+            assert item.content[0].text == whole["content"][0]["text"]
+        elif whole["type"] == "function_call":
+            assert item.arguments == whole["arguments"]
+    assert "".join(delta.content for delta in deltas) == "".join(
+        item["content"][0]["text"] for item in response["output"] if item["type"] == "message"
+    )
+    assert "".join(delta.reasoning for delta in deltas) == "".join(
+        item["content"][0]["text"] for item in response["output"] if item["type"] == "reasoning"
+    )
+
+
+@examples(150)
+@given(deltas=messages())
+def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -> None:
+    blocks = Blocks()
+    events: list[MessageEvent] = [event for delta in deltas for event in blocks.take(delta)]
+    events += blocks.close()
+    start: dict[str, Any] = {
+        "id": "msg_abc",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "usage": {"input_tokens": 1, "output_tokens": 0},
+    }
+    buffers: dict[int, bytes] = {}
+    message: Any = None
+    for event in [{"type": "message_start", "message": start}, *sent(messages_written(events))]:
+        message = accumulate_event(
+            event=_message_event(event), current_snapshot=message, json_bufs=buffers
+        )
+    gathered = [block.to_dict() for block in message.content]
+    assert gathered == [shown(block) for block in blocks.done]
+    assert "".join(delta.content for delta in deltas) == "".join(
+        block["text"] for block in gathered if block["type"] == "text"
+    )
+
+
+def test_a_call_that_is_no_object_is_shown_as_it_is() -> None:
+    blocks = Blocks()
+    blocks.take(MessageDelta("", tool_calls=(ToolCallDelta(0, "call_0", "weather", "[1"),)))
+    blocks.close()
+    [block] = map(shown, blocks.done)
+    assert block["input"] == {"invalid": "[1"}

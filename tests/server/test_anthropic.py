@@ -1,0 +1,210 @@
+"""/v1/messages with Anthropic's client, streamed and whole."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from tests.server.launch import MODEL, ServerProcess
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+GREEDY = {"temperature": 0}
+
+validate_event: Any = TypeAdapter(RawMessageStreamEvent).validate_python
+
+
+@pytest.fixture
+def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(claude: anthropic.Anthropic, messages: list[Any] = QUESTION, **fields: Any) -> Message:
+    fields = {"max_tokens": 50, "extra_body": GREEDY, **fields}
+    message = claude.messages.create(model=MODEL, messages=messages, **fields)
+    # The client takes anything; its own types do not.
+    return Message.model_validate(json.loads(message.model_dump_json(exclude_unset=True)))
+
+
+def events(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    """All events of a stream, each of which Anthropic's types describe."""
+    body = {"messages": QUESTION, "max_tokens": 50, **GREEDY, "stream": True, **fields}
+    *sent, rest = http.post("/v1/messages", json=body).text.split("\n\n")
+    assert not rest
+    found = []
+    for one in sent:
+        name, data = one.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] != "ping":
+            validate_event(event)
+        found.append(event)
+    return found
+
+
+def check(response: httpx.Response, status: int, kind: str) -> str:
+    """Assert the status and Anthropic's error object; returns its message."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    if kind != "request_too_large":  # which Anthropic's documentation has, and not its types
+        ErrorResponse.model_validate(body)
+    assert set(body) == {"type", "error", "request_id"}
+    assert body["error"]["type"] == kind
+    assert body["request_id"] == response.headers["request-id"]
+    message: str = body["error"]["message"]
+    return message
+
+
+def test_answers_whole(claude: anthropic.Anthropic) -> None:
+    message = ask(claude)
+    assert [block.model_dump()["text"] for block in message.content] == [ANSWER]
+    assert message.stop_reason == "end_turn"
+    assert message.stop_sequence is None
+    assert message.model == MODEL
+    assert message.usage.output_tokens > 5
+
+
+def test_streams_what_it_answers_whole(claude: anthropic.Anthropic, http: httpx.Client) -> None:
+    with claude.messages.stream(
+        model=MODEL, messages=QUESTION, max_tokens=50, extra_body=GREEDY
+    ) as stream:
+        assert "".join(stream.text_stream) == ANSWER
+        final, whole = stream.get_final_message(), ask(claude)
+        assert final.stop_reason == whole.stop_reason
+        assert final.usage.output_tokens == whole.usage.output_tokens
+    types = [event["type"] for event in events(http)]
+    num_deltas = types.count("content_block_delta")
+    assert num_deltas > 5
+    assert types == [
+        *("message_start", "ping", "content_block_start"),
+        *["content_block_delta"] * num_deltas,
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_why_it_stopped(claude: anthropic.Anthropic, streamed: bool) -> None:
+    def ended(**fields: Any) -> tuple[str | None, str | None]:
+        if not streamed:
+            message = ask(claude, **fields)
+            return message.stop_reason, message.stop_sequence
+        fields = {"max_tokens": 50, "extra_body": GREEDY, **fields}
+        with claude.messages.stream(model=MODEL, messages=QUESTION, **fields) as stream:
+            final = stream.get_final_message()
+        return final.stop_reason, final.stop_sequence
+
+    assert ended(max_tokens=3) == ("max_tokens", None)
+    assert ended(stop_sequences=["Rome", "Paris"]) == ("stop_sequence", "Paris")
+
+
+def test_system_and_blocks_are_the_same_as_texts(claude: anthropic.Anthropic) -> None:
+    text = "You are terse."
+    blocks: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+    content = [{"type": "text", "text": QUESTION[0]["content"]}]
+    told, written = (
+        ask(claude, system=text),
+        ask(claude, [{"role": "user", "content": content}], system=blocks),
+    )
+    assert told.content == written.content
+    count = claude.messages.count_tokens(model=MODEL, messages=QUESTION, system=text)
+    cached = written.usage.cache_read_input_tokens or 0
+    assert count.input_tokens == written.usage.input_tokens + cached
+    assert (
+        count.input_tokens
+        != claude.messages.count_tokens(model=MODEL, messages=QUESTION).input_tokens
+    )
+
+
+def test_a_last_message_of_the_assistant_is_gone_on_with(claude: anthropic.Anthropic) -> None:
+    begun: Any = [*QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+    message = ask(claude, begun, max_tokens=1)
+    assert message.content[0].model_dump()["text"] == " Paris"
+
+
+def test_what_other_clients_send_is_accepted(claude: anthropic.Anthropic) -> None:
+    ask(
+        claude,
+        max_tokens=1,
+        cache_control={"type": "ephemeral"},
+        metadata={"user_id": "somebody"},
+        service_tier="auto",
+        thinking={"type": "disabled"},
+        tool_choice={"type": "auto"},
+        extra_body={"temperature": 1.0, "top_k": 5, "top_p": 0.9, "slo_class": "batch"},
+        extra_headers={"anthropic-version": "2023-06-01"},
+        extra_query={"beta": "true"},
+    )
+
+
+def test_lists_the_model(claude: anthropic.Anthropic) -> None:
+    [model] = claude.models.list()
+    assert model.id == model.display_name == MODEL
+    assert model.type == "model"
+    assert model.created_at.year > 2000
+    assert claude.models.retrieve(MODEL).id == MODEL
+
+
+def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> None:
+    body = {"messages": QUESTION, "max_tokens": 5000, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/messages", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.wait_for_metric("num_requests_running", 1)
+    server.wait_for_metric("num_requests_running", 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"max_tokens": None}, "max_tokens is missing"),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"frobnicate": 1}, "frobnicate is not supported"),
+        ({"container": "c"}, "container is not supported"),
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role: "),
+        ({"messages": [{"role": "user"}]}, "messages.0.content is missing"),
+        (
+            {"messages": [*QUESTION, {"role": "user", "content": [{"type": "image"}]}]},
+            'messages.1.content.0: a block of type "image"',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text is missing",
+        ),
+        ({"messages": [{"role": "user", "content": "very " * 9000}]}, "context length"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: "),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema is missing"),
+        ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: "),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: "),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences: "),
+        ({"stop_sequences": ["x" * 5000]}, "stop_sequences"),
+        ({"service_tier": "priority"}, "service_tier: "),
+    ],
+)
+def test_what_is_refused(http: httpx.Client, fields: dict[str, Any], where: str) -> None:
+    body = {"messages": QUESTION, "max_tokens": 5, **fields}
+    message = check(http.post("/v1/messages", json=body), 400, "invalid_request_error")
+    assert where in message
+
+
+def test_other_errors_have_the_same_shape(claude: anthropic.Anthropic, http: httpx.Client) -> None:
+    with pytest.raises(anthropic.NotFoundError) as raised:
+        claude.messages.create(model="claude", messages=QUESTION, max_tokens=5)
+    assert raised.value.type == "not_found_error"
+    assert raised.value.request_id
+    check(http.post("/v1/messages/batches", json={}), 404, "not_found_error")
+    check(http.get("/v1/messages"), 405, "invalid_request_error")
+    check(http.post("/v1/messages", content=b"{"), 400, "invalid_request_error")
+    body = b'{"messages": "' + b"x" * 2**23 + b'"}'
+    headers = {"Content-Type": "application/json"}
+    too_large = http.post("/v1/messages", content=body, headers=headers)
+    check(too_large, 413, "request_too_large")
+    elsewhere = http.get("/v1/messages-of-others")
+    assert set(elsewhere.json()["error"]) == {"message", "type", "param", "code"}
+    assert "request-id" not in elsewhere.headers
