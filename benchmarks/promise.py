@@ -66,7 +66,7 @@ def main() -> None:
         base_s = arguments.base or _base_s(fixed)
         for multiple in arguments.multiples:
             slo_s = multiple * base_s
-            kept = _measure(console, f"SLO {1e3 * slo_s:.0f} ms", f"--itl-slo {slo_s:.4f}",
+            kept = _measure(console, f"SLO {1e3 * slo_s:.0f} ms", f"--itl-slo {slo_s:.4f}s",
                             shapes, arguments.runs, arguments.timeout)  # fmt: skip
             for shape in shapes:
                 best = _best_fixed({b: o[shape][0] for b, o in fixed.items()}, slo_s)

@@ -1,6 +1,6 @@
 """How well does the step-time model predict the steps of a real mixed workload?
 
-    python -m benchmarks.step_time [--itl-slo 0.1] [--seconds 60] [--out out]
+    python -m benchmarks.step_time [--itl-slo 100ms] [--seconds 60] [--out out]
 
 Chat-like requests with some long prompts arrive at random and are served by the real model. Each
 step is predicted before it runs and learned from after, so every prediction is of a step that the
@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from legato.cli.values import duration_s
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -49,7 +50,7 @@ class Predictions:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--itl-slo", type=float, default=0.1, help="seconds")
+    parser.add_argument("--itl-slo", type=duration_s, default=0.1, metavar="TIME")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()

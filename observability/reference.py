@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from legato.core.stats import CacheInfo, EngineStats
-from legato.observe.metrics.registry import Declaration, MetricsPrefix
+from legato.observe.metrics.prefix import MetricsPrefix
+from legato.observe.metrics.registry import Declaration
 from legato.observe.metrics.server_metrics import ServerMetrics
 
 FILE = Path(__file__).parents[1] / "docs" / "metrics.md"

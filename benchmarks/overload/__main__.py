@@ -40,7 +40,7 @@ def main() -> int:
     busy = _busy_span(arguments)
     traffic = _traffic(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    flags = f"--itl-slo {arguments.itl_slo} --ttft-slo {arguments.ttft_slo} --shed-load"
+    flags = f"--itl-slo {arguments.itl_slo}s --ttft-slo {arguments.ttft_slo}s --shed-load"
     command = f"{SERVE} {flags} {shlex.join(serve_flags)}"
     with (
         (arguments.out / "overload.log").open("w") as log,

@@ -129,13 +129,13 @@ def test_user_errors_are_clear(args: tuple[str, ...], message: str) -> None:
 
 def test_without_the_extra() -> None:
     code = (
-        "import sys; sys.modules['httpx'] = None\n"
+        "import sys; sys.modules['matplotlib'] = None\n"
         "from legato.cli.main import main\n"
         "sys.exit(main(['bench', 'report', 'a.json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "legato: httpx missing: pip install 'legato[bench]'\n"
+    assert done.stderr == "legato: matplotlib missing: pip install 'legato[bench]'\n"
 
 
 def test_workloads_and_reports_need_no_http() -> None:

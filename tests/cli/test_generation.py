@@ -35,17 +35,17 @@ def _chat(*flags: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def test_chat_remembers_until_cleared() -> None:
+def test_chat_remembers_until_reset() -> None:
     question = "What did I just say?\n"
-    lines = f"{question}I like green apples.\n{question}\n/clear\n{question}"
+    lines = f"{question}I like green apples.\n{question}\n/reset\n{question}"
     out, err = _chat(*GREEDY, "--max-tokens", "16", "--stop", "\n").communicate(lines.encode())
     assert b"Traceback" not in err
-    _help, first, _greeting, with_history, after_clear = out.strip().split(b"\n")
-    assert first == after_clear != with_history
+    _help, first, _greeting, with_history, after_reset = out.strip().split(b"\n")
+    assert first == after_reset != with_history
 
 
 def test_chat_goes_on_after_a_conversation_that_is_too_long() -> None:
-    lines = "word " * 200 + "\n/clear\nWhat is the capital of France?\n"
+    lines = "word " * 200 + "\n/reset\nWhat is the capital of France?\n"
     out, err = _chat(*GREEDY, "--max-model-len", "100").communicate(lines.encode())
     assert b"maximum context length" in err
     assert b"Paris" in out
@@ -60,7 +60,7 @@ def test_ctrl_c_stops_an_answer_but_not_the_chat() -> None:
     chat.stdin.write(question)
     begun = chat.stdout.readline() + chat.stdout.read(1)
     chat.send_signal(signal.SIGINT)
-    rest, err = chat.communicate(b"/clear\n")
+    rest, err = chat.communicate(b"/reset\n")
     assert chat.returncode == 0
     assert b"Traceback" not in err
     answer = (begun + rest).rstrip(b"\n")

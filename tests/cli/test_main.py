@@ -47,6 +47,21 @@ def test_commands_load_what_they_need_when_they_run() -> None:
         (("serve", "--api-key", ","), "--api-key"),
         (("serve", "--host", "256.0.0.1"), "cannot listen on 256.0.0.1:8000"),
         (("serve", "--max-model-len", "99999", "--port", "0"), "max_model_len must be in"),
+        (("serve", "--revision", "main", "--port", "0"), "only hub models have revisions"),
+        (("serve", "--chat-template", "none.jinja", "--port", "0"), "none.jinja cannot be read"),
+        (("serve", "--chat-template", "{% if %}", "--port", "0"), "not valid Jinja: line 1: "),
+        (
+            (
+                "serve",
+                "--chat-template",
+                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+                "--timeout-prompt",
+                "100ms",
+                "--port",
+                "0",
+            ),
+            "more than 0.1 s",
+        ),
     ],
 )
 def test_user_errors_are_one_clear_line(args: tuple[str, ...], message: str) -> None:

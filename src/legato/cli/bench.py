@@ -33,7 +33,6 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_EXTRA_MODULES = ("httpx", "matplotlib")
 _TRIAL_REQUESTS = 100
 
 
@@ -56,9 +55,8 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a benchmark; returns the exit status."""
-    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato[bench]'")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("matplotlib missing: pip install 'legato[bench]'")
     from legato.bench.load.record import RequestError
 
     try:

@@ -1,38 +1,47 @@
-"""`legato chat`: talk to a model in the terminal, without a server."""
+"""`legato chat`: talk to a model in the terminal, loaded here or behind a URL."""
 
 import argparse
+import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from legato.cli.conversation import HELP, Answer, Message, converse
 from legato.cli.flags import (
+    add_config_flag,
     add_engine_flags,
     add_sampling_flags,
     engine_config,
+    given_fields,
     with_sampling_flags,
 )
-from legato.core.errors import InvalidRequestError
+from legato.core.config import engine_fields
+from legato.core.errors import ConfigError
 from legato.core.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from legato.engine.llm import LLM
-    from legato.engine.prompts import Message
-
-_HELP = "Ctrl-C stops an answer, /clear starts anew, Ctrl-D ends."
+_KEY_VARIABLE = "LEGATO_API_KEY"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "chat",
         help="talk to a model in the terminal",
-        description=f"Talk to a model in the terminal. {_HELP}",
+        description=f"Talk to a model in the terminal. {HELP}",
     )
     parser.add_argument("--system", metavar="TEXT", help="what the model is told about its role")
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="talk to a server that runs, such as http://127.0.0.1:8000, instead of loading a "
+        "model; --model is its name there",
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help=f"that the server asks for (default: ${_KEY_VARIABLE})"
+    )
+    add_config_flag(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
@@ -40,51 +49,39 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Read lines and answer them until there are no more."""
+    converse(_local(args) if args.url is None else _remote(args), args.system)
+    return 0
+
+
+def _remote(args: argparse.Namespace) -> Answer:
+    from legato.cli.remote_chat import RemoteChat
+
+    needless = [f.option for f in engine_fields() if hasattr(args, f.name) and f.name != "model"]
+    if needless:
+        raise ConfigError(f"{needless[0]} is for a model that is loaded here, not for --url")
+    return RemoteChat(
+        args.url,
+        api_key=args.api_key or os.environ.get(_KEY_VARIABLE),
+        model=getattr(args, "model", None),
+        options=given_fields(args, SamplingParams),
+    ).answer
+
+
+def _local(args: argparse.Namespace) -> Answer:
     from legato.engine.llm import LLM
 
     llm = LLM.from_config(engine_config(args))
     defaults = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=None)
     params = with_sampling_flags(args, defaults)
-    opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    messages = list(opening)
-    print(_HELP)
-    for line in _lines():
-        if line == "/clear":
-            messages = list(opening)
-            continue
-        messages.append({"role": "user", "content": line})
-        try:
-            messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
-        except InvalidRequestError as error:
-            messages.pop()
-            print(f"legato: {error}", file=sys.stderr)
-    return 0
 
+    def answer(messages: list[Message]) -> Generator[str]:
+        with _interrupts() as interrupted:
+            for delta in llm.stream_chat(messages, params):
+                yield delta.text
+                if interrupted.is_set():
+                    return
 
-def _lines() -> Iterator[str]:
-    """What the user types, without empty lines."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  gives input() its line editing
-    while True:
-        try:
-            line = input("\n> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return
-        if line:
-            yield line
-
-
-def _answer(llm: "LLM", messages: list["Message"], params: SamplingParams) -> str:
-    """Print the answer as it comes; returns it, as far as it came."""
-    text = ""
-    with _interrupts() as interrupted:
-        for delta in llm.stream_chat(messages, params):
-            text += delta.text
-            print(delta.text, end="", flush=True)
-            if interrupted.is_set():
-                break
-    print()
-    return text
+    return answer
 
 
 @contextmanager

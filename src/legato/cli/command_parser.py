@@ -8,12 +8,14 @@ import itertools
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from legato.cli.config_file import ConfigEntry, read_config_file
 from legato.cli.vllm_flags import unknown_flag, vllm_flag_note
 from legato.core.errors import ConfigError
 from legato.core.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from legato.cli.config_file import ConfigEntry
 
 _USAGE_ERROR = 2
 _BLAMED = re.compile(r"argument (\S+): ")  # as argparse begins an error about a value
@@ -80,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         finder.add_argument("--config")
         try:
             path = finder.parse_known_args(args)[0].config
-            entries = read_config_file(path, self) if path is not None else []
+            entries = [] if path is None else self._entries(path)
         except argparse.ArgumentError as error:
             self.error(str(error))
         except ConfigError as error:
@@ -92,7 +94,12 @@ class CommandParser(argparse.ArgumentParser):
         self._places = {entry.option: entry.place for entry in kept}
         return [*(arg for entry in kept for arg in entry.arguments), *args], namespace
 
-    def _dest(self, entry: ConfigEntry) -> str:
+    def _entries(self, path: str) -> "list[ConfigEntry]":
+        from legato.cli.config_file import read_config_file
+
+        return read_config_file(path, self)
+
+    def _dest(self, entry: "ConfigEntry") -> str:
         return self._option_string_actions[entry.option].dest
 
     def _excluded(self, options: Iterable[str]) -> set[str]:

@@ -21,6 +21,7 @@ _COMMANDS = (
     "tune",
     "explain",
     "trace",
+    "completion",
 )
 """Each is a module of this package."""
 _FAILURE = 1
@@ -47,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _FAILURE
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def full_parser() -> CommandParser:
+    """What reads all commands."""
+    return _parser(_COMMANDS)
 
 
 def _asked_for(argv: Sequence[str]) -> Sequence[str]:

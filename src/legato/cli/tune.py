@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legato.tune.report import TuneReport
     from legato.tune.run import TuneConfig
 
-_EXTRA_MODULES = ("httpx", "matplotlib", "optuna")
+_EXTRA_MODULES = ("matplotlib", "optuna")
 _NOT_SETTINGS = {"run", "output"}
 
 

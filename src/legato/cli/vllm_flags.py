@@ -5,129 +5,123 @@ from fnmatch import fnmatchcase
 
 from legato.core.spelling import did_you_mean
 
-_ONE_DEVICE = "a model runs on one device here; start a server on each, behind a load balancer"
-_NO_LORA = "adapters are not supported; merge one into its model, and serve that"
-_NO_MEDIA = "only text models are supported"
-_NO_TLS = "TLS is a reverse proxy's, such as nginx or Caddy"
-_NO_COMPILER = "there is nothing to compile or to capture; --kernels says what computes the layers"
-_NO_REQUEST_LOG = "no request is ever logged; --trace FILE.jsonl records them, without their texts"
-_NO_SPECULATION = "there is no speculative decoding"
-_FROM_TEMPLATE = "calls and thoughts are read by what the checkpoint's chat template writes"
-_ALWAYS = "that is always so"
-_HF_HOME = "set HF_HOME, the Hugging Face hub's own variable"
-
-_NOTES: dict[str, tuple[str, ...]] = {
-    _ONE_DEVICE: (
-        *("tp", "pp", "dp", "tensor-parallel-size", "pipeline-parallel-size"),
-        "*context-parallel-size",
-        *("data-parallel-*", "*expert-parallel*", "distributed-executor-backend", "nnodes"),
-        *("node-rank", "master-addr", "master-port", "all2all-backend", "*eplb*", "*dbo*"),
-        *("disable-custom-all-reduce", "disable-nccl-for-dp-synchronization", "headless"),
-        *("num-redundant-experts", "expert-placement-strategy", "ray-workers-use-nsight"),
-        *("worker-cls", "worker-extension-cls", "max-parallel-loading-workers"),
-        *("aggregate-engine-logging",),
+_NOTES = {
+    "a model runs on one device here; start a server on each, behind a load balancer": (
+        "tp pp dp tensor-parallel-size pipeline-parallel-size *context-parallel-size "
+        "data-parallel-* *expert-parallel* distributed-executor-backend nnodes node-rank "
+        "master-addr master-port all2all-backend *eplb* *dbo* disable-custom-all-reduce "
+        "disable-nccl-for-dp-synchronization headless num-redundant-experts "
+        "expert-placement-strategy ray-workers-use-nsight worker-cls worker-extension-cls "
+        "max-parallel-loading-workers aggregate-engine-logging enable-elastic-ep ubatch-size "
+        "*cp-kv-cache-*"
     ),
-    _NO_LORA: ("*lora*", "*prompt-adapter*"),
-    _NO_MEDIA: (
-        *("*-mm-*", "mm-*", "limit-mm-per-prompt", "media-io-kwargs", "video-pruning-rate"),
-        *("allowed-local-media-path", "allowed-media-domains", "*multimodal*"),
-        *("language-model-only",),
+    "adapters are not supported; merge one into its model, and serve that": (
+        "*lora* *prompt-adapter*"
     ),
-    _NO_TLS: ("ssl-*", "enable-ssl-refresh"),
-    _NO_COMPILER: (
-        *("enforce-eager", "compilation-config", "*cuda*graph*", "max-seq-len-to-capture"),
-        *("O", "optimization-level", "attention-backend", "disable-cascade-attn"),
+    "only text models are supported": (
+        "*-mm-* mm-* limit-mm-per-prompt media-io-kwargs video-pruning-rate "
+        "allowed-local-media-path allowed-media-domains *multimodal* language-model-only"
     ),
-    _NO_REQUEST_LOG: (
-        *("disable-log-requests", "enable-log-requests", "enable-log-outputs", "max-log-len"),
-        *("log-error-stack",),
+    "TLS is a reverse proxy's, such as nginx or Caddy": "ssl-* enable-ssl-refresh",
+    "there is nothing to compile or to capture; --kernels says what computes the layers": (
+        "enforce-eager compilation-config *cuda*graph* max-seq-len-to-capture O optimization-level "
+        "attention-backend disable-cascade-attn kernel-config attention-config enable-flashinfer-* "
+        "moe-backend performance-mode *-prefill-backend"
     ),
-    _NO_SPECULATION: ("*speculative*", "num-lookahead-slots", "ngram-prompt-lookup-*"),
-    _FROM_TEMPLATE: (
-        *("enable-auto-tool-choice", "tool-call-parser", "tool-parser-plugin"),
-        *("reasoning-parser", "reasoning-parser-plugin", "enable-reasoning"),
-        *("exclude-tools-when-tool-choice-none", "chat-template-content-format"),
+    "no request is ever logged; --trace FILE.jsonl records them, without their texts": (
+        "disable-log-requests enable-log-requests enable-log-outputs max-log-len enable-log-deltas "
+        "enable-logging-iteration-details log-error-stack"
     ),
-    _ALWAYS: (
-        *("enable-request-id-headers", "enable-prompt-tokens-details"),
-        *("enable-tokenizer-info-endpoint", "use-v2-block-manager"),
+    "there is no speculative decoding": "*speculative* num-lookahead-slots ngram-prompt-lookup-*",
+    "calls and thoughts are read by what the checkpoint's chat template writes": (
+        "enable-auto-tool-choice tool-call-parser tool-parser-plugin reasoning-parser "
+        "reasoning-parser-plugin enable-reasoning exclude-tools-when-tool-choice-none "
+        "chat-template-content-format"
     ),
-    _HF_HOME: ("download-dir",),
-    "set HF_TOKEN, the Hugging Face hub's own variable": ("hf-token",),
+    "that is always so": (
+        "enable-request-id-headers enable-prompt-tokens-details enable-tokenizer-info-endpoint "
+        "use-v2-block-manager fail-on-environ-validation"
+    ),
+    "set HF_HOME, the Hugging Face hub's own variable": "download-dir",
+    "set HF_TOKEN, the Hugging Face hub's own variable": "hf-token",
     "no code of a checkpoint is ever run; architectures that Legato knows are built in": (
-        *("trust-remote-code", "code-revision", "model-impl"),
+        "trust-remote-code code-revision model-impl"
     ),
-    "it is --kv-cache-memory": ("kv-cache-memory-bytes", "num-gpu-blocks-override"),
-    "weights stay on one device; --quantization makes them smaller": ("cpu-offload-*",),
-    "it is --log-level": ("uvicorn-log-level", "log-config-file", "disable-uvicorn-access-log"),
-    "it is --prefill-order, and a request's slo_class": ("scheduling-policy",),
+    "it is --kv-cache-memory": "kv-cache-memory-bytes num-gpu-blocks-override",
+    "weights stay on one device; --quantization makes them smaller": "cpu-offload-* offload-*",
+    "it is --log-level": "uvicorn-log-level log-config-file disable-uvicorn-access-log",
+    "at --log-level warning, no access is logged": "disable-access-log-for-endpoints",
+    "it is --prefill-order, and a request's slo_class": "scheduling-policy",
     "chunks are as long as --itl-slo allows, or as --max-num-batched-tokens": (
-        *("long-prefill-token-threshold", "max-num-partial-prefills"),
-        *("max-long-partial-prefills", "scheduler-delay-factor", "num-scheduler-steps"),
-        *("multi-step-stream-outputs", "preemption-mode", "scheduler-cls"),
-        *("async-scheduling", "disable-async-output-proc", "stream-interval"),
+        "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
+        "scheduler-delay-factor num-scheduler-steps multi-step-stream-outputs preemption-mode "
+        "scheduler-cls async-scheduling disable-async-output-proc stream-interval"
     ),
-    "it is --timeout-drain": ("shutdown-timeout",),
-    "it is --max-header-size": ("h11-max-*",),
+    "it is --timeout-drain": "shutdown-timeout",
+    "it is --max-header-size": "h11-max-*",
     "there is one HTTP process; texts are read by further ones already": (
-        *("asc", "api-server-count", "disable-frontend-multiprocessing", "tokenizer-pool-*"),
+        "asc api-server-count disable-frontend-multiprocessing tokenizer-pool-*"
     ),
-    "requests say their own seed": ("seed",),
-    "requests ask for ids by return_token_ids": ("return-tokens-as-token-ids", "tokens-only"),
-    "prompts are texts, or token ids": ("enable-prompt-embeds",),
-    "nothing is logged of it; /metrics and /dashboard show it": ("disable-log-stats",),
-    "the largest is OpenAI's, 20": ("max-logprobs",),
-    "log-probabilities are those before temperature and filters": ("logprobs-mode",),
-    "grammars are llguidance's": (*("structured-outputs-config", "guided-decoding-*"),),
+    "requests say their own seed": "seed",
+    "requests ask for ids by return_token_ids": "return-tokens-as-token-ids tokens-only",
+    "prompts are texts, or token ids": "enable-prompt-embeds",
+    "nothing is logged of it; /metrics and /dashboard show it": "disable-log-stats",
+    "the largest is OpenAI's, 20": "max-logprobs",
+    "log-probabilities are those before temperature and filters": "logprobs-mode",
+    "grammars are llguidance's": "structured-outputs-config guided-decoding-*",
     "the checkpoint's own are used, and requests may say otherwise": (
-        *("generation-config", "override-generation-config"),
+        "generation-config override-generation-config"
     ),
     "the format is known by the files: safetensors beside config.json, or GGUF": (
-        *("load-format", "config-format", "safetensors-load-strategy"),
-        *("model-loader-extra-config", "ignore-patterns", "pt-load-map-location"),
+        "load-format config-format safetensors-load-strategy use-tqdm-on-load "
+        "model-loader-extra-config ignore-patterns pt-load-map-location"
     ),
     "the checkpoint's config.json says it": (
-        *("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta"),
-        *("disable-sliding-window", "override-attention-dtype"),
+        "hf-overrides hf-config-path rope-scaling rope-theta disable-sliding-window "
+        "override-attention-dtype"
     ),
-    "models generate text; there are no others": ("task", "runner", "convert", "*pooler-config"),
+    "models generate text; there are no others": "task runner convert *pooler-config",
     "tokenizers are tokenizer.json, or a GGUF file's": (
-        *("tokenizer-mode", "tokenizer-revision", "skip-tokenizer-init"),
+        "tokenizer-mode tokenizer-revision skip-tokenizer-init"
     ),
     "the cache is a GPU's and the host's own; --swap-space is the latter": (
-        *("kv-transfer-config", "kv-events-config", "kv-offloading-*"),
+        "kv-transfer-config kv-events-config kv-offloading-* ec-transfer-config "
+        "weight-transfer-config disable-hybrid-kv-cache-manager"
     ),
     "blocks are found by their tokens; --enable-prefix-caching turns it on": (
-        "prefix-caching-hash-algo",
+        "prefix-caching-hash-algo"
     ),
-    "--kv-cache-dtype int8 finds its scales by itself": ("calculate-kv-scales",),
-    "--otlp-traces-endpoint and --trace record all there is": ("collect-detailed-traces",),
+    "--kv-cache-dtype int8 finds its scales by itself": "calculate-kv-scales",
+    "--otlp-traces-endpoint and --trace record all there is": (
+        "collect-detailed-traces enable-layerwise-nvtx-tracing profiler-config"
+    ),
     "metrics are in docs/metrics.md; --metrics-prefix vllm names them as vLLM does": (
-        *("show-hidden-metrics-for-version", "enable-server-load-tracking"),
+        "show-hidden-metrics-for-version enable-server-load-tracking enable-mfu-metrics "
+        "kv-cache-metrics*"
     ),
-    "listen on --host and --port": ("uds",),
-    "a proxy that serves under a path strips it": ("root-path",),
+    "requests say chat_template_kwargs": "default-chat-template-kwargs",
+    "--quantization takes int8, int4 and gguf": "allow-deprecated-quantization",
+    "listen on --host and --port": "uds",
+    "a proxy that serves under a path strips it": "root-path",
     "there are no plugins": (
-        *("middleware", "logits-process*", "io-processor-plugin", "additional-config"),
-        *("tool-server",),
+        "middleware logits-process* io-processor-plugin additional-config grpc tool-server"
     ),
-    "CORS takes --allowed-origins alone": (
-        *("allow-credentials", "allowed-methods", "allowed-headers"),
-    ),
-    "clients ask for it by stream_options": ("enable-force-include-usage",),
-    "/docs and /openapi.json say nothing secret": ("disable-fastapi-docs",),
-    "the answering role is the assistant's": ("response-role",),
-    "these models are not supported": ("mamba-*", "kv-sharing-fast-prefill"),
-    "start a server when it is wanted; it loads in seconds": ("enable-sleep-mode",),
+    "CORS takes --allowed-origins alone": "allow-credentials allowed-methods allowed-headers",
+    "clients ask for it by stream_options": "enable-force-include-usage",
+    "/docs needs no internet, and says nothing secret": "disable-fastapi-docs enable-offline-docs",
+    "the answering role is the assistant's": "response-role",
+    "these models are not supported": "mamba-* kv-sharing-fast-prefill *-routed-experts",
+    "start a server when it is wanted; it loads in seconds": "enable-sleep-mode",
 }
-"""Key the note, value names of flags; * stands for anything."""
+"""Key the note, value names of flags with spaces between; * stands for anything."""
 
 
 def vllm_flag_note(option: str) -> str | None:
     """What to say of a flag, if it is one of vLLM's that Legato has none of."""
-    name = option.lstrip("-").removeprefix("no-")
+    # vLLM takes parts of a JSON value as --flag.key.
+    name = option.lstrip("-").removeprefix("no-").partition(".")[0]
     for note, patterns in _NOTES.items():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
+        if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
             return note
     return None
 

@@ -15,7 +15,7 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
     """Add the flags from which `workload_choice` builds a `WorkloadChoice`, but for `--seed`.
 
     Args:
-        model_is_local: `--max-model-len` is among the flags of its engine.
+        model_is_local: `--max-model-len` and `--tokenizer` are among the flags of its engine.
     """
     group = parser.add_argument_group("workload")
     group.add_argument(
@@ -86,10 +86,10 @@ def add_workload_flags(parser: argparse.ArgumentParser, *, model_is_local: bool 
         help="the file's pattern, stretched to the rate, or a random one (default: the file's if "
         "there is one)",
     )
-    _add_reading_flags(parser.add_argument_group("workload file"))
+    _add_reading_flags(parser.add_argument_group("workload file"), model_is_local=model_is_local)
 
 
-def _add_reading_flags(group: argparse._ArgumentGroup) -> None:
+def _add_reading_flags(group: argparse._ArgumentGroup, *, model_is_local: bool) -> None:
     group.add_argument(
         "--columns",
         metavar="prompt=NAME,output=NAME[,...]",
@@ -101,12 +101,13 @@ def _add_reading_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="leave malformed rows out and count them, instead of refusing the file",
     )
-    group.add_argument(
-        "--tokenizer",
-        metavar="MODEL",
-        help="a model's folder, hub id or GGUF file, whose tokenizer measures conversations "
-        "(default: the default model)",
-    )
+    if not model_is_local:
+        group.add_argument(
+            "--tokenizer",
+            metavar="MODEL",
+            help="a model's folder, hub id or GGUF file, whose tokenizer measures conversations "
+            "(default: the default model)",
+        )
 
 
 def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "WorkloadChoice":
@@ -133,7 +134,7 @@ def workload_choice(args: argparse.Namespace, max_model_len: int | None) -> "Wor
         reading=Reading(
             columns=Columns.parse(args.columns) if args.columns else None,
             skip_bad_rows=args.skip_bad_rows,
-            tokenizer=args.tokenizer,
+            tokenizer=getattr(args, "tokenizer", None),
         ),
         seed=args.seed,
     )

@@ -47,6 +47,22 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         DEFAULT_MODEL
     )
     revision: Annotated[str | None, Flag("branch, tag or commit of a hub model")] = None
+    tokenizer: Annotated[
+        str | None,
+        Flag(
+            "another tokenizer: a folder with tokenizer.json, a hub id, or a GGUF file's",
+            metavar="MODEL",
+            default="the model's own",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Flag(
+            "another chat template: a file, or the template itself",
+            metavar="FILE|TEXT",
+            default="the tokenizer's own",
+        ),
+    ] = None
     dtype: Annotated[
         DType,
         Flag(

@@ -22,7 +22,7 @@ from legato.engine.prompts import (
     Prompt,
     PromptReader,
     ReadPrompt,
-    load_text,
+    text_of,
 )
 from legato.model.source import resolve_source
 
@@ -220,7 +220,9 @@ class AsyncLLM:
         model = self._config.model
         source = await asyncio.to_thread(resolve_source, model.model, model.revision)
         loading = asyncio.create_task(
-            asyncio.to_thread(load_text, source, skip_tokenizer_init=self._text.skip_tokenizer_init)
+            asyncio.to_thread(
+                text_of, model, source, skip_tokenizer_init=self._text.skip_tokenizer_init
+            )
         )
 
         async def text() -> Any:

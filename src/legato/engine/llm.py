@@ -26,7 +26,7 @@ from legato.engine.prompts import (
     Prompt,
     PromptReader,
     ReadPrompt,
-    load_text,
+    text_of,
 )
 from legato.engine.startup.build import build_engine
 from legato.model.defaults import within_vocabulary
@@ -69,7 +69,7 @@ class LLM:
 
     def _start(self, config: EngineConfig, text_config: TextConfig) -> None:
         source = resolve_source(config.model.model, config.model.revision)
-        text = load_text(source, skip_tokenizer_init=text_config.skip_tokenizer_init)
+        text = text_of(config.model, source, skip_tokenizer_init=text_config.skip_tokenizer_init)
         self._vocabulary = text.vocabulary
         self._engine, self.info = build_engine(config)
         self._defaults = within_vocabulary(

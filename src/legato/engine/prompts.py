@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDi
 
 import msgspec
 
+from legato.core.config import ModelConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -80,18 +81,18 @@ class Text(NamedTuple):
     defaults: ModelDefaults
 
 
-def load_text(source: ModelSource, *, skip_tokenizer_init: bool) -> Text:
+def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bool) -> Text:
     """Load what is beside a checkpoint.
 
     Raises:
+        ConfigError: there is no such tokenizer, or no such file of a template.
         UnsupportedModelError: the tokenizer or a file of settings cannot be used.
     """
     if skip_tokenizer_init:
         return Text(None, _NO_VOCABULARY, load_defaults(source, None))
-    from legato.model.tokenizer import load_tokenizer
+    from legato.model.text_source import load_text, text_source
 
-    tokenizer = load_tokenizer(source)
-    defaults = load_defaults(source, tokenizer.eos_token_id)
+    tokenizer, defaults = load_text(text_source(config, source))
     return Text(tokenizer, tokenizer.vocabulary, defaults)
 
 

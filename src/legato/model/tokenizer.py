@@ -2,10 +2,10 @@
 
 import codecs
 import json
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as TokenizerBackend
 from transformers import PreTrainedTokenizerFast
@@ -110,10 +110,19 @@ class Tokenizer:
         return told
 
     def warm_up(self) -> None:
-        """Compile the template, which the first conversation would otherwise wait for."""
-        # A template may refuse what is no real conversation; it is compiled then, too.
-        with suppress(InvalidRequestError):
+        """Compile the template, which the first conversation would otherwise wait for.
+
+        Where it is no Jinja, that becomes the `template_problem`.
+        """
+        try:
             self.render_chat([{"role": "user", "content": "Hello"}])
+        except InvalidRequestError as error:
+            # It may refuse what is no real conversation, for which it is compiled, too.
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                wrong = error.__cause__
+                self.template_problem = (
+                    f"the chat template is not valid Jinja: line {wrong.lineno}: {wrong.message}"
+                )
 
     def chat_template(self, given: str | None = None, *, has_tools: bool = False) -> str:
         """The template that a conversation is rendered with: a checkpoint may have several.
@@ -205,8 +214,11 @@ class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
         super().__init__(**options)
 
 
-def load_tokenizer(source: ModelSource) -> Tokenizer:
+def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tokenizer:
     """Load the tokenizer beside a checkpoint: its tokenizer.json, or what a GGUF file describes.
+
+    Args:
+        chat_template: the text of one in place of its own.
 
     Raises:
         UnsupportedModelError: there is none, or of a kind that Legato does not know.
@@ -215,7 +227,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         metadata = GGUFFile(source.path).metadata
         with refusing_what_fails(source.path):
             backend, options = build_gguf_tokenizer(metadata)
-            return Tokenizer(_Pretrained(backend, **options))
+            return _tokenizer(_Pretrained(backend, **options), chat_template)
     if not (source.path / "tokenizer.json").is_file():
         raise UnsupportedModelError(
             f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
@@ -224,7 +236,13 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
-        return Tokenizer(pretrained)
+        return _tokenizer(pretrained, chat_template)
+
+
+def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -> Tokenizer:
+    if chat_template is not None:
+        pretrained.chat_template = chat_template
+    return Tokenizer(pretrained)
 
 
 def _plain(value: Any) -> Any:

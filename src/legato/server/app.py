@@ -1,5 +1,7 @@
 """Puts the HTTP application together."""
 
+from http import HTTPStatus
+
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -21,6 +23,7 @@ from legato.server.anthropic import messages
 from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context
+from legato.server.http.endpoints import no_such_endpoint
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
 from legato.server.http.middleware import (
@@ -44,8 +47,10 @@ from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
 from legato.server.operations import probes, settings, trace
 from legato.server.operations.dashboard import events
-from legato.server.operations.dashboard.page import load_assets, page_router
+from legato.server.operations.dashboard import page as dashboard
+from legato.server.operations.pages import pages_router
 from legato.server.operations.probes import Health
+from legato.server.operations.reference.page import load_reference
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
@@ -85,6 +90,8 @@ _REQUESTS = (
     ResponsesRequest,
     TokenizeRequest,
 )
+_UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+_OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
 _ERRORS = (
@@ -112,6 +119,9 @@ def create_app(
         title="Legato",
         version=__version__,
         redirect_slashes=False,
+        openapi_url=_OPENAPI,
+        docs_url=None,
+        redoc_url=None,
         asks_for_key=bool(config.api_keys),
         answers=_ANSWERS,
         requests=_REQUESTS,
@@ -121,29 +131,25 @@ def create_app(
         config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
     )
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
-    for room in (
-        chat,
-        completions,
-        responses,
-        messages,
-        models,
-        tokenization,
-        trace,
-        settings,
-        probes,
-        events,
-    ):
-        api.include_router(room.router)
+    assets = dashboard.load_dashboard() | load_reference()
+    rooms = (
+        *(chat, completions, responses, messages, models, tokenization),
+        *(trace, settings, probes, events, dashboard),
+    )
+    routers = [*(room.router for room in rooms), pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:
-        api.include_router(tokenization.info_router)
-    assets = load_assets()
-    api.include_router(page_router(assets))
+        routers.append(tokenization.info_router)
+    for router in routers:
+        api.include_router(router)
+    api.state.endpoints = [route for router in routers for route in router.routes]
     for error in _ERRORS:
         api.add_exception_handler(error, _handle)
     app: ASGIApp = CancelOnDisconnect(api)
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
-    app = RequireApiKey(app, config.api_keys, {*OPEN_PATHS, *assets})
+    # Of what the reference describes, nothing is secret.
+    open_paths = {*OPEN_PATHS, *assets, dashboard.ROOT, _OPENAPI}
+    app = RequireApiKey(app, config.api_keys, open_paths)
     app = CheckOrigin(app, config.allowed_origins)
     app = CheckHost(app, HostNames(config))
     if config.allowed_origins:
@@ -158,5 +164,7 @@ def create_app(
     return RequestIds(app, metrics)
 
 
-async def _handle(_request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code in _UNROUTED:
+        error = no_such_endpoint(request.scope, request.app.state.endpoints)
     return error_response(error)

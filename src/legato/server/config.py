@@ -9,7 +9,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
-from legato.observe.metrics.registry import MetricsPrefix
+from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.traces.tracer import trace_format
 
 MIN_BODY_BYTES_S = 1024

@@ -17,7 +17,8 @@ from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
-from legato.model.source import ModelSource, resolve_source
+from legato.model.source import resolve_source
+from legato.model.text_source import TextSource, text_source
 from legato.observe.traces.spans import check_spans_can_be_made
 from legato.server.config import ServerConfig
 from legato.server.requests.serving import Serving
@@ -55,9 +56,13 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
         source = resolve_source(engine_config.model.model, engine_config.model.revision)
+        text = text_source(engine_config.model, source)
+        if source.passed_over:
+            names = ", ".join(source.passed_over)
+            logger.info("the safetensors files of %s are read, not %s", source.path, names)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_serve(source, engine_config, config, listener, on_ready))
+                return runner.run(_serve(text, engine_config, config, listener, on_ready))
         except asyncio.CancelledError:
             logger.info("stopped while loading")
             return 0
@@ -67,7 +72,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
 
 
 async def _serve(
-    source: ModelSource,
+    source: TextSource,
     engine_config: EngineConfig,
     config: ServerConfig,
     listener: socket.socket,

@@ -35,6 +35,7 @@ from legato.model.native import (
     NativeKernels,
     NativeModel,
     native_instructions,
+    unbuilt_instructions,
     why_not_native,
 )
 from legato.model.packed_linear import PackedDecoder
@@ -217,6 +218,9 @@ def _native_kernels(
     if not reason and wanted not in ("auto", *known):
         reason = f"only {', '.join(known)} can"
     if not reason:
+        if wanted == "auto" and (unbuilt := unbuilt_instructions()):
+            names = ", ".join(unbuilt)
+            logger.warning("no %s kernels were built: the compiler did not know how", names)
         return NativeKernels(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
     if wanted != "auto":
         raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")

@@ -12,10 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-MODEL_LABEL = "model_name"
+from legato.observe.metrics.prefix import MetricsPrefix
 
-MetricsPrefix = Literal["legato", "vllm"]
-"""Of metrics that vLLM has, too; Legato's own begin with "legato" whatever it is."""
+MODEL_LABEL = "model_name"
 
 Kind = Literal["counter", "gauge", "histogram"]
 Rows = Mapping[tuple[str, ...], float]

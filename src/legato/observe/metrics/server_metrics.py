@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats, KeptPromise
 from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_metrics
+from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.metrics.process_metrics import ProcessMetrics
-from legato.observe.metrics.registry import Declaration, MetricRegistry, MetricsPrefix
+from legato.observe.metrics.registry import Declaration, MetricRegistry
 from legato.observe.metrics.request_metrics import RequestMetrics
 from legato.observe.metrics.slo_metrics import SloMetrics
 from legato.observe.metrics.tenant_metrics import TenantMetrics

@@ -3,19 +3,19 @@
 import msgspec
 
 from legato.model.defaults import ModelDefaults
+from legato.model.text_source import TextSource
 from legato.model.vocabulary import Vocabulary
 from legato.server.requests.serving import Kind, Serving
 
 
 class LoadText(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote, first: which tokenizer to load.
+    """To the zygote, first: what to load.
 
     Attributes:
-        path: as of `ModelSource`.
         timeout_s: of processor time, for one body or a trial of the template.
     """
 
-    path: str
+    source: TextSource
     timeout_s: float
 
 

@@ -11,7 +11,7 @@ from legato.core.token_ids import TokenIds
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
 from legato.model.defaults import ModelDefaults
-from legato.model.source import ModelSource
+from legato.model.text_source import TextSource
 from legato.model.vocabulary import Vocabulary
 from legato.server.http.errors import ApiError, out_of_memory, readers_dead
 from legato.server.limits import LARGE_BODY_BYTES
@@ -39,8 +39,8 @@ class TextProcesses:
         timeout_s: of processor time for one body.
     """
 
-    def __init__(self, source: ModelSource, timeout_s: float) -> None:
-        self._asked = LoadText(str(source.path), timeout_s)
+    def __init__(self, source: TextSource, timeout_s: float) -> None:
+        self._asked = LoadText(source, timeout_s)
         self._timeout_s = timeout_s
         self._zygote = ZygoteProcess(self._asked)
         self._is_ready = asyncio.Event()

@@ -13,14 +13,12 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from legato.core.errors import UnsupportedModelError
 from legato.engine.process.channel import ChannelClosedError, FrameDecoder, pack_frame
-from legato.model.checkpoint_defaults import load_defaults
 from legato.model.defaults import ModelDefaults
-from legato.model.source import ModelSource
-from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.model.text_source import load_text
+from legato.model.tokenizer import Tokenizer
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
@@ -75,10 +73,8 @@ class Zygote:
     def _serve(self) -> None:
         asked = self._next()
         assert isinstance(asked, LoadText)
-        source = ModelSource(Path(asked.path))
         try:
-            tokenizer = load_tokenizer(source)
-            defaults = load_defaults(source, tokenizer.eos_token_id)
+            tokenizer, defaults = load_text(asked.source)
         except UnsupportedModelError as error:
             self._send(LoadFailed(str(error), is_user_error=True))
             return
@@ -88,6 +84,9 @@ class Zygote:
             return
         if tokenizer.template_problem is None:
             self._try_template(tokenizer, asked.timeout_s)
+        if tokenizer.template_problem is not None and asked.source.chat_template is not None:
+            self._send(LoadFailed(tokenizer.template_problem, is_user_error=True))
+            return
         self._send(TextLoaded(tokenizer.vocabulary, defaults, tokenizer.template_problem))
         gc.freeze()  # a child that collects would otherwise get a copy of all that it looks at
         self._obey(tokenizer, defaults, asked.timeout_s)
@@ -103,7 +102,7 @@ class Zygote:
             warm_up()
             return
         tokenizer.template_problem = (
-            f"this model's chat template does not work: it took more than {timeout_s:g} s of "
+            f"the chat template does not work: it took more than {timeout_s:g} s of "
             "processor time for one short message, or more memory than it may"
         )
 

@@ -1,56 +1,30 @@
-"""The dashboard's page: static files of the package, which say nothing of the server."""
+"""The dashboard's page, to which the server's root leads."""
 
 from importlib.resources import files
-from pathlib import PurePath
 
-import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse
+
+from legato.server.operations.pages import Asset, asset
 
 PAGE = "/dashboard"
+ROOT = "/"
 
 _INDEX = "index.html"
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-_HEADERS = {
-    # Nothing from elsewhere, nothing inline, and no other page may frame the controls.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+
+router = APIRouter(include_in_schema=False)
 
 
-class Asset(msgspec.Struct, frozen=True):
-    """A file as it is served."""
-
-    content: bytes
-    media_type: str
-
-
-def load_assets() -> dict[str, Asset]:
+def load_dashboard() -> dict[str, Asset]:
     """The page and what it loads; key the path of its URL."""
     assets = {}
     for file in files(__package__).joinpath("static").iterdir():
         path = PAGE if file.name == _INDEX else f"{PAGE}/{file.name}"
-        assets[path] = Asset(file.read_bytes(), _MEDIA_TYPES[PurePath(file.name).suffix])
+        assets[path] = asset(file)
     return assets
 
 
-def page_router(assets: dict[str, Asset]) -> APIRouter:
-    """Serves the files; they are not part of the API that clients program against."""
-    router = APIRouter(include_in_schema=False)
-
-    async def serve(request: Request) -> Response:
-        asset = assets[request.scope["path"]]
-        return Response(asset.content, media_type=asset.media_type, headers=_HEADERS)
-
-    for path in assets:
-        router.add_api_route(path, serve)
-    return router
+@router.get(ROOT)
+async def root() -> RedirectResponse:
+    # Relative, for a proxy may serve it under a path of its own.
+    return RedirectResponse(PAGE.removeprefix("/"))

@@ -1,0 +1,52 @@
+"""Pages for browsers: static files, which say nothing of the server."""
+
+from importlib.resources.abc import Traversable
+from pathlib import PurePath
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    # Nothing from elsewhere, nothing inline but pictures, and no other page may frame the controls.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """A file as it is served."""
+
+    content: bytes
+    media_type: str
+
+
+def asset(file: Traversable) -> Asset:
+    return Asset(file.read_bytes(), _MEDIA_TYPES[PurePath(file.name).suffix])
+
+
+def pages_router(assets: dict[str, Asset]) -> APIRouter:
+    """Serves the files, which are not part of the API that clients program against.
+
+    Args:
+        assets: key the path of the URL.
+    """
+    router = APIRouter(include_in_schema=False)
+
+    async def serve(request: Request) -> Response:
+        asset = assets[request.scope["path"]]
+        return Response(asset.content, media_type=asset.media_type, headers=_HEADERS)
+
+    for path in assets:
+        router.add_api_route(path, serve)
+    return router

@@ -1,0 +1,1 @@
+"""The API's reference for browsers, /docs."""

@@ -1,0 +1,25 @@
+"""The API's reference, and the way to the dashboard, in a browser that has no key."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.launch import ServerProcess
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_root_leads_to_the_dashboard(blank: Any, target: ServerProcess) -> None:
+    blank.goto(target.url)
+    assert blank.url == f"{target.url}/dashboard"
+    blank.get_by_label("Key", exact=True).wait_for()
+
+
+def test_the_reference_shows_all_endpoints(blank: Any, target: ServerProcess) -> None:
+    blank.goto(f"{target.url}/docs")
+    blank.locator(".opblock").first.wait_for()
+    shown = set(blank.locator(".opblock-summary-path").all_inner_texts())
+    document = target.http.get("/openapi.json").json()
+    assert {path.replace("\u200b", "") for path in shown} == set(document["paths"])
+    blank.locator(".opblock", has_text="/v1/chat/completions").click()
+    blank.get_by_text("Request body").first.wait_for()

@@ -1,0 +1,48 @@
+"""A program as somebody at a keyboard has it."""
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+
+_PATIENCE_S = 60.0
+
+
+class Terminal:
+    """A new terminal, whose Ctrl-C goes to the program.
+
+    Attributes:
+        shown: what `wait_for` has not gone past.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        self._keyboard, screen = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            preexec_fn=lambda: _take(screen),
+        )
+        os.close(screen)
+        self.shown = b""
+
+    def type(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
+    def wait_for(self, text: bytes) -> None:
+        """Until it is shown."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while text not in self.shown:
+            assert time.monotonic() < deadline_s, f"no {text!r} in {self.shown!r}"
+            if select.select([self._keyboard], [], [], 1.0)[0]:
+                self.shown += os.read(self._keyboard, 1 << 16)
+        self.shown = self.shown.partition(text)[2]
+
+
+def _take(screen: int) -> None:
+    os.setsid()
+    fcntl.ioctl(screen, termios.TIOCSCTTY, 0)

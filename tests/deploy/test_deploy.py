@@ -1,0 +1,139 @@
+"""What deploy/ says, as far as it can be held to it without a Docker daemon."""
+
+import argparse
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from legato.cli.flags import engine_config, server_config
+from legato.cli.main import full_parser
+from legato.cli.values import duration_s
+from legato.server.config import ServerConfig
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+UNIT = (DEPLOY / "legato.service").read_text()
+_DOCKER_PATIENCE_S = 10.0  # between SIGTERM and SIGKILL, where nothing says otherwise
+
+
+def server_of(command: list[str]) -> ServerConfig:
+    """What a command line serves; all its flags must exist."""
+    args = full_parser().parse_args(command)
+    engine_config(args)
+    return server_config(args)
+
+
+def checked_by(tool: str, *args: str | Path) -> None:
+    path = shutil.which(tool) or shutil.which(tool, path=str(Path(sys.executable).parent))
+    if path is None:
+        pytest.skip(f"no {tool} on this machine")
+    done = subprocess.run([path, *map(str, args)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_image_is_linted() -> None:
+    checked_by("hadolint", DEPLOY / "Dockerfile")
+
+
+def test_what_the_image_copies_is_there_and_not_ignored() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignored
+
+
+def test_the_image_serves_and_drains_in_time() -> None:
+    [command] = re.findall(r"^CMD (\[.+\])$", DOCKERFILE, re.MULTILINE)[-1:]
+    server = server_of(json.loads(command))
+    assert server.host == "0.0.0.0"
+    assert f"EXPOSE {server.port}\n" in DOCKERFILE
+    assert f"http://127.0.0.1:{server.port}/health" in DOCKERFILE
+    assert server.timeout_drain_s is not None
+    assert server.timeout_drain_s < _DOCKER_PATIENCE_S
+
+
+def test_compose_serves_and_drains_in_time() -> None:
+    service = COMPOSE["services"]["legato"]
+    server = server_of(service["command"])
+    assert server.timeout_drain_s is not None
+    assert server.timeout_drain_s < duration_s(service["stop_grace_period"])
+    assert service["ports"] == [f"127.0.0.1:{server.port}:{server.port}"]
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).samefile(
+        DEPLOY / "Dockerfile"
+    )
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_compose_files_are_by_their_schema(name: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    command = ("-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec")
+    checked_by(sys.executable, *command, DEPLOY / name)
+
+
+def test_prometheus_scrapes_as_observability_says() -> None:
+    """But for where the server is."""
+    told = yaml.safe_load((ROOT / "observability" / "prometheus.yml").read_text())
+    [job] = told["scrape_configs"]
+    job["static_configs"] = [{"targets": ["legato:8000"]}]
+    assert yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"]) == told
+
+
+def test_mounted_files_are_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).is_file()
+        for config in service.get("configs", []):
+            yaml.safe_load(COMPOSE["configs"][config["source"]]["content"])
+
+
+def test_the_image_takes_the_gpu_argument() -> None:
+    gpu = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())
+    for argument in gpu["services"]["legato"]["build"]["args"]:
+        assert f"\nARG {argument}=" in DOCKERFILE
+
+
+def unit_section(name: str) -> Any:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(UNIT)
+    return parser[name]
+
+
+def unit_args() -> argparse.Namespace:
+    """Of the unit's command, with the file of flags that comes with it."""
+    program, *command = shlex.split(unit_section("Service")["ExecStart"])
+    assert program.endswith("/legato")
+    told = [str(DEPLOY / "serve.yaml") if a == "/etc/legato/serve.yaml" else a for a in command]
+    assert told != command
+    return full_parser().parse_args(told)
+
+
+def test_the_unit_serves_and_drains_in_time() -> None:
+    server = server_config(unit_args())
+    assert engine_config(unit_args()).scheduler.itl_slo_s == 0.2
+    service = unit_section("Service")
+    assert server.timeout_drain_s is not None
+    assert server.timeout_drain_s < duration_s(service["TimeoutStopSec"])
+    assert int(service["LimitNOFILE"]) > server.max_connections
+    assert service["RestartPreventExitStatus"] == "2"
+
+
+def test_the_unit_is_verified(tmp_path: Path) -> None:
+    unit = tmp_path / "legato.service"
+    program = shlex.split(unit_section("Service")["ExecStart"])[0]
+    unit.write_text(UNIT.replace(f"ExecStart={program}", f"ExecStart={sys.executable}"))
+    checked_by("systemd-analyze", "verify", "--man=no", unit)
+    checked_by("systemd-analyze", "security", "--offline=yes", "--threshold=20", unit)
