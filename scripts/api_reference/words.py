@@ -122,7 +122,8 @@ FIELDS = {
     "ResponsesRequest.parallel_tool_calls": "let it call several at once",
     "text": "the form of the answer",
     "reasoning": "how much the model is to think",
-    "truncation": "a conversation that is too long is refused",
+    "truncation": "whether a conversation that is too long is refused, or goes without its first "
+    "turns; what the system says stays",
     "include": "`message.output_text.logprobs` has log probabilities shown; the others change "
     "nothing",
     "ResponsesRequest.top_logprobs": "show the log probabilities of this many most likely tokens, "
@@ -270,7 +271,6 @@ REFUSED: dict[str, list[dict[str, object]]] = {
     "/v1/responses": [
         {"background": True},
         {"conversation": "conv_1"},
-        {"truncation": "auto"},
         {"max_tokens": 5},
         {"tools": [{"type": "web_search"}]},
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

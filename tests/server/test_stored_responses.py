@@ -15,9 +15,11 @@ from tests.server.launch import MODEL, ServerProcess, running_server
 
 FLAGS = (
     *("--api-key", "ops=sk-ops,ops=sk-ops-2,lab=sk-lab,sk-gateway"),
-    *("--max-stored-responses", "4", "--max-stored-size", "8K", "--max-body-size", "4K"),
-    *("--max-num-seqs", "1", "--max-waiting", "1"),
+    *("--max-stored-responses", "4", "--max-stored-size", "20K", "--max-body-size", "16K"),
+    *("--max-num-seqs", "1", "--max-waiting", "1", "--max-model-len", "2048"),
 )
+BULK = {str(i): "x" * 500 for i in range(16)}
+"""Metadata that make a response large, and no prompt long."""
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +86,9 @@ def test_the_oldest_goes_but_what_is_gone_on_from_is_not_old(keyed: ServerProces
 def test_all_together_have_a_size(keyed: ServerProcess) -> None:
     first = ask(keyed)
     for _ in range(2):
-        ask(keyed, text="very " * 400)
+        ask(keyed, metadata=BULK)
         assert is_there(keyed, first)
-    ask(keyed, text="very " * 400)
+    ask(keyed, metadata=BULK)
     assert not is_there(keyed, first)
 
 
@@ -100,8 +102,8 @@ def test_a_broken_chain_says_where(keyed: ServerProcess) -> None:
 
 
 def test_a_conversation_is_no_larger_than_a_body(keyed: ServerProcess) -> None:
-    first = ask(keyed, text="very " * 400)
-    second = ask(keyed, text="very " * 400, previous_response_id=first.id)
+    first = ask(keyed, metadata=BULK)
+    second = ask(keyed, metadata=BULK, previous_response_id=first.id)
     with pytest.raises(openai.BadRequestError, match="bytes") as refused:
         ask(keyed, previous_response_id=second.id)
     assert refused.value.code == "request_too_large"
@@ -113,6 +115,25 @@ def test_a_chain_that_ends_in_itself_is_refused(keyed: ServerProcess) -> None:
     ask(keyed, previous_response_id=second.id, extra_headers={"X-Request-Id": "one"})
     with pytest.raises(openai.BadRequestError, match="not stored"):
         ask(keyed, previous_response_id=second.id)
+
+
+def test_what_is_too_long_goes_without_its_first_turns(keyed: ServerProcess) -> None:
+    client = keyed.openai(api_key="sk-lab")
+    turns: list[Any] = [{"role": "system", "content": "Be brief."}]
+    turns += [{"role": "user", "content": f"Number {i}: {'very ' * 420}"} for i in range(6)]
+
+    def asked(items: list[Any], **fields: Any) -> Response:
+        return client.responses.create(model=MODEL, input=items, max_output_tokens=1, **fields)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(turns)
+    assert refused.value.param == "input"
+    assert refused.value.code == "context_length_exceeded"
+    kept, cut = asked([turns[0], *turns[-4:]]), asked(turns, truncation="auto")
+    assert kept.usage is not None
+    assert cut.usage is not None
+    assert 1600 < cut.usage.input_tokens == kept.usage.input_tokens
+    assert cut.truncation == "auto"
 
 
 def test_anthropics_clients_send_their_key_otherwise(keyed: ServerProcess) -> None:
@@ -140,7 +161,7 @@ def test_anthropics_clients_send_their_key_otherwise(keyed: ServerProcess) -> No
 def test_overload_and_death_are_told_to_each_in_its_words(keyed: ServerProcess) -> None:
     """One request runs and one waits; a third is refused. Then the engine dies over the first."""
     keyed.http.headers["Authorization"] = "Bearer sk-ops"
-    body = {"max_tokens": 5000, "ignore_eos": True, "stream": True}
+    body = {"max_tokens": 2000, "ignore_eos": True, "stream": True}
     messages = {"messages": [{"role": "user", "content": "Hi"}], **body}
     with keyed.http.stream("POST", "/v1/messages", json=messages) as running:
         lines = running.iter_lines()

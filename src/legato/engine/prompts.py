@@ -9,7 +9,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.engine.frontend.requests import truncated, with_bad_words
+from legato.engine.frontend.requests import last_tokens, with_bad_words
 from legato.engine.process.messages import EngineInfo
 from legato.grammar.check import GrammarChecker
 from legato.model.checkpoint_defaults import load_defaults
@@ -117,7 +117,7 @@ class PromptReader:
         """Raises `InvalidRequestError` where a prompt, or its settings, can never be served."""
         params = self._settled(params)
         text, whole = self._tokenized(prompt)
-        token_ids = truncated(whole, params, self._info.max_model_len)
+        token_ids = last_tokens(whole, params, self._info.max_model_len)
         service = service or ServiceParams()
         salt = None if isinstance(prompt, str) else prompt.get("cache_salt")
         if salt is not None:

@@ -33,7 +33,7 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
     _check_length(outputs)
     match outputs.form:
         case "json" | "json_object" | "regex":
-            return _lark(f"start: {content_rule(outputs)}")
+            return _lark(f"start: {rule_of(outputs)}")
         case "choice":
             assert outputs.choice is not None
             return _lark(f"start: CHOICE\nCHOICE: {' | '.join(map(_json, outputs.choice))}")
@@ -48,8 +48,8 @@ def grammar_source(outputs: StructuredOutputs, special_tokens: Iterable[str]) ->
             )
 
 
-def content_rule(outputs: StructuredOutputs) -> str | None:
-    """The right side of a rule for such outputs, in a grammar of more; None of what takes several.
+def rule_of(outputs: StructuredOutputs) -> str | None:
+    """The same as the right side of one rule of a grammar; None where it takes several.
 
     Raises:
         InvalidRequestError: as `grammar_source`.
@@ -66,8 +66,9 @@ def content_rule(outputs: StructuredOutputs) -> str | None:
             return f"/{regex_to_lark(outputs.regex, 'd')}/"
         case "choice":
             assert outputs.choice is not None
-            return f"({' | '.join(map(_json, outputs.choice))})"
-    return None
+            return " | ".join(map(_json, outputs.choice))
+        case _:
+            return None
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -63,16 +63,24 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
         return self
 
     @property
+    def described_tools(self) -> list[tuple[str, Tool]]:
+        """All tools, each behind where it is described."""
+        if self.functions:
+            return [
+                (f"functions.{i}", Tool(type="function", function=function))
+                for i, function in enumerate(self.functions)
+            ]
+        return [(f"tools.{i}.function", tool) for i, tool in enumerate(self.tools or ())]
+
+    @property
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError: a choice names what is no tool."""
-        if self.functions:
-            tools = [Tool(type="function", function=function) for function in self.functions]
-            return tool_use(tools, self.function_call, is_parallel=False, param="function_call")
+        is_legacy = bool(self.functions)
         return tool_use(
-            self.tools or [],
-            self.tool_choice,
-            is_parallel=self.parallel_tool_calls,
-            param="tool_choice",
+            [tool for _, tool in self.described_tools],
+            self.function_call if is_legacy else self.tool_choice,
+            is_parallel=self.parallel_tool_calls and not is_legacy,
+            param="function_call" if is_legacy else "tool_choice",
         )
 
     @property

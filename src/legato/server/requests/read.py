@@ -9,11 +9,9 @@ from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
-from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
-from legato.engine.frontend.requests import check_token_ids, truncated, with_bad_words
+from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
-from legato.grammar.source import content_rule
 from legato.model.defaults import ModelDefaults
 from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
@@ -30,7 +28,7 @@ from legato.server.requests.generation import (
     GenerationRequest,
     StreamOptions,
 )
-from legato.server.requests.message_grammar import message_grammar
+from legato.server.requests.message_form import message_form
 from legato.server.requests.outcome import (
     Answered,
     End,
@@ -52,7 +50,7 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.tools import ToolUse
+from legato.server.requests.truncation import Placed, truncated
 
 _PIECE_BYTES = 2**18
 
@@ -70,12 +68,12 @@ class RequestReader:
         self._defaults = defaults
         self._serving = serving
         self._max_chars = serving.info.max_model_len * tokenizer.max_token_chars
-        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._prompts = ChatPrompts(
             tokenizer,
             trusts_templates=serving.trust_request_chat_template,
             check_fits=self._check_fits,
         )
+        self._forms = GrammarChecker(lambda: tokenizer.vocabulary)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": self._chat,
             "completions": self._completions,
@@ -119,9 +117,23 @@ class RequestReader:
         )
         if request.store:
             yield from map(shown_item, request.own_items(found))
-        yield from self._answer_as_chat(
-            request, request.chat(turns.history(request.previous_response_id), found)
-        )
+        items = request.items(turns.history(request.previous_response_id), found)
+        if request.truncation == "auto":
+            items = truncated(items, partial(self._fits, request))
+        yield from self._answer_as_chat(request, request.chat(items))
+
+    def _fits(self, request: ResponsesRequest, items: Sequence[Placed]) -> bool:
+        """Whether a conversation leaves the room that was asked for."""
+        chat = request.chat(items)
+        try:
+            with chat.naming_fields():
+                prompt = self._prompt(_validated(ChatRequest, chat.fields))
+        except InvalidRequestError as error:
+            if error.code == "context_length_exceeded":
+                return False
+            raise
+        room = self._serving.info.max_model_len - (request.max_output_tokens or 1)
+        return len(prompt.token_ids) <= room
 
     def _messages(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(MessagesRequest, body)
@@ -143,32 +155,32 @@ class RequestReader:
 
     def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
         self._check_completions(request.n)
-        use = request.tool_use
-        prompt = self._prompt(request)
-        syntax = prompt.syntax if use.shown else prompt.syntax.without_calls()
-        grammar = self._message_grammar(request, use, syntax)
+        tools, prompt = request.tool_use.shown, self._prompt(request)
+        held = message_form(
+            request,
+            prompt.syntax if tools else prompt.syntax.without_calls(),
+            self._forms,
+            self._tokenizer.special_token_id,
+        )
         renamed = request.max_completion_tokens is not None
         limit_name = "max_completion_tokens" if renamed else "max_tokens"
-        names = {"logprobs": "top_logprobs", "max_tokens": limit_name, **request.form_names}
-        if grammar is not None and use.callable:
-            names["structured_outputs.grammar"] = "tools"
-        with naming_fields(**names):
-            decided = {} if grammar is None else _constrained(grammar)
+        with naming_fields(logprobs="top_logprobs", max_tokens=limit_name):
             params = request.sampling_params(
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
-                kept_special_tokens=self._marks(syntax),
-                **decided,
+                kept_special_tokens=self._marks(held.syntax),
+                structured_outputs=held.outputs,
             )
-            params = self._settled(params)
-            token_ids = truncated(prompt.token_ids, params, self._serving.info.max_model_len)
+            params = self._with_known_tokens(params)
+            max_len = self._serving.info.max_model_len
+            token_ids = last_tokens(prompt.token_ids, params, max_len)
         yield PromptTokens(token_array(token_ids))
         yield _generation(
             request,
             params=params,
             output_limit_name=limit_name,
-            message_syntax=None if syntax.is_plain else syntax,
+            message_syntax=None if held.syntax.is_plain else held.syntax,
             calls_functions=bool(request.functions),
         )
 
@@ -190,12 +202,15 @@ class RequestReader:
         if request.echo and request.logprobs is not None:
             decided["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
         with naming_fields(**request.form_names):
-            params = self._settled(request.sampling_params(self._defaults.sampling, **decided))
+            params = self._forms.resolved(
+                request.sampling_params(self._defaults.sampling, **decided)
+            )
+        params = self._with_known_tokens(params)
         self._check_prompts(request)
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
         for prompt in request.prompt:
-            token_ids = truncated(self._prompt_tokens(prompt, request), params, max_len)
+            token_ids = last_tokens(self._prompt_tokens(prompt, request), params, max_len)
             if request.echo:
                 echoed.append(self._echo(prompt, token_ids, request))
             yield PromptTokens(token_array(token_ids))
@@ -266,21 +281,6 @@ class RequestReader:
                 param="prompt" if num_prompts > allowed else "n",
             )
 
-    def _message_grammar(
-        self, request: ChatRequest, use: ToolUse, syntax: MessageSyntax
-    ) -> str | None:
-        """What a message is held to, beside a form that it may have without tools and reasoning."""
-        form = request.output_form
-        with naming_fields(**request.form_names):
-            content = None if form is None else content_rule(form)
-        grammar = message_grammar(use, syntax, self._tokenizer.special_token_id, content=content)
-        if form is not None and content is None and grammar is not None:
-            raise InvalidRequestError(
-                f"{form.form} is the form of a whole output, which tools do not go with",
-                param="tools",
-            )
-        return grammar
-
     def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
         """Ids of the marks that are special tokens, which a text leaves out."""
         ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
@@ -304,11 +304,10 @@ class RequestReader:
             return prompt
         return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
 
-    def _settled(self, params: SamplingParams) -> SamplingParams:
-        """With their form and bad words as tokens; those that they name exist."""
+    def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
+        """With bad words as tokens; those that are named exist, so that a message holds them."""
         for name in ("stop_token_ids", "allowed_token_ids"):
             check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
-        params = self._forms.resolved(params)
         return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
@@ -330,11 +329,6 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         returns_token_ids=request.return_token_ids,
         **known,
     )
-
-
-def _constrained(grammar: str) -> dict[str, Any]:
-    """Raises InvalidRequestError: the grammar is too long."""
-    return {"structured_outputs": StructuredOutputs(grammar=grammar)}
 
 
 def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:

@@ -13,6 +13,7 @@ from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
 from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
+from legato.server.requests.truncation import Placed
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
@@ -147,7 +148,7 @@ class ResponsesRequest(GenerationOptions):
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    truncation: Annotated[str, only("disabled")] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
     include: Annotated[list[Annotated[str, only(*_INCLUDED)]], AtMost(len(_INCLUDED))] = Field(
         default_factory=list
     )
@@ -175,15 +176,21 @@ class ResponsesRequest(GenerationOptions):
     def shows_logprobs(self) -> bool:
         return _LOGPROBS in self.include or bool(self.top_logprobs)
 
-    def chat(self, history: Iterable[Item], found: Mapping[str, Item]) -> ChatBody:
-        """The chat that this is.
+    def items(self, history: Iterable[Item], found: Mapping[str, Item]) -> list[Placed]:
+        """The whole conversation.
 
         Args:
-            history: of the conversation so far.
+            history: what of it has been before.
             found: key an id, value the stored item of it.
+
+        Raises:
+            InvalidRequestError: as `own_items`.
         """
-        items = [("previous_response_id", item) for item in history]
-        items += [(f"input.{i}", item) for i, item in enumerate(self.own_items(found))]
+        own = [(f"input.{i}", item) for i, item in enumerate(self.own_items(found))]
+        return [*(("previous_response_id", item) for item in history), *own]
+
+    def chat(self, items: Iterable[Placed]) -> ChatBody:
+        """The chat that this is. Args: items: of the conversation."""
         messages = list(messages_of(items))
         if self.instructions is not None:
             messages.insert(0, ("instructions", {"role": "system", "content": self.instructions}))
