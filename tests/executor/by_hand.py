@@ -13,7 +13,11 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
 from legato.executor.torch_executor import TorchExecutor
+from legato.grammar.compiled import Grammar, compile_grammar
+from legato.grammar.source import grammar_source
+from legato.grammar.tokens import grammar_tokenizer
 from legato.model.base import Model, StepAttention
+from legato.model.vocabulary import Vocabulary
 from tests.executor.backends import BLOCK_SIZE, Backend
 from tests.model.random_models import VOCAB_SIZE, decoder_spec
 
@@ -21,6 +25,13 @@ SPEC = decoder_spec(
     sliding_windows=(45, None), qkv_bias=True, qk_norm=True, tie_word_embeddings=False
 )
 NUM_BLOCKS = 24
+EOS = 2
+VOCABULARY = Vocabulary.of(
+    [bytes([ord("!") + i]) if i != EOS else b"<eos>" for i in range(VOCAB_SIZE - 10)],
+    frozenset({EOS}),
+)
+"""One character a token. The model's last ten rows are padding."""
+_TOKENIZER = grammar_tokenizer(VOCABULARY)
 
 
 @dataclass
@@ -32,6 +43,8 @@ class Stream:
         num_computed: of these, have keys and values in the cache.
         block_ids: on the device.
         slots: in host memory, while it is swapped out.
+        is_complete: whether its grammar lets nothing follow.
+        error: why it ended, if it did so for a fault.
     """
 
     message: AddRequest
@@ -41,6 +54,8 @@ class Stream:
     slots: tuple[int, ...] = ()
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_complete: bool = False
+    error: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -53,6 +68,8 @@ class Stream:
     @property
     def num_left(self) -> int:
         """Tokens that it may still get."""
+        if self.is_complete or self.error:
+            return 0
         assert self.message.params.max_tokens is not None
         return self.message.params.max_tokens - len(self.output)
 
@@ -75,7 +92,7 @@ class ByHand:
             request_id=request_id,
             prompt_token_ids=token_array(prompt),
             params=SamplingParams(**settings),
-            eos_token_ids=(2,),
+            eos_token_ids=(EOS,),
         )
         self._new.append(message)
         self.streams[request_id] = stream = Stream(message, list(prompt))
@@ -101,12 +118,16 @@ class ByHand:
         self.executor.submit(plan)
         self._new = [m for m in self._new if m.request_id not in num_tokens]
         self._ended = []
-        for request_id, result in self.executor.collect().chunks.items():
+        results = self.executor.collect()
+        for request_id, fault in results.faults.items():
+            self.streams[request_id].error = fault.error
+        for request_id, result in results.chunks.items():
             stream = self.streams[request_id]
             stream.num_computed += result.num_tokens
             stream.tokens += result.token_ids
             stream.logprobs += result.logprobs or ()
             stream.prompt_logprobs += result.prompt_logprobs or ()
+            stream.is_complete = result.is_complete
 
     def finish(self) -> None:
         """Steps with all that is left of everybody, until nobody may get more."""
@@ -133,6 +154,11 @@ class ByHand:
         self._grow(stream, len(stream.slots))
         self._move(stream, to_host=False)
         stream.slots = ()
+
+    def grammar(self, request_id: str) -> Grammar:
+        form = self.streams[request_id].message.params.structured_outputs
+        assert form is not None
+        return compile_grammar(_TOKENIZER, grammar_source(form, ["<eos>"]))
 
     def _move(self, stream: Stream, *, to_host: bool) -> None:
         self.executor.move(
@@ -198,9 +224,21 @@ class FailingModel:
 def run_by_hand(backend: Backend, seed: int = 0) -> tuple[ByHand, FailingModel]:
     model, attention = backend.make(SPEC, NUM_BLOCKS)
     failing = FailingModel(model)
-    executor = TorchExecutor(failing, attention, BLOCK_SIZE, num_host_slots=NUM_BLOCKS)
+    executor = TorchExecutor(
+        failing,
+        attention,
+        BLOCK_SIZE,
+        num_host_slots=NUM_BLOCKS,
+        grammar=lambda request_id: hand.grammar(request_id),
+    )
     generator = torch.Generator().manual_seed(seed)
-    return ByHand(executor, torch.randperm(NUM_BLOCKS, generator=generator).tolist()), failing
+    hand = ByHand(executor, torch.randperm(NUM_BLOCKS, generator=generator).tolist())
+    return hand, failing
+
+
+def text_of(stream: Stream) -> str:
+    """Of its output."""
+    return b"".join(map(VOCABULARY.token_bytes, stream.output)).decode()
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:

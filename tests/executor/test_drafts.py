@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato import StructuredOutputs
 from tests.executor.backends import EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import Stream, prompt, run_by_hand
 from tests.model.random_models import VOCAB_SIZE
@@ -16,6 +17,7 @@ from tests.profiles import examples
 NUM_TOKENS = 24
 NUM_DRAFTS = 5
 
+ENDLESS = "([A-Z]{2}[0-9])*"
 DRAWN = {"temperature": 1.0, "seed": 3}
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"logprobs": 2, "prompt_logprobs": 1},
@@ -30,6 +32,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "allowed_token_ids": tuple(range(0, VOCAB_SIZE, 2)),
         "bad_words_token_ids": tuple((a, b) for a in range(VOCAB_SIZE) for b in range(0, 20, 2)),
     },
+    "constrained": DRAWN | {"logprobs": 1, "structured_outputs": StructuredOutputs(regex=ENDLESS)},
     "not_yet_to_end": DRAWN | {"min_tokens": 11, "logit_bias": {2: 5.0}},
 }
 """What each of the requests asks for."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.server import chat_templates
 from tests.server.launch import MODEL, ServerProcess, running_server
-from tests.server.test_tools import QUESTION, TIME, WEATHER, check_call
+from tests.server.test_tools import QUESTION, TIME, WEATHER
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +44,29 @@ def test_required_calls(trusting: ServerProcess, template: str) -> None:
     assert json.loads(call.function.arguments).keys() == {"city", "unit"}
 
 
-def test_a_model_may_reason_before_it_calls(trusting: ServerProcess) -> None:
-    """This one is made to, and held to end with a call, however long that takes."""
-    answer = trusting.openai().chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        tools=[TIME],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        reasoning_effort="high",
-        logit_bias={"28": 5},  # "<", so that it comes to an end
-        max_tokens=400,
-        seed=1,
-        extra_body={"chat_template": chat_templates.QWEN},
-    )
-    message = answer.choices[0].message
-    assert not message.content
-    extra = message.model_extra or {}
-    assert extra["reasoning_content"] == extra["reasoning"]
-    if answer.choices[0].finish_reason == "tool_calls":
-        [call] = message.tool_calls or []
-        check_call(call, "get_time")
+def test_a_model_reasons_before_it_calls_or_answers(trusting: ServerProcess) -> None:
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "reasoning_effort": "high",
+        "max_tokens": 12,
+        "temperature": 0,
+        "extra_body": {"chat_template": chat_templates.QWEN},
+    }
+    client = trusting.openai()
+    free = client.chat.completions.create(**fields).choices[0]
+    for more in (
+        {"tools": [TIME], "tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+    ):
+        held = client.chat.completions.create(**fields, **more).choices[0]
+        for choice in (free, held):
+            assert choice.finish_reason == "length"
+            assert choice.message.content is None
+            extra = choice.message.model_extra or {}
+            assert extra["reasoning_content"]
+            assert extra["reasoning_content"] == extra["reasoning"]
+    chunks = client.chat.completions.create(**fields, stream=True)
+    pieces = [chunk.choices[0].delta.model_extra or {} for chunk in chunks]
+    reasoning = "".join(piece.get("reasoning_content", "") for piece in pieces)
+    assert reasoning == (free.message.model_extra or {})["reasoning_content"]

@@ -7,8 +7,9 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from legato.server.requests.tools import Tool
 from tests.server.launch import MODEL
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -57,13 +58,12 @@ def streamed(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Any]]:
         return stream.get_final_completion().choices[0], chunks
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.3])
-@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(
-    ("choice", "name"),
+    ("choice", "name", "is_streamed", "temperature"),
     [
-        ("required", "get_weather"),
-        ({"type": "function", "function": {"name": "get_time"}}, "get_time"),
+        ("required", "get_weather", True, 0.0),
+        ("required", "get_weather", False, 1.3),
+        ({"type": "function", "function": {"name": "get_time"}}, "get_time", True, 1.3),
     ],
 )
 def test_a_call_that_is_wanted_comes(
@@ -191,7 +191,7 @@ def test_an_answer_with_calls_can_be_sent_back(client: openai.OpenAI) -> None:
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny, 25°C"}
     for history in (message, message.model_dump(), message.model_dump(exclude_unset=True)):
         again = client.chat.completions.create(
-            messages=[*QUESTION, history, result], temperature=0, **asked
+            messages=[*QUESTION, history, result], **{**asked, "max_tokens": 1}
         )
         assert again.choices[0].message.role == "assistant"
 
@@ -220,6 +220,7 @@ def test_functions(http: httpx.Client, is_streamed: bool) -> None:
         "messages": QUESTION,
         "functions": [WEATHER["function"], TIME["function"]],
         "function_call": {"name": "get_weather"},
+        "temperature": 0,
         "stream": is_streamed,
     }
     response = http.post("/v1/chat/completions", json=asked)
@@ -287,14 +288,51 @@ def test_invalid_tools(http: httpx.Client, fields: dict[str, Any], param: str) -
     assert response.json()["error"]["param"] == param
 
 
-def test_a_schema_as_deep_as_json_may_be_is_refused_or_not_but_harms_nothing(
-    http: httpx.Client,
+def test_a_schema_may_be_as_deep_as_json() -> None:
+    schema: dict[str, Any] = {"type": "text"}
+    path = []
+    for _ in range(400):
+        schema = {"properties": {"a": schema}}
+        path += ["properties", "a"]
+    with pytest.raises(ValidationError) as raised:
+        Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
+    cause = raised.value.errors()[0]["ctx"]["error"]
+    assert cause.path == (*path, "type")
+
+
+@pytest.mark.parametrize(
+    ("strict", "param"), [(True, "tools.1.function.parameters"), (False, None)]
+)
+def test_a_strict_schema_that_cannot_be_held_to_is_refused(
+    http: httpx.Client, strict: bool, param: str | None
 ) -> None:
-    schema: dict[str, Any] = {}
-    for _ in range(200):
-        schema = {"type": "object", "properties": {"a": schema}}
-    response = http.post(
-        "/v1/chat/completions",
-        json={"messages": QUESTION, "max_tokens": 1, **tool(parameters=schema)},
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
+    body = {"messages": QUESTION, "max_tokens": 1, **tool(parameters=parameters, strict=strict)}
+    response = http.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
+    if param is None:
+        assert response.status_code == 200
+    else:
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert "#/properties/a" in error["message"]
+
+
+def test_content_of_a_form_beside_tools(client: openai.OpenAI) -> None:
+    """The model may call or answer; the answer has the form."""
+    completion = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        tools=[TIME],
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"enum": ["sunny", "rainy"]}},
+        },
+        n=4,
+        temperature=1.3,
+        seed=2,
     )
-    assert response.status_code in (200, 400)
+    for choice in completion.choices:
+        if choice.message.tool_calls:
+            check_call(choice.message.tool_calls[0], "get_time")
+        else:
+            assert choice.message.content in ('"sunny"', '"rainy"')

@@ -1,7 +1,8 @@
 """Makes masks on a thread of its own, while tokens go out, others come and the model computes."""
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -42,7 +43,7 @@ class MaskThread:
         masks = np.full((firsts[-1], num_words), ~np.uint32(0))  # behind a draft that cannot come
         where = masks.ctypes.data, num_words * masks.itemsize, len(masks)
         placed = [
-            (constraint.grammar.matcher, first, list(drafts))
+            (constraint.grammar.matcher, first, list(_tokens(drafts, constraint.grammar.end)))
             for (constraint, drafts), first in zip(wanted, firsts, strict=False)
         ]
         guessing = [place for place in placed if place[2]]
@@ -52,3 +53,8 @@ class MaskThread:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(guessing, *where)
         for (constraint, drafts), first in zip(wanted, firsts, strict=False):
             constraint.take(masks[first : first + 1 + len(drafts)])
+
+
+def _tokens(drafts: Sequence[int], end: int) -> Iterator[int]:
+    """Those before the first that is no token, which llguidance would take for a fault."""
+    return itertools.takewhile(lambda token_id: token_id < end, drafts)

@@ -78,7 +78,9 @@ LLAMA = ToolCallSyntax(
     begin="<|python_tag|>", arguments_key="parameters", is_bare=True, separator="; "
 )
 MISTRAL = ToolCallSyntax(begin="[TOOL_CALLS]", is_list=True, separator="", id_chars=9)
-MISTRAL_NAMED = ToolCallSyntax(begin="[TOOL_CALLS]", name_end="[ARGS]", separator="", id_chars=9)
+MISTRAL_NAMED = ToolCallSyntax(
+    begin="[TOOL_CALLS]", name_end="[ARGS]", id_begin="[CALL_ID]", separator="", id_chars=9
+)
 
 _REASONING = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
 _TOOL_CALLS = (  # what a template has in it, the most telling first
