@@ -68,6 +68,8 @@ def test_the_settings_of_llm_are_these() -> None:
     assert list(parameters) == [
         "model",
         "revision",
+        "tokenizer",
+        "chat_template",
         "dtype",
         "device",
         "max_model_len",
