@@ -22,7 +22,7 @@ from rich.table import Table
 
 from legato import LLM, SamplingParams
 from legato.core.config import DEFAULT_MODEL, EngineConfig, Kernels, ModelConfig, SchedulerConfig
-from legato.engine.llm import TokensPrompt
+from legato.engine.prompts import TokensPrompt
 from legato.model.loader import open_checkpoint
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from legato import LLM, SamplingParams
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from legato.engine.llm import TokensPrompt
+from legato.engine.prompts import TokensPrompt
 
 _BLOCK_BYTES = 32 * 23_040
 _MAX_MODEL_LEN = 4096

@@ -11,6 +11,8 @@ from legato.engine.llm_settings import llm_config
 def test_the_public_names_are_these() -> None:
     assert legato.__all__ == [
         "LLM",
+        "AsyncEngineArgs",
+        "AsyncLLM",
         "SamplingParams",
         "StructuredOutputs",
         "StructuredOutputsParams",
@@ -27,9 +29,38 @@ def test_the_methods_of_llm_are_these() -> None:
         "from_config",
         "generate",
         "get_default_sampling_params",
+        "get_tokenizer",
         "stats",
         "stream_chat",
+        "tokenizer",
     ]
+
+
+def test_the_methods_of_async_llm_are_these() -> None:
+    public = [name for name in vars(legato.AsyncLLM) if not name.startswith("_")]
+    assert sorted(public) == [
+        "abort",
+        "chat",
+        "check_health",
+        "from_engine_args",
+        "generate",
+        "get_default_sampling_params",
+        "get_tokenizer",
+        "shutdown",
+        "start",
+        "stats",
+    ]
+
+
+def test_the_two_take_the_same_settings_and_conversations() -> None:
+    offline, online = (inspect.signature(cls).parameters for cls in (legato.LLM, legato.AsyncLLM))
+    assert list(offline) == list(online)
+    differing = {name for name in offline if offline[name].default != online[name].default}
+    assert differing == {"max_waiting"}, "a server's waiting line has an end"
+    of_llm = inspect.signature(legato.LLM.chat).parameters.keys() - {"use_tqdm"}
+    of_async = inspect.signature(legato.AsyncLLM.chat).parameters.keys()
+    assert of_async - of_llm == {"request_id", "service"}
+    assert of_llm <= of_async
 
 
 def test_the_settings_of_llm_are_these() -> None:
@@ -37,6 +68,8 @@ def test_the_settings_of_llm_are_these() -> None:
     assert list(parameters) == [
         "model",
         "revision",
+        "tokenizer",
+        "chat_template",
         "dtype",
         "device",
         "max_model_len",
@@ -66,6 +99,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "enable_chunked_prefill",
         "calibrate",
         "calibration_dir",
+        "skip_tokenizer_init",
     ]
     assert [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD] == ["model"]
     assert parameters["block_size"].default == CacheConfig().block_size
@@ -90,7 +124,9 @@ def test_llm_takes_no_other_settings(name: str, message: str) -> None:
 
 
 def test_settings_of_llm_reach_their_fields() -> None:
-    config = llm_config(model="m", block_size=8, itl_slo_s=1, slo_classes={"a": {"ttft_s": 2}})
+    config, text = llm_config(
+        model="m", block_size=8, itl_slo_s=1, slo_classes={"a": {"ttft_s": 2}}
+    )
     assert config == EngineConfig(
         model=ModelConfig(model="m"),
         cache=CacheConfig(block_size=8),
@@ -98,4 +134,7 @@ def test_settings_of_llm_reach_their_fields() -> None:
             itl_slo_s=1.0, slo_classes={"a": SloClass(ttft_s=2.0)}, max_waiting=2**31
         ),
     )
-    assert llm_config(max_waiting=3).scheduler.max_waiting == 3
+    assert not text.skip_tokenizer_init
+    config, text = llm_config(max_waiting=3, skip_tokenizer_init=True)
+    assert config.scheduler.max_waiting == 3
+    assert text.skip_tokenizer_init

@@ -66,7 +66,7 @@ def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]
     block_size = config.cache.block_size
     info = EngineInfo(
         model=config.model.model,
-        served_model_name="simulated",
+        served_model_names=("simulated",),
         max_model_len=max_model_len,
         vocab_size=_VOCAB_SIZE,
         cache=CacheInfo(

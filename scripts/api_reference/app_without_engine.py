@@ -31,7 +31,7 @@ class _TextInThisProcess:
     """Reads what is to be refused, for which it needs neither tokenizer nor model."""
 
     def __init__(self) -> None:
-        info: Any = SimpleNamespace(max_model_len=1, served_model_name="")
+        info: Any = SimpleNamespace(max_model_len=1, vocab_size=1)
         serving = Serving(info=info, max_completions=1, trust_request_chat_template=False)
         no_tokenizer: Any = SimpleNamespace(max_token_chars=1)
         self._reader = RequestReader(

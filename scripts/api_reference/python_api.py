@@ -1,4 +1,4 @@
-"""The Python API: `LLM`, `SamplingParams`, and whatever they take, return and raise."""
+"""The Python API: `LLM`, `AsyncLLM`, `SamplingParams`, and what they take, return and raise."""
 
 import enum
 import inspect
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from transformers import PreTrainedTokenizerBase
 
 import legato
 from legato.core import errors as input_errors
@@ -18,6 +19,9 @@ from legato.engine import errors as engine_errors
 from scripts.api_reference.docstrings import parse
 from scripts.api_reference.markdown import clause, code, table
 
+_CLASSES = (legato.LLM, legato.AsyncLLM)
+_HEAVY = {"PreTrainedTokenizerBase": PreTrainedTokenizerBase}
+"""What annotations name and their modules import only where types are checked."""
 _DEFAULT = re.compile(r" \(default: (.+)\)$")
 _TOLD_ELSEWHERE = frozenset(
     {"legato.core.config", "legato.core.sampling_params", "legato.core.structured_outputs"}
@@ -27,10 +31,13 @@ _TOLD_ELSEWHERE = frozenset(
 
 def parts() -> Mapping[str, Callable[[], str]]:
     """Key a part of the page; value writes it."""
-    methods = [name for name in vars(legato.LLM) if not name.startswith("_")]
     return {
         "LLM": _constructor,
-        **{f"LLM.{name}": partial(_member, name) for name in methods},
+        **{
+            f"{cls.__name__}.{name}": partial(_member, cls, name)
+            for cls in _CLASSES
+            for name in _public(cls)
+        },
         "SamplingParams": partial(_settings, legato.SamplingParams),
         "StructuredOutputs": partial(_settings, legato.StructuredOutputs),
         "types": _types,
@@ -43,18 +50,19 @@ def _constructor() -> str:
     return _parameters(inspect.signature(legato.LLM), docs[0].words("Args") | docs[1].words("Args"))
 
 
-def _member(name: str) -> str:
-    function = _function(name)
+def _member(cls: type, name: str) -> str:
+    function = _function(cls, name)
     doc = parse(function.__doc__)
-    hints = typing.get_type_hints(function)
-    if isinstance(vars(legato.LLM)[name], property):
+    hints = typing.get_type_hints(function, localns=_HEAVY)
+    if isinstance(vars(cls)[name], property):
         return f"A property, {code(_text(hints['return']))}. {doc.body}"
-    signature = inspect.signature(getattr(legato.LLM, name))
+    signature = inspect.signature(getattr(cls, name))
     told = [p for p in signature.parameters.values() if p.name != "self"]
     plain = inspect.Signature([p.replace(annotation=p.empty) for p in told])
     typed = inspect.Signature([p.replace(annotation=hints[p.name]) for p in told])
+    kind = "await " if inspect.iscoroutinefunction(function) else ""
     pieces = [
-        f"    {name}{plain} -> {_text(hints['return'])}",
+        f"    {kind}{name}{plain} -> {_text(hints['return'])}",
         doc.body,
         _parameters(typed, doc.words("Args")),
     ]
@@ -129,9 +137,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def _errors() -> str:
     """Those of Legato's that any docstring of the public classes names."""
     raised: dict[str, list[str]] = {}  # key the error's name, value where it may be raised
-    members = {f"LLM.{name}": _function(name) for name in vars(legato.LLM) if name[0] != "_"}
-    settings = {cls.__name__: cls for cls in (legato.SamplingParams, legato.StructuredOutputs)}
-    public = {"LLM": legato.LLM, **members, **settings}
+    public: dict[str, Any] = {}
+    for cls in _CLASSES:
+        public[cls.__name__] = cls
+        public |= {f"{cls.__name__}.{name}": _function(cls, name) for name in _public(cls)}
+    public |= {cls.__name__: cls for cls in (legato.SamplingParams, legato.StructuredOutputs)}
     for place, thing in public.items():
         for name in parse(thing.__doc__).words("Raises"):
             raised.setdefault(name, []).append(code(place))
@@ -150,21 +160,25 @@ def _errors() -> str:
     return table(("error", "raised by", ""), rows)
 
 
-def _function(name: str) -> Any:
-    member = vars(legato.LLM)[name]
+def _public(cls: type) -> list[str]:
+    return [name for name in vars(cls) if not name.startswith("_")]
+
+
+def _function(cls: type, name: str) -> Any:
+    member = vars(cls)[name]
     return getattr(member, "fget", None) or getattr(member, "__func__", member)
 
 
 def _reachable() -> list[type]:
-    """Classes in the annotations of `LLM`, in those of these classes, and so on."""
+    """Classes in the annotations of the public ones, in those of these classes, and so on."""
     found: dict[type, None] = {}
     for parameter in inspect.signature(legato.LLM).parameters.values():
         _collect(parameter.annotation, found)
-    names = [name for name in vars(legato.LLM) if not name.startswith("_")]
-    for name in sorted(names, key=lambda name: isinstance(vars(legato.LLM)[name], property)):
-        for hint in typing.get_type_hints(_function(name)).values():
-            _collect(hint, found)
-    return [cls for cls in found if cls is not legato.LLM]
+    for cls in _CLASSES:
+        for name in sorted(_public(cls), key=lambda name: isinstance(vars(cls)[name], property)):
+            for hint in typing.get_type_hints(_function(cls, name), localns=_HEAVY).values():
+                _collect(hint, found)
+    return [cls for cls in found if cls not in _CLASSES]
 
 
 def _collect(hint: Any, found: dict[type, None]) -> None:

@@ -1,9 +1,11 @@
 """Legato: LLM serving whose streams never stall.
 
-The public Python API is `LLM`, `SamplingParams` and `StructuredOutputs`. Names are imported when
-first used, so that parts that need no torch (the HTTP server, the scheduler) do not load it.
+The public Python API is `LLM`, `AsyncLLM`, `SamplingParams` and `StructuredOutputs`. Names are
+imported when first used, so that parts that need no torch (the HTTP server, the scheduler) do not
+load it.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from legato.core.version import __version__
@@ -12,22 +14,31 @@ if TYPE_CHECKING:
     from legato.core.sampling_params import SamplingParams
     from legato.core.structured_outputs import StructuredOutputs
     from legato.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
+    from legato.engine.async_llm import AsyncEngineArgs, AsyncLLM
     from legato.engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "SamplingParams",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
+    "__version__",
+]
+
+_HOMES = {
+    "AsyncEngineArgs": "legato.engine.async_llm",
+    "AsyncLLM": "legato.engine.async_llm",
+    "LLM": "legato.engine.llm",
+    "SamplingParams": "legato.core.sampling_params",
+    "StructuredOutputs": "legato.core.structured_outputs",
+}
+_VLLMS_NAMES = {"StructuredOutputsParams": "StructuredOutputs"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from legato.engine.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from legato.core.sampling_params import SamplingParams
-
-        return SamplingParams
-    if name in ("StructuredOutputs", "StructuredOutputsParams"):  # the latter is vLLM's name
-        from legato.core.structured_outputs import StructuredOutputs
-
-        return StructuredOutputs
+    own = _VLLMS_NAMES.get(name, name)
+    if own in _HOMES:
+        return getattr(importlib.import_module(_HOMES[own]), own)
     raise AttributeError(f"module 'legato' has no attribute {name!r}")

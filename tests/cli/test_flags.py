@@ -80,6 +80,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "itl_slo_s": "--itl-slo",
         "tpot_slo_s": "--tpot-slo",
         "ttft_slo_s": "--ttft-slo",
+        "timeout_drain_s": "--timeout-drain",
         "timeout_engine_s": "--timeout-engine",
         "timeout_keep_alive_s": "--timeout-keep-alive",
         "timeout_header_s": "--timeout-header",
@@ -90,8 +91,10 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "slo_classes": "--slo-class",
         "tenant_weights": "--tenant-weight",
         "api_keys": "--api-key",
+        "served_model_names": "--served-model-name",
         "allowed_hosts": "--allowed-host",
         "max_trace_bytes": "--max-trace-size",
+        "max_stored_bytes": "--max-stored-size",
         "max_body_bytes": "--max-body-size",
         "max_header_bytes": "--max-header-size",
     }

@@ -23,7 +23,7 @@ def test_no_flags_are_the_defaults() -> None:
 def test_every_flag_reaches_its_field() -> None:
     config = config_of(
         "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
-        "--served-model-name", "m", "--allowed-origins", "https://a.example,http://b:8000",
+        "--served-model-name", "m", "n", "--allowed-origins", "https://a.example,http://b:8000",
         "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
@@ -37,7 +37,7 @@ def test_every_flag_reaches_its_field() -> None:
         host="::1",
         port=0,
         api_keys=("a", "b", "c"),
-        served_model_name="m",
+        served_model_names=("m", "n"),
         allowed_origins=("https://a.example", "http://b:8000"),
         allowed_hosts=("a.example", ".b.example", "*"),
         trust_request_chat_template=True,

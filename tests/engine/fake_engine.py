@@ -30,7 +30,7 @@ from legato.engine.process.messages import (
 
 INFO = EngineInfo(
     model="m",
-    served_model_name="m",
+    served_model_names=("m",),
     max_model_len=400,
     vocab_size=32_000,
     cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),

@@ -9,6 +9,7 @@ import torch
 from legato import LLM, SamplingParams
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
+from legato.engine.errors import RequestFailedError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -243,3 +244,106 @@ def test_a_stream_that_is_closed_frees_its_request(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert llm.stats.num_running == 0
     assert llm.stats.kv_usage == 0.0
+
+
+def test_the_tokenizer_is_transformers_own(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is llm.tokenizer
+    assert tokenizer.encode("The sky is") == [504, 6376, 314]
+    assert tokenizer.decode([504, 6376, 314]) == "The sky is"
+    (answer,) = llm.chat(QUESTION, GREEDY, use_tqdm=False)
+    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True)
+    assert prompt["input_ids"] == answer.prompt_token_ids
+
+
+def test_a_template_is_given_what_chat_was(llm: LLM) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content if m.content is string else m.content | length }}"
+        "{% endfor %}|{{ tools | map(attribute='function.name') | join if tools }}|{{ mood }}"
+    )
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the capital?"}]
+
+    def rendered(**options: Any) -> str:
+        (answer,) = llm.chat(
+            [{"role": "user", "content": parts}],
+            SamplingParams(max_tokens=1),
+            use_tqdm=False,
+            chat_template=template,
+            **options,
+        )
+        text: str = llm.tokenizer.decode(answer.prompt_token_ids)
+        return text
+
+    assert (
+        rendered() == rendered(chat_template_content_format="string") == "What is\nthe capital?||"
+    )
+    assert rendered(chat_template_content_format="openai") == "2||"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert rendered(tools=tools, chat_template_kwargs={"mood": "glad"}).endswith("?|f|glad")
+    with pytest.raises(InvalidRequestError, match="must not contain messages") as refusal:
+        rendered(chat_template_kwargs={"messages": []})
+    assert refusal.value.param == "chat_template_kwargs"
+
+
+def test_an_answer_can_be_continued(llm: LLM) -> None:
+    begun = [*QUESTION, {"role": "assistant", "content": "The capital of France"}]
+    (rest,) = llm.chat(
+        begun, GREEDY, use_tqdm=False, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rest.outputs[0].text.startswith(" is Paris")
+
+
+def test_prompts_are_cut_and_words_forbidden(llm: LLM) -> None:
+    plain, cut, other, several = llm.generate(
+        [" The capital of France is", "Of no use: The capital of France is", *["The sky is"] * 2],
+        [
+            GREEDY,
+            SamplingParams(temperature=0.0, max_tokens=12, truncate_prompt_tokens=5),
+            SamplingParams(temperature=0.0, max_tokens=12, bad_words=("blue",)),
+            SamplingParams(max_tokens=12, allowed_token_ids=(504, 6376, 314), n=2),
+        ],
+        use_tqdm=False,
+    )
+    assert cut.outputs[0].text == plain.outputs[0].text
+    assert cut.prompt_token_ids == plain.prompt_token_ids
+    assert "blue" not in other.outputs[0].text
+    for output in several.outputs:
+        assert {*output.token_ids} <= {504, 6376, 314}
+
+
+def test_settings_that_leave_no_token_end_their_request_alone(llm: LLM) -> None:
+    stuck = SamplingParams(
+        max_tokens=5, allowed_token_ids=(504,), bad_words_token_ids=((504, 504, 504),)
+    )
+    with pytest.raises(RequestFailedError, match="settings forbid every token"):
+        llm.generate("Once", stuck, use_tqdm=False)
+    assert llm.stats.num_failed_steps == 0
+    (after,) = llm.generate("Once", GREEDY, use_tqdm=False)
+    assert len(after.outputs[0].token_ids) == 12
+
+
+def test_without_a_tokenizer(llm: LLM) -> None:
+    bare = LLM(
+        dtype="float32", kv_cache_memory_bytes=2**28, max_model_len=64, skip_tokenizer_init=True
+    )
+    prompt: Any = {"prompt_token_ids": [504, 6376, 314]}
+    (silent,) = bare.generate(prompt, GREEDY, use_tqdm=False)
+    (spoken,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert silent.outputs[0].token_ids == spoken.outputs[0].token_ids
+    assert silent.outputs[0].text == ""
+    ending = SamplingParams(stop_token_ids=silent.outputs[0].token_ids[2:3], temperature=0.0)
+    (ended,) = bare.generate(prompt, ending, use_tqdm=False)
+    assert ended.outputs[0].finish_reason is FinishReason.STOP
+    with_text: list[tuple[Any, dict[str, Any], str]] = [
+        ("The sky is", {}, "prompt"),
+        (prompt, {"stop": "."}, "stop"),
+        (prompt, {"bad_words": ["sky"]}, "bad_words"),
+    ]
+    for asked, settings, param in with_text:
+        with pytest.raises(InvalidRequestError, match="skip_tokenizer_init") as refusal:
+            bare.generate(asked, SamplingParams(**settings), use_tqdm=False)
+        assert refusal.value.param == param
+    with pytest.raises(InvalidRequestError, match="skip_tokenizer_init"):
+        bare.chat(QUESTION, GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="skip_tokenizer_init"):
+        bare.get_tokenizer()

@@ -8,12 +8,12 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import CacheInfo
-from legato.engine.frontend.requests import build_requests, truncated, with_bad_words
+from legato.engine.frontend.requests import build_requests, last_tokens, with_bad_words
 from legato.engine.process.messages import EngineInfo
 
 INFO = EngineInfo(
     model="m",
-    served_model_name="m",
+    served_model_names=("m",),
     max_model_len=10,
     vocab_size=100,
     cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),
@@ -105,7 +105,7 @@ def test_a_truncated_prompt_is_the_end_of_it_and_fits(
     prompt: list[int], kept: int | None, max_tokens: int | None
 ) -> None:
     params = SamplingParams(truncate_prompt_tokens=kept, max_tokens=max_tokens)
-    left = truncated(prompt, params, INFO.max_model_len)
+    left = last_tokens(prompt, params, INFO.max_model_len)
     assert left == prompt[len(prompt) - len(left) :]
     match kept:
         case None:
@@ -120,7 +120,7 @@ def test_a_truncated_prompt_is_the_end_of_it_and_fits(
 def test_no_more_is_kept_than_the_context_holds() -> None:
     params = SamplingParams(truncate_prompt_tokens=11)
     with pytest.raises(InvalidRequestError, match="context of 10 tokens") as refusal:
-        truncated([1], params, INFO.max_model_len)
+        last_tokens([1], params, INFO.max_model_len)
     assert refusal.value.param == "truncate_prompt_tokens"
 
 

@@ -15,7 +15,7 @@ from tests.server.launch import MODEL, ServerProcess, long_request, running_serv
 SECRET = "sk-not-to-be-seen-\u00fc"
 FLAGS = (
     "--api-key", "one,two", "--api-key", "three", "--max-body-size", "64K",
-    "--max-num-seqs", "1", "--max-waiting", "1", "--served-model-name", "small/model",
+    "--max-num-seqs", "1", "--max-waiting", "1", "--served-model-name", "small/model", "small",
     "--trust-request-chat-template", "--api-key", SECRET, "--log-level", "debug",
     "--max-completions", "6", "--allowed-origins", "https://app.example",
     "--allowed-host", "api.example",
@@ -46,13 +46,23 @@ def test_wrong_key(limited: ServerProcess, path: str, headers: dict[str, str]) -
 def test_each_key_opens(limited: ServerProcess, key: str) -> None:
     headers = {"Authorization": b"Bearer " + key.encode()}
     models = limited.http.get("/v1/models", headers=headers).json()["data"]
-    assert [model["id"] for model in models] == ["small/model"]
+    assert [model["id"] for model in models] == ["small/model", "small"]
 
 
 def test_openai_client_with_a_key(limited: ServerProcess) -> None:
     model = limited.openai(api_key="two").models.retrieve("small/model")
     assert model.model_extra is not None
     assert model.model_extra["root"] == MODEL
+
+
+def test_each_name_is_the_model_and_the_first_is_told(limited: ServerProcess) -> None:
+    client = limited.openai(api_key="one")
+    for name in ("small/model", "small"):
+        completion = client.completions.create(model=name, prompt="Hi", max_tokens=1)
+        assert completion.model == "small/model"
+        assert client.models.retrieve(name).id == name
+    with pytest.raises(openai.NotFoundError, match="this server has 'small/model' or 'small'"):
+        client.completions.create(model=MODEL, prompt="Hi", max_tokens=1)
 
 
 def test_keys_come_into_no_log(limited: ServerProcess) -> None:

@@ -41,6 +41,8 @@ def _chars(number: int) -> list[str]:
 
 _N, _STOP = sampling_params.MAX_N, sampling_params.MAX_STOP
 _LOGPROBS, _BIAS = sampling_params.MAX_LOGPROBS, sampling_params.MAX_LOGIT_BIAS
+_ALLOWED = sampling_params.MAX_ALLOWED_TOKEN_IDS
+_BAD, _BAD_CHARS = sampling_params.MAX_BAD_WORDS, sampling_params.MAX_BAD_WORDS_CHARS
 _PENALTY, _STOP_CHARS = sampling_params.MAX_REPETITION_PENALTY, sampling_params.MAX_STOP_CHARS
 _SEED, _TOP_K = sampling_params.SEED_LIMIT, sampling_params.TOP_K_LIMIT
 _PRIORITY, _SALT = slo.MAX_PRIORITY, slo.MAX_CACHE_SALT
@@ -51,6 +53,9 @@ CASES: list[tuple[str, str, Any, Any]] = [
     ("MAX_LOGPROBS", "logprobs", _LOGPROBS, _LOGPROBS + 1),
     ("MAX_LOGPROBS", "prompt_logprobs", _LOGPROBS, _LOGPROBS + 1),
     ("MAX_LOGIT_BIAS", "logit_bias", _entries(_BIAS), _entries(_BIAS + 1)),
+    ("MAX_ALLOWED_TOKEN_IDS", "allowed_token_ids", [*range(_ALLOWED)], [*range(_ALLOWED + 1)]),
+    ("MAX_BAD_WORDS", "bad_words", ["x"] * _BAD, ["x"] * (_BAD + 1)),
+    ("MAX_BAD_WORDS_CHARS", "bad_words", _chars(_BAD_CHARS), _chars(_BAD_CHARS + 1)),
     ("MAX_STOP", "stop", ["x"] * _STOP, ["x"] * (_STOP + 1)),
     ("MAX_STOP", "stop_token_ids", [5] * _STOP, [5] * (_STOP + 1)),
     ("MAX_STOP_CHARS", "stop", _chars(_STOP_CHARS), _chars(_STOP_CHARS + 1)),

@@ -9,11 +9,12 @@ import pytest
 from openai.types import Completion
 
 from legato.server.http.api_keys import ApiKeys
-from tests.server.launch import ServerProcess, long_request, running_server
+from tests.server.launch import MODEL, ServerProcess, long_request, running_server
 
 FLAGS = (
     "--api-key", "ops=sk-ops,lab=sk-lab,lab=sk-lab-2", "--api-key", "sk-gateway",
     "--max-num-seqs", "2", "--max-waiting", "3", "--tenant-weight", "ops=2",
+    "--served-model-name", "*",
 )  # fmt: skip
 
 
@@ -31,6 +32,14 @@ def ask(shared: ServerProcess, key: str, **extra: object) -> Completion:
 
 def num_begun(shared: ServerProcess, tenant: str) -> float:
     return shared.metric("tenant_time_to_first_token_seconds_count", tenant=tenant)
+
+
+def test_a_model_of_any_name_is_told_by_its_own(shared: ServerProcess) -> None:
+    client = shared.openai(api_key="sk-ops")
+    completion = client.completions.create(model="gpt-4o", prompt="Hi", max_tokens=1)
+    assert completion.model == MODEL
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve("gpt-4o").id == "gpt-4o"
 
 
 @pytest.mark.parametrize(

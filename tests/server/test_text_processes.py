@@ -47,7 +47,7 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=1,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer._pretrained.chat_template = LOOP
+    tokenizer.pretrained.chat_template = LOOP
     tokenizer._pretrained.save_pretrained(folder)
     return folder
 

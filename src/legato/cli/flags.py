@@ -68,6 +68,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     "size": {"type": byte_size, "metavar": "SIZE"},
     "text": {},
     "texts": {"type": listed, "action": "extend"},
+    "names": {"nargs": "+", "action": "extend"},
     "classes": {
         "type": slo_class,
         "action": AddItems,

@@ -28,9 +28,20 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
 
 Kind = Literal[
-    "switch", "choice", "count", "number", "duration", "size", "text", "texts", "classes", "weights"
+    "switch",
+    "choice",
+    "count",
+    "number",
+    "duration",
+    "size",
+    "text",
+    "texts",
+    "names",
+    "classes",
+    "weights",
 ]
-"""How a value is written on a command line; "classes" are `SloClass`es, "weights" numbers, by name.
+"""How a value is written on a command line: "texts" with commas, "names" with spaces between them;
+"classes" are `SloClass`es, "weights" numbers, by name.
 """
 
 _BY_TYPE: dict[Any, Kind] = {
@@ -54,6 +65,8 @@ class Flag(msgspec.Struct, frozen=True):
         name: the flag's, without dashes in front; None makes it of the field's.
         group: heading that the flag is listed under; None takes `Config.flag_group`.
         one_of: at most one of the flags with the same may be given.
+        is_spaced: whether several texts stand one after the other, as shells separate them, and not
+            with commas between them.
         behind: the field, a duration, behind whose value it is typed: it has no flag of its own.
     """
 
@@ -63,6 +76,7 @@ class Flag(msgspec.Struct, frozen=True):
     name: str | None = None
     group: str | None = None
     one_of: str | None = None
+    is_spaced: bool = False
     behind: str | None = None
 
 
@@ -139,6 +153,8 @@ def written(kind: Kind, value: Any) -> str:
             return _size(value)
         case "texts":
             return ",".join(value)
+        case "names":
+            return " ".join(value)
         case "weights":
             return ",".join(f"{name}={weight}" for name, weight in value.items())
     return str(value)
@@ -149,7 +165,7 @@ def _field(config: type[Config], info: msgspec.structs.FieldInfo, type_: Any) ->
     if flag is None:
         raise TypeError(f"{config.__name__}.{info.name} is not described by a Flag")
     plain = _without_none(type_)
-    kind = _kind(info.name, plain)
+    kind = "names" if flag.is_spaced else _kind(info.name, plain)
     unit = next((unit for unit, unit_kind in _BY_UNIT.items() if kind == unit_kind), "")
     name = flag.name or info.name.removesuffix(unit).replace("_", "-")
     has_factory = info.default_factory is not msgspec.NODEFAULT

@@ -184,9 +184,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_lengths(self) -> None:
         _require(
-            self.max_tokens is None or self.max_tokens >= 1,
+            self.max_tokens is None or 1 <= self.max_tokens < 2**63,
             "max_tokens",
-            "must be at least 1",
+            "must be at least 1, and fit in 64 bits",
             self.max_tokens,
         )
         _require(

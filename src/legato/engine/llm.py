@@ -2,9 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,62 +14,26 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.engine.errors import RequestFailedError
-from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
+from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
-from legato.engine.llm_settings import llm_config, llm_docstring, llm_signature
+from legato.engine.generation import Generation
+from legato.engine.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
+from legato.engine.prompts import (
+    ContentFormat,
+    Message,
+    Prompt,
+    PromptReader,
+    ReadPrompt,
+    text_of,
+)
 from legato.engine.startup.build import build_engine
-from legato.grammar.check import GrammarChecker
 from legato.model.defaults import within_vocabulary
 from legato.model.source import resolve_source
-from legato.model.text_source import load_text, text_source
 
-
-class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already.
-
-    Attributes:
-        prompt_token_ids: ids in the model's vocabulary.
-        cache_salt: may be left out; cached blocks are shared only among prompts with the same.
-    """
-
-    prompt_token_ids: Sequence[int]
-    cache_salt: NotRequired[str]
-
-
-class TextPrompt(TypedDict):
-    """A prompt as text.
-
-    Attributes:
-        prompt: the text; the same as the string itself, where there is no `cache_salt`.
-        cache_salt: as in `TokensPrompt`.
-    """
-
-    prompt: str
-    cache_salt: NotRequired[str]
-
-
-Prompt = str | TextPrompt | TokensPrompt
-Message = dict[str, Any]  # keys "role" and "content"
-
-_Work = tuple[Sequence[int], SamplingParams, ServiceParams]
-
-
-class Generation:
-    """A prompt and its completions.
-
-    Attributes:
-        prompt (str | None): its text; None where it was given as tokens, and for a conversation.
-        prompt_token_ids (list[int]): the prompt as the model saw it.
-        outputs (list[Completion]): one completion for each of `SamplingParams.n`.
-    """
-
-    def __init__(self, prompt: str | None, prompt_token_ids: list[int], num_outputs: int) -> None:
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.outputs = [Completion(i) for i in range(num_outputs)]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LLM:
@@ -86,36 +50,52 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
-        self._start(llm_config(model=model, **settings))
+        self._start(*llm_config(model=model, **settings))
 
     __init__.__doc__ = llm_docstring()
     __init__.__signature__ = llm_signature()  # type: ignore[attr-defined]
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> "LLM":
+    def from_config(cls, config: EngineConfig, *, skip_tokenizer_init: bool = False) -> "LLM":
         """A model by settings that are put together already.
 
         Args:
             config: with the fields that `LLM` takes, by subsystem.
+            skip_tokenizer_init: as of `LLM`.
         """
         llm = cls.__new__(cls)
-        llm._start(config)
+        llm._start(config, TextConfig(skip_tokenizer_init=skip_tokenizer_init))
         return llm
 
-    def _start(self, config: EngineConfig) -> None:
+    def _start(self, config: EngineConfig, text_config: TextConfig) -> None:
         source = resolve_source(config.model.model, config.model.revision)
-        self._tokenizer, defaults = load_text(text_source(config.model, source))
+        text = text_of(config.model, source, skip_tokenizer_init=text_config.skip_tokenizer_init)
+        self._vocabulary = text.vocabulary
         self._engine, self.info = build_engine(config)
         self._defaults = within_vocabulary(
-            defaults, self._tokenizer.vocabulary.num_ids, self.info.vocab_size
+            text.defaults, text.vocabulary.num_ids, self.info.vocab_size
         )
+        self._prompts = PromptReader(text.tokenizer, self.info)
         self._ids = itertools.count()
-        self._engine.grammars.know(self._tokenizer.vocabulary)
-        self._forms = GrammarChecker(lambda: self._tokenizer.vocabulary)
+        if text.tokenizer is not None:
+            self._engine.grammars.know(text.vocabulary)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's makers recommend; used where no settings are given."""
         return SamplingParams(**self._defaults.sampling)  # type: ignore[arg-type]
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer, as transformers has it.
+
+        Raises:
+            InvalidRequestError: it was skipped.
+        """
+        return self._prompts.tokenizer.pretrained
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The same as `get_tokenizer()`."""
+        return self.get_tokenizer()
 
     @property
     def stats(self) -> EngineStats:
@@ -146,18 +126,15 @@ class LLM:
         params = _params_for_each(
             sampling_params or self.get_default_sampling_params(), len(prompt_list)
         )
-        tokenized = []
-        for index, prompt in enumerate(prompt_list):
+        asked = []
+        for index, (prompt, one) in enumerate(zip(prompt_list, params, strict=True)):
             with _blaming(index, len(prompt_list)):
-                tokenized.append(self._tokenize(prompt))
+                asked.append(self._prompts.read(prompt, one))
         generations = [
-            Generation(*texts, num_outputs=p.n) for texts, p in zip(tokenized, params, strict=True)
+            Generation(str(next(self._ids)), read.text, read.token_ids, read.params.n)
+            for read in asked
         ]
-        work = [
-            (generation.prompt_token_ids, p, _service(prompt))
-            for generation, p, prompt in zip(generations, params, prompt_list, strict=True)
-        ]
-        self._complete(generations, work, use_tqdm=use_tqdm)
+        self._complete(generations, asked, use_tqdm=use_tqdm)
         return generations
 
     def chat(
@@ -169,33 +146,44 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 
         Args:
-            messages: one conversation, or a list of them. A message has a "role" and a "content".
+            messages: one conversation, or a list of them. A message has a "role" and a "content",
+                which is a text or a list of text parts, and what else the template reads.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
             add_generation_prompt: end the prompt with the beginning of an answer.
             continue_final_message: go on with the last message instead of answering it.
             chat_template: a Jinja template instead of the model's own.
+            chat_template_content_format: whether the template is given the parts of a content as
+                they are ("openai") or as one text, on lines of their own.
+            chat_template_kwargs: further variables of the template.
+            tools: functions that the template tells the model of, as JSON schemas in OpenAI's form.
 
         Raises:
             InvalidRequestError: as in `generate`, or the template refuses the messages.
             RequestFailedError, EngineFaultError: as in `generate`.
         """
-        several = not messages or not isinstance(messages[0], dict)
+        several = not messages or not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
         prompts: list[Prompt] = []
         for index, conversation in enumerate(conversations):
             with _blaming(index, len(conversations)):
-                token_ids = self._tokenizer.apply_chat_template(
-                    list(conversation),
+                prompt = self._prompts.conversation(
+                    conversation,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     chat_template=chat_template,
+                    chat_template_content_format=chat_template_content_format,
+                    chat_template_kwargs=chat_template_kwargs,
+                    tools=tools,
                 )
-            prompts.append(TokensPrompt(prompt_token_ids=token_ids))
+            prompts.append(prompt)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(
@@ -210,23 +198,17 @@ class LLM:
         Raises:
             InvalidRequestError, RequestFailedError, EngineFaultError: as in `generate`.
         """
-        token_ids = self._tokenizer.apply_chat_template(list(messages))
-        for _, delta in self._run([(token_ids, sampling_params, ServiceParams())]):
+        asked = self._prompts.read(self._prompts.conversation(messages), sampling_params)
+        for _, delta in self._run([asked]):
             yield delta
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        match prompt:
-            case {"prompt_token_ids": token_ids}:
-                return None, list(cast("Sequence[int]", token_ids))
-            case {"prompt": str(text)} | str(text):
-                return text, self._tokenizer.encode(text)
-        raise InvalidRequestError(f"a prompt is a text or token ids, got {prompt!r}")
-
     def _complete(
-        self, generations: list[Generation], work: Sequence[_Work], *, use_tqdm: bool
+        self, generations: list[Generation], work: Sequence[ReadPrompt], *, use_tqdm: bool
     ) -> None:
         with _progress(enabled=use_tqdm) as progress:
-            bar = progress.add_task("Generating", total=sum(p.n for _, p, _ in work), tok_s="")
+            bar = progress.add_task(
+                "Generating", total=sum(asked.params.n for asked in work), tok_s=""
+            )
             started_s, num_tokens = time.perf_counter(), 0
             for index, delta in self._run(work):
                 generations[index].outputs[delta.index].add(delta)
@@ -237,15 +219,15 @@ class LLM:
                     tok_s=f"{num_tokens / (time.perf_counter() - started_s):.0f} tok/s",
                 )
 
-    def _run(self, work: Sequence[_Work]) -> Iterator[tuple[int, CompletionDelta]]:
+    def _run(self, work: Sequence[ReadPrompt]) -> Iterator[tuple[int, CompletionDelta]]:
         """Step the engine until all is done; yields (index in `work`, delta)."""
         events: list[Event] = []
         streams: dict[str, tuple[int, CompletionStream]] = {}  # key engine request id
         for index, asked in enumerate(work):
             with _blaming(index, len(work)):
-                requests = self._requests(*asked)
+                requests = self._requests(asked)
             for i, request in enumerate(requests):
-                stream = CompletionStream(i, request, self._tokenizer.vocabulary)
+                stream = CompletionStream(i, request, self._vocabulary)
                 streams[request.request_id] = index, stream
                 events.append(request)
         try:
@@ -266,13 +248,11 @@ class LLM:
             events += [AbortRequest(request_id=request_id) for request_id in streams]
             self._engine.apply(events)
 
-    def _requests(
-        self, token_ids: Sequence[int], params: SamplingParams, service: ServiceParams
-    ) -> list[AddRequest]:
+    def _requests(self, asked: ReadPrompt) -> list[AddRequest]:
         return build_requests(
-            token_ids,
-            self._forms.resolved(params),
-            service=service,
+            asked.token_ids,
+            asked.params,
+            service=asked.service,
             request_id=str(next(self._ids)),
             info=self.info,
             eos_token_ids=self._defaults.eos_token_ids,
@@ -300,11 +280,6 @@ def _blaming(index: int, num_prompts: int) -> Iterator[None]:
             raise
         message = f"prompt {index}: {error}"
         raise InvalidRequestError(message, param=error.param, code=error.code) from error
-
-
-def _service(prompt: Prompt) -> ServiceParams:
-    salt = None if isinstance(prompt, str) else prompt.get("cache_salt")
-    return ServiceParams(cache_salt=salt)
 
 
 def _checked(stream: CompletionStream, output: RequestOutput) -> CompletionDelta:

@@ -1,26 +1,42 @@
-"""The keywords of `LLM`: the fields of an engine's configuration, by their own names."""
+"""The keywords of `LLM` and `AsyncLLM`: the fields of their configurations, by their own names."""
 
 import inspect
 import textwrap
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
 from legato.core.config import EngineConfig, engine_fields
-from legato.core.config_fields import Field
+from legato.core.config_fields import Config, Field, Flag, fields_of
 
-_DEFAULTS: dict[str, Any] = {"max_waiting": 2**31}  # the caller waits for all of them anyway
-"""Where they are not the fields' own; key the field's name."""
-
-
-def llm_config(**settings: Any) -> EngineConfig:
-    """The engine that the keywords describe; raises as `EngineConfig.of`."""
-    return EngineConfig.of(**{**_DEFAULTS, **settings})
+OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all of them anyway
+"""Defaults of `LLM` that are not the fields' own; key the field's name."""
 
 
-def llm_signature() -> inspect.Signature:
-    """Of `LLM.__init__`: the model first, all others by keyword."""
-    model, *others = _fields()
+class TextConfig(Config, frozen=True, kw_only=True):
+    """What is around an engine in the caller's process."""
+
+    flag_group = "model"
+
+    skip_tokenizer_init: Annotated[
+        bool,
+        Flag("load no tokenizer: prompts are token ids then, and outputs have no text"),
+    ] = False
+
+
+def llm_config(
+    defaults: Mapping[str, Any] = OFFLINE, **settings: Any
+) -> tuple[EngineConfig, TextConfig]:
+    """What the keywords describe; raises as `EngineConfig.of`."""
+    names = TextConfig.__struct_fields__
+    text = TextConfig(**{name: settings.pop(name) for name in names if name in settings})
+    return EngineConfig.of(**{**defaults, **settings}), text
+
+
+def llm_signature(defaults: Mapping[str, Any] = OFFLINE) -> inspect.Signature:
+    """Of `__init__`: the model first, all others by keyword."""
+    model, *others = _fields(defaults)
     return inspect.Signature(
         [
             inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
@@ -30,9 +46,9 @@ def llm_signature() -> inspect.Signature:
     )
 
 
-def llm_docstring() -> str:
+def llm_docstring(defaults: Mapping[str, Any] = OFFLINE) -> str:
     """What each keyword means."""
-    told = (f"{field.name}: {field.description}." for field in _fields())
+    told = (f"{field.name}: {field.description}." for field in _fields(defaults))
     lines = [
         line
         for text in told
@@ -41,10 +57,10 @@ def llm_docstring() -> str:
     return "\n".join(["Load the model.", "", "Args:", *lines])
 
 
-def _fields() -> list[Field]:
+def _fields(defaults: Mapping[str, Any]) -> list[Field]:
     return [
-        msgspec.structs.replace(field, default=_DEFAULTS.get(field.name, field.default))
-        for field in engine_fields()
+        msgspec.structs.replace(field, default=defaults.get(field.name, field.default))
+        for field in (*engine_fields(), *fields_of(TextConfig))
     ]
 
 

@@ -27,6 +27,7 @@ class Tokenizer:
     """A model's tokenizer.
 
     Attributes:
+        pretrained: as transformers has it.
         backend: the `tokenizers.Tokenizer` underneath.
         vocab_size: number of tokens, added ones included; the model's own V may be larger.
         eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
@@ -38,7 +39,7 @@ class Tokenizer:
     """
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
-        self._pretrained = pretrained
+        self.pretrained = pretrained
         self.backend: TokenizerBackend = pretrained.backend_tokenizer
         # A tokenizer.json may have been saved with these on; they would cut prompts silently.
         self.backend.no_truncation()
@@ -97,7 +98,7 @@ class Tokenizer:
     @property
     def info(self) -> dict[str, Any]:
         """Its configuration, as in tokenizer_config.json, but for where its files lie; for JSON."""
-        pretrained = self._pretrained
+        pretrained = self.pretrained
         told = {
             name: _plain(value)
             for name, value in pretrained.init_kwargs.items()
@@ -137,7 +138,7 @@ class Tokenizer:
             raise InvalidRequestError(self.template_problem, param="messages")
         tools: list[dict[str, Any]] | None = [{}] if has_tools else None
         try:
-            return str(self._pretrained.get_chat_template(given, tools))
+            return str(self.pretrained.get_chat_template(given, tools))
         except ValueError as error:
             raise InvalidRequestError(str(error), param="messages") from error
 
@@ -175,7 +176,7 @@ class Tokenizer:
         if chat_template is None and self.template_problem is not None:
             raise InvalidRequestError(self.template_problem, param="messages")
         try:
-            text: str = self._pretrained.apply_chat_template(
+            text: str = self.pretrained.apply_chat_template(
                 messages,
                 tools=tools,
                 tokenize=False,

@@ -18,6 +18,8 @@ MIN_BODY_BYTES_S = 1024
 _tracing = partial(Flag, group="tracing")
 _limit = partial(Flag, group="limits on clients")
 
+ModelName = Annotated[str, msgspec.Meta(min_length=1)]
+
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
 _HOST = re.compile(r"\*|\.?[\w-]+(\.[\w-]+)*", re.ASCII)
 
@@ -41,10 +43,17 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             name="api-key",
         ),
     ] = ()
-    served_model_name: Annotated[
-        str | None,
-        Flag("the model's name in the API", metavar="NAME", default="what it was loaded by"),
-    ] = None
+    served_model_names: Annotated[
+        tuple[ModelName, ...],
+        Flag(
+            "the model's name in the API, or several, the first of which is told in answers; with "
+            "'*', requests may call it as they like",
+            metavar="NAME",
+            default="what it was loaded by",
+            name="served-model-name",
+            is_spaced=True,
+        ),
+    ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         Flag(

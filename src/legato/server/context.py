@@ -52,8 +52,8 @@ class Context:
 
     def check_model(self, asked: str | None) -> None:
         """Raises `ApiError` where `asked` is another model; a request may leave it out."""
-        if asked is not None and asked != self.model_name:
-            raise unknown_model(asked, self.model_name)
+        if asked is not None and not self.client.info.is_called(asked):
+            raise unknown_model(asked, self.client.info.served_model_names)
 
 
 async def _context(request: Request) -> Context:

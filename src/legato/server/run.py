@@ -89,7 +89,7 @@ async def _serve(
         client = await EngineClient.start(
             engine_config,
             loaded,
-            served_model_name=config.served_model_name,
+            served_model_names=config.served_model_names,
             timeout_s=config.timeout_engine_s,
         )
         closing.push_async_callback(client.close)

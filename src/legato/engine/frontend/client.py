@@ -113,12 +113,13 @@ class EngineClient:
         config: EngineConfig,
         text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
-        served_model_name: str | None = None,
+        served_model_names: Sequence[str] = (),
         timeout_s: float = 300.0,
     ) -> "EngineClient":
         """Start the engine process and wait until its model is loaded.
 
         Args:
+            served_model_names: as of `EngineInfo.renamed`.
             text: what the model's tokens stand for, and how its makers would generate; awaited
                 while the engine loads.
             timeout_s: how long an engine with requests may say nothing before it counts as dead.
@@ -135,7 +136,7 @@ class EngineClient:
         return cls(
             config,
             engine,
-            info.renamed(served_model_name),
+            info.renamed(served_model_names),
             vocabulary,
             defaults,
             timeout_s=timeout_s,
@@ -290,7 +291,8 @@ class EngineClient:
 
     def engine_is_ready(self) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
-        self._supervisor.send(KnowVocabulary(self.vocabulary))
+        if self.vocabulary.num_ids:  # a caller may go without
+            self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.records.is_wanted:
             self._set_recording(True)
         if self.live.is_wanted:

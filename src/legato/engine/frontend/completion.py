@@ -1,5 +1,7 @@
 """From the engine's outputs for one request to a completion: text and tokens, as they come."""
 
+import copy
+
 import msgspec
 
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
@@ -46,12 +48,12 @@ class CompletionStream:
         self._index = index
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
+        self._end_token_ids = frozenset((*request.eos_token_ids, *params.stop_token_ids))
         self._detokenizer = Detokenizer(
             vocabulary,
             skip_special_tokens=params.skip_special_tokens,
             kept=params.kept_special_tokens,
         )
-        self._end_token_ids = frozenset((*request.eos_token_ids, *params.stop_token_ids))
         self._stop = StopStrings(params.stop, include_in_output=self._include_stop)
         self._num_tokens = 0
         self._finished_by_engine = False
@@ -128,6 +130,14 @@ class Completion:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
+
+    def snapshot(self) -> "Completion":
+        """As it is now, whatever is added to this one."""
+        taken = copy.copy(self)
+        taken.token_ids = self.token_ids.copy()
+        taken.logprobs = copy.copy(self.logprobs)
+        taken.prompt_logprobs = copy.copy(self.prompt_logprobs)
+        return taken
 
     @property
     def cumulative_logprob(self) -> float | None:

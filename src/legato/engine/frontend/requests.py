@@ -75,7 +75,7 @@ def build_requests(
     ]
 
 
-def truncated(
+def last_tokens(
     token_ids: Sequence[int], params: SamplingParams, max_model_len: int
 ) -> Sequence[int]:
     """The end of a prompt that `truncate_prompt_tokens` leaves, or all of it.

@@ -1,5 +1,7 @@
 """What crosses the boundary between the front end and the engine process."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from legato.core.config import SchedulerConfig
@@ -8,6 +10,8 @@ from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.model.vocabulary import Vocabulary
+
+ANY_NAME = "*"
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
@@ -48,6 +52,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: as asked for in the configuration.
+        served_model_names: the model's in the API, the first of which is told in answers.
+        has_any_name: whether a request may call the model as it likes.
         max_model_len: longest prompt plus output, in tokens.
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
@@ -56,18 +62,32 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    served_model_name: str
+    served_model_names: tuple[str, ...]
     max_model_len: int
     vocab_size: int
     cache: CacheInfo
     slo_classes: dict[str, SloClass]
     settings: dict[str, str]
     start_s: dict[str, float] = {}
+    has_any_name: bool = False
 
-    def renamed(self, served_model_name: str | None) -> "EngineInfo":
-        """The same, under the name that the API gives the model."""
-        name = served_model_name or self.served_model_name
-        return msgspec.structs.replace(self, served_model_name=name)
+    def renamed(self, names: Sequence[str]) -> "EngineInfo":
+        """The same, under the names that the API is to give the model, of which "*" is any."""
+        listed = tuple(name for name in names if name != ANY_NAME)
+        return msgspec.structs.replace(
+            self,
+            served_model_names=listed or self.served_model_names,
+            has_any_name=ANY_NAME in names,
+        )
+
+    @property
+    def served_model_name(self) -> str:
+        """What answers call the model."""
+        return self.served_model_names[0]
+
+    def is_called(self, name: str) -> bool:
+        """Whether a request that names this model means the one that runs."""
+        return self.has_any_name or name in self.served_model_names
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

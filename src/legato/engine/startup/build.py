@@ -275,7 +275,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
     cache_bytes = num_cache_tokens * parts.cache.token_bytes
     return EngineInfo(
         model=config.model.model,
-        served_model_name=config.model.model,
+        served_model_names=(config.model.model,),
         max_model_len=parts.max_model_len,
         vocab_size=parts.spec.vocab_size,
         cache=CacheInfo(

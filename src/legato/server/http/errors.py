@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.spelling import did_you_mean
 from legato.engine.errors import (
     EngineDeadError,
     OverloadedError,
@@ -25,6 +26,8 @@ _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _TAG = re.compile("<.*>")  # by which a union was decided: no part of a path
 _MAX_CHARS = 1000
 """Of what an error quotes: a client's own values come back to it, but not by the megabyte."""
+_LIKENESS = 0.8
+"""Of a field to a slip of it: many fields that others have are somewhat like one of Legato's."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -137,8 +140,9 @@ def readers_dead() -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"Retry-After": _RESTART_S})
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
-    message = f"the model {asked!r} does not exist here; this server has {served!r}"
+def unknown_model(asked: str, served: Iterable[str]) -> ApiError:
+    names = " or ".join(map(repr, served))
+    message = f"the model {asked!r} does not exist here; this server has {names}"
     detail = ErrorDetail(message, _INVALID, param="model", code="model_not_found")
     return ApiError(HTTPStatus.NOT_FOUND, detail)
 
@@ -204,8 +208,13 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
-    """Args: problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx"."""
+def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> InvalidRequestError:
+    """What a client is told of a body that does not fit.
+
+    Args:
+        problems: pydantic's, each with keys "type", "loc", "msg" and perhaps "ctx".
+        known: fields that there are at the top.
+    """
     problem = problems[0]
     cause = problem.get("ctx", {}).get("error")
     path = [*_without_tags(problem["loc"]), *getattr(cause, "path", ())]
@@ -215,8 +224,9 @@ def first_problem(problems: Sequence[Any]) -> InvalidRequestError:
     if param is None:
         return no_json_object()
     if problem["type"] == "extra_forbidden":
+        hint = did_you_mean(param, known, likeness=_LIKENESS)
         return InvalidRequestError(
-            f"{param} is not supported", param=param, code="unsupported_parameter"
+            f"{param} is not supported{hint}", param=param, code="unsupported_parameter"
         )
     if problem["type"] == "missing":
         return InvalidRequestError(f"{param} is missing", param=param)

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: how it answers. What it takes: `requests/chat.py`."""
 
 import time
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -63,13 +64,19 @@ class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: `stop_reason` is vLLM's: the stop string or token id that ended the text."""
+    """The last two are vLLM's.
+
+    Attributes:
+        stop_reason: the stop string or token id that ended the text.
+        token_ids: where `return_token_ids` asks for them.
+    """
 
     index: int
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +87,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatFunctionDelta(msgspec.Struct, frozen=True):
@@ -113,24 +121,33 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: `prompt_token_ids` are on the first chunk of a stream."""
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageField = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatFormat:
-    """Words the answers to one request."""
+    """Words the answers to one request.
+
+    Args:
+        prompt: its token ids, which `return_token_ids` may ask for.
+    """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         asked: Generation,
+        prompt: Sequence[int],
         *,
         answer_id: str,
         created: int,
@@ -138,6 +155,8 @@ class ChatFormat:
     ) -> None:
         self._vocabulary = vocabulary
         self._syntax = asked.message_syntax
+        self._returns_token_ids = asked.returns_token_ids
+        self._prompt = prompt
         self._calls_functions = asked.calls_functions
         self._id = answer_id
         self._created = created
@@ -153,9 +172,11 @@ class ChatFormat:
             choices=[self._choice(completion) for completion in completions],
             usage=usage,
             prompt_logprobs=UNSET if scored is None else prompt_logprobs(self._vocabulary, scored),
+            prompt_token_ids=self._tokens(self._prompt),
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
+        prompt_tokens = UNSET if self._readers else self._tokens(self._prompt)
         is_first = choice not in self._readers
         if is_first:
             self._readers[choice] = MessageReader(self._syntax)
@@ -166,8 +187,9 @@ class ChatFormat:
             logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
+            token_ids=self._tokens(delta.token_ids),
         )
-        return self._chunk([piece], usage)
+        return self._chunk([piece], usage, prompt_tokens)
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         return self._chunk([], usage)
@@ -180,6 +202,7 @@ class ChatFormat:
             logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
+            token_ids=self._tokens(completion.token_ids),
         )
 
     def _message(self, message: Message) -> ChatAnswerMessage:
@@ -214,10 +237,23 @@ class ChatFormat:
     def _finish_reason(self, reason: str | None) -> str | None:
         return "function_call" if self._calls_functions and reason == TOOL_CALLS else reason
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: UsageField) -> ChatChunk:
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: UsageField,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> ChatChunk:
         return ChatChunk(
-            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=prompt_token_ids,
         )
+
+    def _tokens(self, token_ids: Iterable[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self._returns_token_ids else UNSET
 
 
 def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:
@@ -244,6 +280,7 @@ async def create_chat_completion(
     answer_format = ChatFormat(
         context.client.vocabulary,
         asked,
+        prompts[0],
         answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,

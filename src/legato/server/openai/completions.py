@@ -1,7 +1,7 @@
 """POST /v1/completions: how it answers. What it takes: `requests/completion.py`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Literal
 
@@ -33,7 +33,12 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: `stop_reason` and `prompt_logprobs` are vLLM's."""
+    """All but the first four are vLLM's.
+
+    Attributes:
+        prompt_token_ids: where `return_token_ids` asks for them; of a stream, in the first chunk.
+        token_ids: likewise, of this piece.
+    """
 
     index: int
     text: str
@@ -41,6 +46,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +100,8 @@ class CompletionFormat:
             logprobs=self._logprobs(choice, delta.logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            prompt_token_ids=self._prompt_tokens(choice) if is_first else UNSET,
+            token_ids=self._tokens(delta.token_ids),
         )
         return self._answer([piece], usage)
 
@@ -108,7 +117,15 @@ class CompletionFormat:
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
             prompt_logprobs=prompt_logprobs(self._vocabulary, scored) if wants_scores else UNSET,
+            prompt_token_ids=self._prompt_tokens(completion.index),
+            token_ids=self._tokens(completion.token_ids),
         )
+
+    def _prompt_tokens(self, choice: int) -> list[int] | UnsetType:
+        return self._tokens(self._job.prompts[choice // self._job.params.n])
+
+    def _tokens(self, token_ids: Iterable[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self._asked.returns_token_ids else UNSET
 
     def _whole_logprobs(
         self, completion: Completion, scored: Sequence[TokenLogprobs]

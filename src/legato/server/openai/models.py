@@ -53,9 +53,10 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
-    """The one model of this server."""
-    cards = [_card(context)]
-    return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
+    """The one model of this server, by each of its names."""
+    names = context.client.info.served_model_names
+    cards = [_card(context, name) for name in names]
+    return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
 
 @router.get(
@@ -64,18 +65,18 @@ async def list_models(context: ContextDep) -> Response:
 async def retrieve_model(model: str, context: ContextDep) -> Response:
     """The model of this name."""
     context.check_model(model)
-    return json_response(_card(context))
+    return json_response(_card(context, model))
 
 
-def _card(context: Context) -> ModelCard:
+def _card(context: Context, name: str) -> ModelCard:
     info = context.client.info
     return ModelCard(
-        id=context.model_name,
+        id=name,
         created=_STARTED,
         root=info.model,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        display_name=context.model_name,
+        display_name=name,
         created_at=datetime.fromtimestamp(_STARTED, UTC).isoformat().replace("+00:00", "Z"),
         max_input_tokens=info.max_model_len,
         max_tokens=info.max_model_len,

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from legato.core.errors import InvalidRequestError
 from legato.server.requests.generation import GenerationRequest, NumLogprobs
 from legato.server.requests.messages import Messages, TemplateOptions
+from legato.server.requests.neutral import UnaskedOfChat
 from legato.server.requests.request_model import AtMost, only
 from legato.server.requests.tools import (
     FunctionChoice,
@@ -20,7 +21,7 @@ from legato.server.requests.tools import (
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatRequest(TemplateOptions, GenerationRequest):
+class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     """Attributes: `functions` and `function_call` are OpenAI's older names of tools."""
 
     messages: Annotated[Messages, Field(min_length=1)]
@@ -39,7 +40,7 @@ class ChatRequest(TemplateOptions, GenerationRequest):
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError(
                 "top_logprobs goes with logprobs: true only", param="top_logprobs"
             )

@@ -61,12 +61,15 @@ class ChatPrompts:
         options: TemplateOptions,
         tools: Sequence[Tool] = (),
         effort: str | None = None,
+        *,
+        is_cut: bool = False,
     ) -> ChatPrompt:
         """Render and tokenize a conversation.
 
         Args:
             tools: that the model is told of; those in `options` are not looked at.
             effort: `reasoning_effort`.
+            is_cut: whether it may be longer than the context.
 
         Raises:
             InvalidRequestError: the template refuses it, or it is too long.
@@ -76,7 +79,8 @@ class ChatPrompts:
                 "this server runs no templates from requests (--trust-request-chat-template)",
                 param="chat_template",
             )
-        self._check_fits(sum(message.num_chars for message in messages), "messages")
+        check_fits = (lambda *_: None) if is_cut else self._check_fits
+        check_fits(sum(message.num_chars for message in messages), "messages")
         template = self._tokenizer.chat_template(options.chat_template, has_tools=bool(tools))
         syntax = syntax_of(template)
         if options.chat_template is None:
@@ -94,7 +98,7 @@ class ChatPrompts:
             chat_template=options.chat_template,
             **(variables | (options.chat_template_kwargs or {})),
         )
-        self._check_fits(len(text), "messages")
+        check_fits(len(text), "messages")
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ChatPrompt(token_ids, _opened(syntax, text))
 

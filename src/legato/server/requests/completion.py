@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_N
 from legato.server.requests.generation import GenerationRequest, NumLogprobs
+from legato.server.requests.request_model import only
 
 Prompt = str | list[int]
 
@@ -35,6 +36,11 @@ _PROMPTS = {
 _PROMPT = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
 
 
+def _unless_false(value: Any) -> Any:
+    """`false` asks for none, as it does in chat."""
+    return None if value is False else value
+
+
 class CompletionRequest(GenerationRequest):
     """Attributes: `prompt` is a list of prompts, whichever way it was sent."""
 
@@ -43,13 +49,14 @@ class CompletionRequest(GenerationRequest):
     ]
     add_special_tokens: bool = True
     echo: bool = False
-    logprobs: NumLogprobs | None = None
+    logprobs: Annotated[NumLogprobs | None, BeforeValidator(_unless_false)] = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    suffix: Annotated[str, only("")] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "CompletionRequest":
-        if self.best_of is not None and self.best_of != self.n:
-            raise InvalidRequestError("best_of must equal n", param="best_of")
+        if self.best_of not in (None, 1, self.n):
+            raise InvalidRequestError("best_of must be 1 or equal n", param="best_of")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError(
                 "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens"

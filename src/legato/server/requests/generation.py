@@ -8,6 +8,8 @@ from pydantic.json_schema import JsonSchemaValue
 
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
@@ -19,17 +21,17 @@ from legato.core.sampling_params import (
 )
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
-from legato.server.limits import (
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
-)
+from legato.server.requests.neutral import Hints, UnaskedOptions
 from legato.server.requests.output_form import OutputForm
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _listed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _integer_keys(value: Any) -> Any:
@@ -68,6 +70,24 @@ TokenIds = Annotated[
     BeforeValidator(_as_tuple),
     _one_or_several(_TOKEN_ID),
 ]
+AllowedTokenIds = Annotated[
+    tuple[int, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_ALLOWED_TOKEN_IDS),
+    BeforeValidator(_listed),
+    WithJsonSchema(
+        {"type": "array", "items": _TOKEN_ID, "minItems": 1, "maxItems": MAX_ALLOWED_TOKEN_IDS}
+    ),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    Field(fail_fast=True),
+    AtMost(MAX_BAD_WORDS),
+    BeforeValidator(_listed),
+    WithJsonSchema(
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_BAD_WORDS}
+    ),
+]
 LogitBias = Annotated[
     dict[int, float],
     BeforeValidator(_integer_keys),
@@ -75,13 +95,6 @@ LogitBias = Annotated[
     WithJsonSchema(_BIASES),
 ]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Metadata = Annotated[
-    dict[
-        Annotated[str, AtMost(MAX_METADATA_KEY_CHARS)],
-        Annotated[str, AtMost(MAX_METADATA_VALUE_CHARS)],
-    ],
-    AtMost(MAX_METADATA),
-]
 
 
 class StreamOptions(RequestModel):
@@ -94,6 +107,7 @@ class StreamOptions(RequestModel):
 
 class GenerationOptions(ModelRequest):
     """What a request for generation may say in whichever API.
+
 
     Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
     that are unset are the model's defaults.
@@ -111,11 +125,14 @@ class GenerationOptions(ModelRequest):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
     seed: Annotated[int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     skip_special_tokens: bool | None = None
 
     slo_class: Name = INTERACTIVE
@@ -130,7 +147,7 @@ class GenerationOptions(ModelRequest):
         return self.model_dump(mode="json", include=names)
 
 
-class GenerationRequest(OutputForm, GenerationOptions):
+class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     """A request to OpenAI's endpoints for completions."""
 
     stream_options: StreamOptions | None = None
@@ -138,17 +155,11 @@ class GenerationRequest(OutputForm, GenerationOptions):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: Strings | None = None
     prompt_logprobs: NumLogprobs | None = None
-
-    # OpenAI's notes on a request and values that ask for nothing; they change no output.
-    user: Name | None = None
-    safety_identifier: Name | None = None
-    metadata: Metadata | None = None
-    store: Annotated[bool, only(False)] | None = None
-    service_tier: Annotated[str, only("auto", "default")] | None = None
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _check_streaming(self) -> "GenerationRequest":
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise InvalidRequestError(
                 "stream_options goes with stream: true only", param="stream_options"
             )

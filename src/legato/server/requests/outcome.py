@@ -54,6 +54,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         echoed: texts that go before the completions of each prompt; None where none do.
         is_echo_only: whether the prompts alone are wanted back, scored perhaps.
         shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
+        returns_token_ids: whether answers tell the tokens of prompts and completions.
         calls_functions: whether tools were given, and are to be called, by OpenAI's older name.
         message_syntax: how the completions are to be read as messages; None where all is content.
     """
@@ -67,6 +68,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echoed: tuple[str, ...] | None = None
     is_echo_only: bool = False
     shows_prompt_logprobs: bool = False
+    returns_token_ids: bool = False
     calls_functions: bool = False
     message_syntax: MessageSyntax | None = None
 

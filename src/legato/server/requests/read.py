@@ -8,8 +8,9 @@ import msgspec
 from pydantic import ValidationError
 
 from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.frontend.requests import check_token_ids
+from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
 from legato.model.message_syntax import MessageSyntax
@@ -171,7 +172,10 @@ class RequestReader:
                 kept_special_tokens=self._marks(held.syntax),
                 structured_outputs=held.outputs,
             )
-        yield PromptTokens(token_array(prompt.token_ids))
+            params = self._with_known_tokens(params)
+            max_len = self._serving.info.max_model_len
+            token_ids = last_tokens(prompt.token_ids, params, max_len)
+        yield PromptTokens(token_array(token_ids))
         yield _generation(
             request,
             params=params,
@@ -181,8 +185,13 @@ class RequestReader:
         )
 
     def _prompt(self, request: ChatRequest) -> ChatPrompt:
-        tools, effort = request.tool_use.shown, request.reasoning_effort
-        return self._prompts.make(request.messages, request, tools, effort)
+        return self._prompts.make(
+            request.messages,
+            request,
+            request.tool_use.shown,
+            effort=request.reasoning_effort,
+            is_cut=request.truncate_prompt_tokens is not None,
+        )
 
     def _completions(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(CompletionRequest, body)
@@ -196,22 +205,35 @@ class RequestReader:
             params = self._forms.resolved(
                 request.sampling_params(self._defaults.sampling, **decided)
             )
+        params = self._with_known_tokens(params)
+        self._check_prompts(request)
+        max_len = self._serving.info.max_model_len
+        echoed: list[str] = []
         for prompt in request.prompt:
-            if isinstance(prompt, str):
-                self._check_fits(len(prompt), "prompt")
-            else:
-                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
-        for prompt in request.prompt:
-            if isinstance(prompt, str):
-                prompt = self._tokenizer.encode(prompt, request.add_special_tokens)
-            yield PromptTokens(token_array(prompt))
+            token_ids = last_tokens(self._prompt_tokens(prompt, request), params, max_len)
+            if request.echo:
+                echoed.append(self._echo(prompt, token_ids, request))
+            yield PromptTokens(token_array(token_ids))
         yield _generation(
             request,
             params=params,
-            echoed=self._texts(request) if request.echo else None,
+            echoed=tuple(echoed) if request.echo else None,
             is_echo_only=request.is_echo_only,
             shows_prompt_logprobs=request.prompt_logprobs is not None,
         )
+
+    def _check_prompts(self, request: CompletionRequest) -> None:
+        """Before any of them is tokenized."""
+        for prompt in request.prompt:
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, self._serving.info.vocab_size, "prompt")
+            elif request.truncate_prompt_tokens is None:
+                self._check_fits(len(prompt), "prompt")
+
+    def _prompt_tokens(self, prompt: Prompt, request: CompletionRequest) -> list[int]:
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, request.add_special_tokens)
+        return prompt
 
     def _tokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(TokenizeRequest, body)
@@ -245,9 +267,9 @@ class RequestReader:
 
     def _parse(self, model: type[_Model], body: bytes) -> _Model:
         request = _validated(model, parse_json(body))
-        served = self._serving.info.served_model_name
-        if request.model not in (None, served):
-            raise unknown_model(request.model, served)
+        info = self._serving.info
+        if request.model is not None and not info.is_called(request.model):
+            raise unknown_model(request.model, info.served_model_names)
         return request
 
     def _check_completions(self, n: int, num_prompts: int = 1) -> None:
@@ -275,20 +297,26 @@ class RequestReader:
                 code="context_length_exceeded",
             )
 
-    def _texts(self, request: CompletionRequest) -> tuple[str, ...]:
-        return tuple(self._text(prompt, request) for prompt in request.prompt)
-
-    def _text(self, prompt: Prompt, request: CompletionRequest) -> str:
-        if isinstance(prompt, str):
+    def _echo(self, prompt: Prompt, token_ids: Sequence[int], request: CompletionRequest) -> str:
+        """Args: token_ids: what is left of the prompt."""
+        is_whole = request.truncate_prompt_tokens is None
+        if is_whole and isinstance(prompt, str):
             return prompt
-        return self._tokenizer.decode(prompt, request.skip_special_tokens is not False)
+        return self._tokenizer.decode(list(token_ids), request.skip_special_tokens is not False)
+
+    def _with_known_tokens(self, params: SamplingParams) -> SamplingParams:
+        """With bad words as tokens; those that are named exist, so that a message holds them."""
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            check_token_ids(getattr(params, name) or (), self._serving.info.vocab_size, name)
+        return with_bad_words(params, partial(self._tokenizer.encode, add_special_tokens=False))
 
 
 def _validated(model: type[_Model], data: Any) -> _Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise first_problem(error.errors(include_url=False, include_input=False)) from None
+        problems = error.errors(include_url=False, include_input=False)
+        raise first_problem(problems, known=model.model_fields) from None
 
 
 def _generation(request: GenerationRequest, **known: Any) -> Generation:
@@ -298,6 +326,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         is_streamed=request.stream,
         include_usage=options.include_usage,
         continuous_usage_stats=options.continuous_usage_stats,
+        returns_token_ids=request.return_token_ids,
         **known,
     )
 

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from legato.core.errors import InvalidRequestError
 from legato.server.limits import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, MAX_TOOLS
 from legato.server.requests.chat_body import ChatBody
-from legato.server.requests.generation import GenerationOptions, Metadata, NumLogprobs
+from legato.server.requests.generation import GenerationOptions, NumLogprobs
+from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
 from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
 from legato.server.requests.truncation import Placed
@@ -163,7 +164,7 @@ class ResponsesRequest(GenerationOptions):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     safety_identifier: Name | None = None
-    service_tier: Annotated[str, only("auto", "default")] | None = None
+    service_tier: Name | None = None
     user: Name | None = None
 
     @property

@@ -1,0 +1,302 @@
+"""Online inference: the server's engine, in a process of its own, for an asyncio program."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from legato.core.config import DEFAULT_MODEL, EngineConfig
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.core.stats import EngineStats
+from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.submission import Submission
+from legato.engine.generation import Generation
+from legato.engine.llm_settings import TextConfig, llm_config, llm_docstring, llm_signature
+from legato.engine.prompts import (
+    ContentFormat,
+    Message,
+    Prompt,
+    PromptReader,
+    ReadPrompt,
+    text_of,
+)
+from legato.model.source import resolve_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ONLINE: Mapping[str, Any] = {}
+"""As the server's: a waiting line has an end, and one request too many is refused."""
+
+
+class AsyncLLM:
+    """A model to generate with from an asyncio program, with the promises that a server keeps.
+
+    The engine is the server's: a process of its own, whose steps nothing in the caller's holds up,
+    and which is started again where it dies. It is started by `start`, by `async with`, or by the
+    first request. All calls are to come from one event loop.
+
+    Args:
+        model: as of `LLM`.
+        settings: of the engine, as of `LLM`.
+
+    Raises:
+        TypeError: a setting that does not exist.
+        ConfigError: settings that contradict each other.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
+        self._set_up(*llm_config(_ONLINE, model=model, **settings))
+
+    __init__.__doc__ = llm_docstring(_ONLINE)
+    __init__.__signature__ = llm_signature(_ONLINE)  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineConfig, *, skip_tokenizer_init: bool = False
+    ) -> "AsyncLLM":
+        """A model by settings that are put together already.
+
+        Args:
+            engine_args: such as `EngineConfig.of(model=..., itl_slo_s=0.1)` makes.
+            skip_tokenizer_init: as of `AsyncLLM`.
+        """
+        llm = cls.__new__(cls)
+        llm._set_up(engine_args, TextConfig(skip_tokenizer_init=skip_tokenizer_init))
+        return llm
+
+    def _set_up(self, config: EngineConfig, text: TextConfig) -> None:
+        self._config = config
+        self._text = text
+        self._starting = asyncio.Lock()
+        self._client: EngineClient | None = None
+        self._running: dict[str, _Growing] = {}  # key request id
+        self._ids = itertools.count()
+
+    async def start(self) -> None:
+        """Load the model, unless that has been done.
+
+        Raises:
+            ConfigError: settings that contradict the model or the machine.
+            UnsupportedModelError: a checkpoint that cannot be run.
+            EngineDeadError: the engine process died while loading.
+        """
+        async with self._starting:
+            if self._client is None:
+                self._client = await self._started()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.shutdown()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        service: ServiceParams | None = None,
+    ) -> AsyncGenerator[Generation]:
+        """Complete a prompt; yields all of it so far, whenever more of it has come.
+
+        To leave the loop, or to cancel its task, stops the request. Who takes long to come back is
+        given what has come meanwhile at once.
+
+        Args:
+            prompt: a text, a `TextPrompt` or a `TokensPrompt`.
+            sampling_params: None takes the model's own.
+            request_id: for `abort`; unique among the requests that run. None makes one.
+            service: how to serve it beside others: its class, tenant and priority.
+
+        Raises:
+            InvalidRequestError: it can never be served as asked.
+            OverloadedError: too many requests are waiting, or the TTFT SLO cannot be met.
+            RequestFailedError: it cannot be computed.
+            EngineDeadError: the engine process died under it, or was shut down.
+            ConfigError, UnsupportedModelError: as `start`, which it calls.
+        """
+
+        def read(defaults: SamplingParams) -> ReadPrompt:
+            return self._prompts.read(prompt, sampling_params or defaults, service)
+
+        return self._answered(read, request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        service: ServiceParams | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> AsyncGenerator[Generation]:
+        """Answer a conversation; otherwise as `generate`.
+
+        Args:
+            messages: as of `LLM.chat`, as are the last six.
+            sampling_params, request_id, service: as of `generate`.
+
+        Raises:
+            InvalidRequestError: as in `generate`, or the template refuses the messages.
+            Exception: as `generate`.
+        """
+
+        def read(defaults: SamplingParams) -> ReadPrompt:
+            prompt = self._prompts.conversation(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                chat_template_content_format=chat_template_content_format,
+                chat_template_kwargs=chat_template_kwargs,
+                tools=tools,
+            )
+            return self._prompts.read(prompt, sampling_params or defaults, service)
+
+        return self._answered(read, request_id)
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """Stop requests; what they yield last ends with the reason "abort".
+
+        Args:
+            request_id: of one or of several; nothing happens to those that do not run.
+        """
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            if one in self._running:
+                self._running[one].abort()
+
+    async def shutdown(self) -> None:
+        """End the engine process; requests that run end with `EngineDeadError`."""
+        async with self._starting:
+            if self._client is not None:
+                await self._client.close()
+
+    async def check_health(self) -> None:
+        """Raises `EngineDeadError` where there is no engine just now."""
+        self._engine.check_running()
+
+    async def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer, as transformers has it.
+
+        Raises:
+            InvalidRequestError: it was skipped.
+        """
+        await self.start()
+        return self._prompts.tokenizer.pretrained
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend; used where no settings are given."""
+        return SamplingParams(**self._engine.defaults.sampling)  # type: ignore[arg-type]
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters after its latest step."""
+        return self._engine.stats
+
+    @property
+    def _engine(self) -> EngineClient:
+        if self._client is None:
+            raise RuntimeError("the engine has not been started; await start()")
+        return self._client
+
+    async def _started(self) -> EngineClient:
+        model = self._config.model
+        source = await asyncio.to_thread(resolve_source, model.model, model.revision)
+        loading = asyncio.create_task(
+            asyncio.to_thread(
+                text_of, model, source, skip_tokenizer_init=self._text.skip_tokenizer_init
+            )
+        )
+
+        async def text() -> Any:
+            _, vocabulary, defaults = await loading
+            return vocabulary, defaults
+
+        client = await EngineClient.start(self._config, text())
+        self._prompts = PromptReader(loading.result().tokenizer, client.info)
+        return client
+
+    async def _answered(
+        self, read: Callable[[SamplingParams], ReadPrompt], request_id: str | None
+    ) -> AsyncGenerator[Generation]:
+        """One generator, so that closing it stops the request before that returns."""
+        await self.start()
+        # To read a long prompt takes as long as several steps, which the loop is not to wait for.
+        asked = await asyncio.to_thread(read, self.get_default_sampling_params())
+        request_id = str(next(self._ids)) if request_id is None else request_id
+        if request_id in self._running:
+            raise InvalidRequestError(f"a request {request_id!r} runs already", param="request_id")
+        growing = _Growing(Generation(request_id, asked.text, asked.token_ids, asked.params.n))
+        self._running[request_id] = growing
+        try:
+            async with self._engine.submitted(
+                [asked.token_ids],
+                asked.params,
+                service=asked.service,
+                request_id=request_id,
+                take=growing.take,
+            ) as submission:
+                growing.end_with(submission)
+                is_whole = False
+                while not is_whole:
+                    await growing.has_more.wait()
+                    growing.has_more.clear()
+                    submission.check()
+                    so_far = growing.so_far.snapshot()
+                    is_whole = so_far.finished
+                    yield so_far
+        finally:
+            growing.forget()
+            del self._running[request_id]
+
+
+class _Growing:
+    """A generation while it comes.
+
+    Attributes:
+        has_more: set where something is new, be it the end.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self.so_far = generation
+        self.has_more = asyncio.Event()
+        self._ended: asyncio.Task[Any] | None = None
+
+    def take(self, _prompt_index: int, delta: CompletionDelta) -> None:
+        if not self.so_far.finished:  # once aborted, it stays as it was
+            self.so_far.outputs[delta.index].add(delta)
+            self.has_more.set()
+
+    def abort(self) -> None:
+        self.so_far.end_as_aborted()
+        self.has_more.set()
+
+    def end_with(self, submission: Submission) -> None:
+        """Let an error of the submission's be more, too."""
+        self._ended = asyncio.create_task(submission.ended.wait())
+        self._ended.add_done_callback(lambda _: self.has_more.set())
+
+    def forget(self) -> None:
+        if self._ended is not None:
+            self._ended.cancel()
+
+
+AsyncEngineArgs: Callable[..., EngineConfig] = EngineConfig.of
+"""vLLM's name for what makes the settings of `AsyncLLM.from_engine_args`."""

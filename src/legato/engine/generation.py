@@ -1,0 +1,42 @@
+"""What the Python API gives back: a prompt and its completions."""
+
+import copy
+
+from legato.core.outputs import FinishReason
+from legato.engine.frontend.completion import Completion
+
+
+class Generation:
+    """A prompt and its completions.
+
+    Attributes:
+        request_id (str): the caller's, or one made for it.
+        prompt (str | None): its text; None where it was given as tokens, and for a conversation.
+        prompt_token_ids (list[int]): the prompt as the model saw it.
+        outputs (list[Completion]): one completion for each of `SamplingParams.n`.
+        finished (bool): whether all completions have ended.
+    """
+
+    def __init__(
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], num_outputs: int
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.outputs = [Completion(i) for i in range(num_outputs)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    def snapshot(self) -> "Generation":
+        """As it is now, whatever is added to this one."""
+        taken = copy.copy(self)
+        taken.outputs = [output.snapshot() for output in self.outputs]
+        return taken
+
+    def end_as_aborted(self) -> None:
+        """Let what has not ended have been aborted."""
+        for output in self.outputs:
+            output.finish_reason = output.finish_reason or FinishReason.ABORT

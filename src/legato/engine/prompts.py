@@ -1,0 +1,202 @@
+"""From what callers of the Python API give to what an engine takes; with a tokenizer or without."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+
+import msgspec
+
+from legato.core.config import ModelConfig
+from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.engine.frontend.requests import last_tokens, with_bad_words
+from legato.engine.process.messages import EngineInfo
+from legato.grammar.check import GrammarChecker
+from legato.model.checkpoint_defaults import load_defaults
+from legato.model.defaults import ModelDefaults
+from legato.model.source import ModelSource
+from legato.model.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # it takes two thirds of a second to import
+    from legato.model.tokenizer import Tokenizer
+
+ContentFormat = Literal["auto", "string", "openai"]
+
+_NO_VOCABULARY = Vocabulary.of((), frozenset())
+_OF_THE_RENDERER = frozenset({"messages", "chat_template", "tokenize"})
+"""What no variable of a template may be called."""
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already.
+
+    Attributes:
+        prompt_token_ids: ids in the model's vocabulary.
+        cache_salt: may be left out; cached blocks are shared only among prompts with the same.
+    """
+
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text.
+
+    Attributes:
+        prompt: the text; the same as the string itself, where there is no `cache_salt`.
+        cache_salt: as in `TokensPrompt`.
+    """
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]  # keys "role", "content" and what else the template reads
+
+
+class ReadPrompt(NamedTuple):
+    """What is to be generated.
+
+    Attributes:
+        text: of the prompt; None where it was given as tokens.
+        params: with the tokens of their bad words.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    service: ServiceParams
+
+
+class Text(NamedTuple):
+    """What there is of text beside a model.
+
+    Attributes:
+        tokenizer: None where none was loaded; prompts are token ids then, and outputs no text.
+    """
+
+    tokenizer: "Tokenizer | None"
+    vocabulary: Vocabulary
+    defaults: ModelDefaults
+
+
+def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bool) -> Text:
+    """Load what is beside a checkpoint.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or no such file of a template.
+        UnsupportedModelError: the tokenizer or a file of settings cannot be used.
+    """
+    if skip_tokenizer_init:
+        return Text(None, _NO_VOCABULARY, load_defaults(source, None))
+    from legato.model.text_source import load_text, text_source
+
+    tokenizer, defaults = load_text(text_source(config, source))
+    return Text(tokenizer, tokenizer.vocabulary, defaults)
+
+
+class PromptReader:
+    """Reads prompts and conversations for one engine."""
+
+    def __init__(self, tokenizer: "Tokenizer | None", info: EngineInfo) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._forms = GrammarChecker(lambda: self.tokenizer.vocabulary)
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """Raises `InvalidRequestError` where none was loaded."""
+        if self._tokenizer is None:
+            raise _no_tokenizer("there is none to work with text")
+        return self._tokenizer
+
+    def read(
+        self, prompt: Prompt, params: SamplingParams, service: ServiceParams | None = None
+    ) -> ReadPrompt:
+        """Raises `InvalidRequestError` where a prompt, or its settings, can never be served."""
+        params = self._settled(params)
+        text, whole = self._tokenized(prompt)
+        token_ids = last_tokens(whole, params, self._info.max_model_len)
+        service = service or ServiceParams()
+        salt = None if isinstance(prompt, str) else prompt.get("cache_salt")
+        if salt is not None:
+            service = msgspec.structs.replace(service, cache_salt=salt)
+        return ReadPrompt(text, list(token_ids), params, service)
+
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> TokensPrompt:
+        """The prompt that a template makes; the arguments are those of `LLM.chat`.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages.
+        """
+        variables = dict(chat_template_kwargs or {})
+        for name in _OF_THE_RENDERER.intersection(variables):
+            raise InvalidRequestError(
+                f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
+            )
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+        }
+        if tools:
+            options["tools"] = list(tools)
+        keeps_parts = chat_template_content_format == "openai"
+        token_ids = self.tokenizer.apply_chat_template(
+            [dict(message) if keeps_parts else _with_one_text(message) for message in messages],
+            **{**options, **variables},
+        )
+        return TokensPrompt(prompt_token_ids=token_ids)
+
+    def _tokenized(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        match prompt:
+            case {"prompt_token_ids": token_ids}:
+                return None, list(cast("Sequence[int]", token_ids))
+            case {"prompt": str(text)} | str(text):
+                return text, self.tokenizer.encode(text)
+        raise InvalidRequestError(f"a prompt is a text or token ids, got {prompt!r}")
+
+    def _settled(self, params: SamplingParams) -> SamplingParams:
+        if self._tokenizer is not None:
+            tokenizer = self._tokenizer
+            params = self._forms.resolved(params)
+            return with_bad_words(params, lambda text: tokenizer.encode(text, False))
+        for name in ("stop", "bad_words"):
+            if getattr(params, name):
+                raise _no_tokenizer(f"{name} are texts; there are {_INSTEAD[name]}", name)
+        if params.structured_outputs is not None:
+            raise _no_tokenizer("a form is of text", "structured_outputs")
+        return params
+
+
+_INSTEAD = {"stop": "stop_token_ids", "bad_words": "bad_words_token_ids"}
+
+
+def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the tokenizer was skipped (skip_tokenizer_init): {reason}", param=param
+    )
+
+
+def _with_one_text(message: Message) -> dict[str, Any]:
+    """A message whose content, where it comes in parts, is their texts on lines of their own."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    for part in content:
+        if part.get("type") != "text":
+            raise InvalidRequestError(
+                f"a content part of type {part.get('type')!r} is not supported", param="messages"
+            )
+    return {**message, "content": "\n".join(part["text"] for part in content)}

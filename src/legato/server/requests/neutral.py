@@ -1,0 +1,55 @@
+"""What clients send that asks for nothing: hints, and other servers' options by their off values.
+
+They change no output. Any other value of an option is refused by its name, which is better than an
+answer that does as if it had been heard.
+"""
+
+from typing import Annotated, Any
+
+from legato.server.limits import (
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+)
+from legato.server.requests.request_model import AtMost, Name, RequestModel, only
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, AtMost(MAX_METADATA_KEY_CHARS)],
+        Annotated[str, AtMost(MAX_METADATA_VALUE_CHARS)],
+    ],
+    AtMost(MAX_METADATA),
+]
+
+
+class Hints(RequestModel):
+    """A client's notes on a request, for a service that has a use for them."""
+
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    metadata: Metadata | None = None
+    service_tier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
+    prompt_cache_options: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
+    verbosity: Name | None = None
+    spaces_between_special_tokens: bool | None = None  # what the tokenizers here never put
+
+
+class UnaskedOptions(RequestModel):
+    """Options that Legato does not have, in requests that do not ask for them."""
+
+    store: Annotated[bool, only(False)] | None = None
+    use_beam_search: Annotated[bool, only(False)] | None = None
+    length_penalty: Annotated[float, only(1)] | None = None
+    early_stopping: Annotated[bool, only(False)] | None = None
+    truncation_side: Annotated[str, only("left")] | None = None
+    return_tokens_as_token_ids: Annotated[bool, only(False)] | None = None
+
+
+class UnaskedOfChat(RequestModel):
+    """The same, of chat alone."""
+
+    echo: Annotated[bool, only(False)] | None = None
+    documents: Annotated[list[Any], only([]), AtMost(0)] | None = None
+    mm_processor_kwargs: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None
