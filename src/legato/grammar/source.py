@@ -9,6 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
+from legato.grammar.closed import closed
 from legato.grammar.structural_tag import structural_tag_source
 
 # Without this, llguidance would allow but one spelling in tokens of a text that is known ahead, and
@@ -85,7 +86,7 @@ def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _whitespace(outputs) | _leniency(schema)}
+        schema = {**closed(schema), "x-guidance": _whitespace(outputs) | _leniency(schema)}
     return f"%json {_json(schema)}"
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from legato.grammar.closed import closed
 from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
 from legato.server.requests.tools import ToolUse
 
@@ -17,12 +18,6 @@ _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 _ANY_TEXT = "/(?s:.*)/"
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
-_OPENING = frozenset(
-    {
-        *("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref"),
-        *("allOf", "anyOf", "oneOf", "if", "dependentSchemas"),
-    }
-)
 
 
 def message_grammar(
@@ -132,7 +127,7 @@ class MessageGrammar:
             function = tool.function
             schema = _ANY_OBJECT
             if function.strict or is_lenient:
-                schema = _closed(function.parameters or _NOTHING)
+                schema = closed(function.parameters or _NOTHING)
             options = _JSON_OPTIONS | {"lenient": not function.strict}
             rules.append(f"call_{i}: {self._head(function.name)} args_{i} {self._tail()}")
             rules.append(f"args_{i}: %json {json.dumps({**schema, 'x-guidance': options})}")
@@ -159,13 +154,6 @@ class MessageGrammar:
 
 def _lark(*rules: str) -> str:
     return "\n".join(rules)
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without arguments that it does not name, which small models never stop to add."""
-    if "properties" not in schema or schema.keys() & _OPENING:
-        return schema
-    return {**schema, "additionalProperties": False}
 
 
 def _text(text: str) -> str:
