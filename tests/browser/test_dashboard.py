@@ -304,7 +304,8 @@ def test_a_server_that_drains_or_is_gone_is_told_and_the_next_is_found(
         tab.goto(f"{first.url}/dashboard")
         expect_text(tab, "#connection-text", "^live")
         with first.http.stream("POST", "/v1/completions", json=long_request()) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # whose end would be that of the stream
+            next(lines)
             first.process.send_signal(signal.SIGTERM)
             expect_text(tab, "#connection-text", "^draining: 1 request left, no more taken$")
         first.process.wait()
