@@ -8,6 +8,7 @@ import pytest
 from legato.cli.flags import engine_config, server_config
 from legato.cli.main import _parser
 from legato.core.slo import SloClass
+from legato.server.config import ServerConfig
 from tests.cli.test_main import legato
 
 
@@ -33,7 +34,8 @@ tenant-weight: {a: 2, b: 0.5}
 server:
   port: 0
   api-key: [one, two]
-  served-model-name: null
+  served-model-name: [m, n]
+  max-connections: null
 log-level: warning
 calibrate: false
 """
@@ -54,6 +56,8 @@ def test_every_kind_of_value(file: Path) -> None:
     assert not engine.calibration.calibrate
     assert server.port == 0
     assert server.api_keys == ("one", "two")
+    assert server.served_model_names == ("m", "n")
+    assert server.max_connections == ServerConfig().max_connections
     assert args.log_level == "warning"
 
 
