@@ -82,6 +82,15 @@ def test_special_tokens_are_left_out_unless_asked_for() -> None:
     assert run(token_ids, skip_special_tokens=False)[0].text == "Hi<|im_end|>"
 
 
+def test_some_special_tokens_may_be_kept() -> None:
+    begin, end = 1, EOS
+    token_ids = [begin, *TOKENIZER.encode("Hi"), end]
+    assert run(token_ids, kept_special_tokens=(begin,))[0].text == "<|im_start|>Hi"
+    assert TOKENIZER.special_token_id("<|im_start|>") == begin
+    assert TOKENIZER.special_token_id("Hi") is None
+    assert TOKENIZER.special_token_id("no such token") is None
+
+
 def test_the_token_that_stops_is_no_text() -> None:
     token_ids = TOKENIZER.encode("one two")
     ends = {"stop_token_ids": token_ids[-1:]}

@@ -19,7 +19,7 @@ from legato.model.message_syntax import (
 )
 from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
-from legato.server.requests.message_grammar import message_grammar
+from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
 from legato.server.requests.tools import Choice, Tool, tool_use
 
 _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
@@ -96,6 +96,8 @@ def test_required_calls(syntax: ToolCallSyntax) -> None:
     assert not held.takes("")
     two = _written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
     assert held.takes(two)
+    assert held.takes(_written(syntax, *[("loose", _RIGHT)] * MAX_PARALLEL_CALLS))
+    assert not held.takes(_written(syntax, *[("loose", _RIGHT)] * (MAX_PARALLEL_CALLS + 1)))
     one = Held(plain, _LOOSE, _STRICT, choice="required", is_parallel=False)
     assert one.takes(_written(syntax, ("loose", _RIGHT)))
     assert not one.takes(two)

@@ -99,6 +99,11 @@ TRIED_ELSEWHERE = {
     "MAX_TEMPLATE_CHARS",
     "MAX_TEMPLATE_VARIABLES",
     "READER_MEMORY_BYTES",
+    # tests/server/test_tools.py
+    "MAX_TOOLS",
+    "MAX_TOOLS_CHARS",
+    "MAX_TOOL_CALLS",
+    "MAX_TOOL_NAME_CHARS",
     # below
     "MAX_ANSWER_BYTES",
     "MAX_FIELDS",

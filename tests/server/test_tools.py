@@ -4,11 +4,19 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel, ValidationError
 
+from legato.server.limits import (
+    MAX_TOOL_CALLS,
+    MAX_TOOL_NAME_CHARS,
+    MAX_TOOLS,
+    MAX_TOOLS_CHARS,
+)
+from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
 from tests.server.launch import MODEL
 
@@ -253,16 +261,34 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"tools": [TIME, {"type": "function", "function": {"name": "f", **function}}]}
 
 
+def calling(num_calls: int) -> dict[str, Any]:
+    """A message with so many calls."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * num_calls}
+
+
+def test_tools_at_their_limits() -> None:
+    names = [f"{i:0>{MAX_TOOL_NAME_CHARS}}" for i in range(MAX_TOOLS)]
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    size = len(msgspec.json.encode([Tool.model_validate(one).for_template() for one in tools]))
+    tools[0]["function"] = {"name": names[0], "description": "a" * (MAX_TOOLS_CHARS - size)}
+    options = TemplateOptions.model_validate({"tools": tools})
+    assert options.tools is not None
+    assert len(options.tools) == MAX_TOOLS
+    ChatMessage.model_validate(calling(MAX_TOOL_CALLS))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [TIME] * 129}, "tools"),
+        ({"tools": [TIME] * (MAX_TOOLS + 1)}, "tools"),
         ({"tools": [TIME, TIME]}, "tools.1.function.name"),
         (tool(name=""), "tools.1.function.name"),
         (tool(name="a b"), "tools.1.function.name"),
-        (tool(description="a" * 2**18), "tools"),
+        (tool(name="a" * (MAX_TOOL_NAME_CHARS + 1)), "tools.1.function.name"),
+        (tool(description="a" * MAX_TOOLS_CHARS), "tools"),
+        ({"messages": [calling(MAX_TOOL_CALLS + 1)]}, "messages.0.tool_calls"),
         (tool(parameters=[]), "tools.1.function.parameters"),
         (tool(parameters={"type": "string"}), "tools.1.function.parameters.type"),
         (

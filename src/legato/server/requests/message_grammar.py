@@ -10,6 +10,9 @@ from legato.server.requests.tools import ToolUse
 Token = Callable[[str], int | None]
 """Id of a text that is a special token, None of any other."""
 
+MAX_PARALLEL_CALLS = 16
+"""Of a message that is nothing else: small models never stop to call."""
+
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_TEXT = "/(?s:.*)/"
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -146,7 +149,8 @@ class MessageGrammar:
     def _several(self, rule: str, separator: str) -> str:
         if not self._is_parallel:
             return rule
-        return f"{rule} ({_text(separator)} {rule})*" if separator else f"{rule}+"
+        more = f"({_text(separator)} {rule})" if separator else rule
+        return f"{rule} {more}{{0,{MAX_PARALLEL_CALLS - 1}}}"
 
     def _mark(self, mark: str) -> str:
         token_id = self._token(mark)
