@@ -3,13 +3,13 @@
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from llguidance import LLExecutor
 
-from legato.core.priority import lower_this_thread
+from legato.core.worker import Worker
 from legato.executor.constraint import Constraint
+from legato.grammar.compiled import STACK_BYTES
 
 _LOW_BY = 10
 """Threads that make masks are this much nicer: those of a step's kernels go first."""
@@ -22,19 +22,21 @@ class MaskThread:
     """Takes one batch after the other. No matcher has moved when its masks are made."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "masks", initializer=self._begin_thread)
+        self._worker = Worker(
+            "masks", stack_bytes=STACK_BYTES, low_by=_LOW_BY, begin=self._make_executor
+        )
         self._executor: LLExecutor | None = None
 
     def begin(self, wanted: Sequence[Wanted]) -> None:
         """Have masks made; each constraint's `ready` tells when it has its own."""
         if wanted:
-            ready = self._thread.submit(self._make, wanted)
+            ready = self._worker.submit(self._make, wanted)
             for constraint, _ in wanted:
                 constraint.ready = ready
 
-    def _begin_thread(self) -> None:
-        lower_this_thread(_LOW_BY)
-        self._executor = LLExecutor(max(1, (os.cpu_count() or 1) // 2))  # its threads are as nice
+    def _make_executor(self) -> None:
+        os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)  # of its threads, which are as nice
+        self._executor = LLExecutor(max(1, (os.cpu_count() or 1) // 2))
 
     def _make(self, wanted: Sequence[Wanted]) -> None:
         assert self._executor is not None
@@ -47,10 +49,13 @@ class MaskThread:
             for (constraint, drafts), first in zip(wanted, firsts, strict=False)
         ]
         guessing = [place for place in placed if place[2]]
-        # One call for many: it takes the interpreter's lock but once.
-        self._executor.unsafe_compute_mask_ptr([place[:2] for place in placed], *where)
-        if guessing:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(guessing, *where)
+        try:
+            # One call for many: it takes the interpreter's lock but once.
+            self._executor.unsafe_compute_mask_ptr([place[:2] for place in placed], *where)
+            if guessing:
+                self._executor.unsafe_compute_mask_ptr_with_draft_token(guessing, *where)
+        except BaseException as error:  # a panic of Rust's is no `Exception`
+            raise RuntimeError(f"no masks: {type(error).__name__}: {error}") from error
         for (constraint, drafts), first in zip(wanted, firsts, strict=False):
             constraint.take(masks[first : first + 1 + len(drafts)])
 

@@ -11,7 +11,8 @@ from llguidance import LLTokenizer
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.structured_outputs import StructuredOutputs
-from legato.grammar.compiled import GrammarError, compile_grammar
+from legato.core.worker import Worker
+from legato.grammar.compiled import CHECK_STACK_BYTES, GrammarError, compile_grammar
 from legato.grammar.place import faulty_place
 from legato.grammar.source import grammar_source, parse_json
 from legato.grammar.tokens import small_tokenizer, special_token_texts
@@ -36,6 +37,7 @@ class GrammarChecker:
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
+        self._worker = Worker("checks", stack_bytes=CHECK_STACK_BYTES)
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
         """The same with the form of the output, if there is one, as `resolve` gives it."""
@@ -67,7 +69,10 @@ class GrammarChecker:
         return special_token_texts(self._vocabulary())
 
     def _compile(self, source: str) -> None:
-        """As far as the first token."""
+        """As far as the first token, on a stack that an engine's is many times as deep as."""
+        self._worker.submit(self._try, source).result()
+
+    def _try(self, source: str) -> None:
         matcher = compile_grammar(self._tokenizer, source).matcher
         matcher.compute_bitmask()
         if matcher.is_error():

@@ -17,6 +17,13 @@ _LIMITS = LLParserLimits(
 """A few milliseconds a step and some ten megabytes a request, for what is made to take the most."""
 
 
+STACK_BYTES = 32 * 2**20
+"""Of threads in which grammars that have been checked are compiled and used."""
+CHECK_STACK_BYTES = 4 * 2**20
+"""Of the thread that checks them: what recurses too deep ends the process that does that. It holds
+some 300 definitions, each of which refers to the next."""
+
+
 class GrammarError(ValueError):
     """A grammar that does not compile, that nothing fits, or that takes too much."""
 
@@ -47,7 +54,10 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> Grammar:
     Raises:
         GrammarError: its message is llguidance's.
     """
-    matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+    try:
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+    except BaseException as error:  # a panic of Rust's is no `Exception`
+        raise GrammarError(f"{type(error).__name__}: {error}") from error
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
     return Grammar(matcher, tokenizer.vocab_size - 1)

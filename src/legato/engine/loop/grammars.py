@@ -3,17 +3,17 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from llguidance import LLTokenizer
 
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
-from legato.core.priority import lower_this_thread
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.structured_outputs import StructuredOutputs
-from legato.grammar.compiled import Grammar, GrammarError, compile_grammar
+from legato.core.worker import Worker
+from legato.grammar.compiled import STACK_BYTES, Grammar, GrammarError, compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import grammar_tokenizer, special_token_texts
 from legato.model.vocabulary import Vocabulary
@@ -47,7 +47,7 @@ class Grammars:
         self._max_waiting = max_waiting
         self._clock = clock
         self._vocabulary: Vocabulary | None = None
-        self._thread = ThreadPoolExecutor(1, "grammars", lambda: lower_this_thread(_LOW_BY))
+        self._worker = Worker("grammars", stack_bytes=STACK_BYTES, low_by=_LOW_BY)
         self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._waiting: dict[str, _Waiting] = {}  # key request id
         self._ready: dict[str, Grammar] = {}  # key id of a request that has not ended
@@ -125,14 +125,14 @@ class Grammars:
             told = f"{len(self._waiting)} requests wait for their grammars already"
             return [_refused(request, told)]
         self._begin_tokenizer()
-        grammar = self._thread.submit(self._compile, form)
+        grammar = self._worker.submit(self._compile, form)
         self._waiting[request.request_id] = _Waiting(request, grammar)
         return []
 
     def _begin_tokenizer(self) -> None:
         if self._tokenizer is None:
             assert self._vocabulary is not None, "told before any request has a grammar"
-            self._tokenizer = self._thread.submit(grammar_tokenizer, self._vocabulary)
+            self._tokenizer = self._worker.submit(grammar_tokenizer, self._vocabulary)
 
     def _compile(self, form: StructuredOutputs) -> Grammar:
         """A grammar of the request's own. It and what is cached are for this thread alone."""

@@ -143,6 +143,10 @@ class TextProcesses:
             )
         if status == -signal.SIGABRT:  # what tokenizers does without memory
             return out_of_memory()
+        if (
+            status == -signal.SIGSEGV
+        ):  # what recurses without end, in the code of a grammar's compiler
+            return InvalidRequestError("this request is nested too deeply")
         return ReaderLostError(status_words(status))
 
     async def _fork(self, *, is_low: bool) -> ReaderProcess:

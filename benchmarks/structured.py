@@ -1,0 +1,310 @@
+"""Structured output: whether random JSON schemas are met, and what it costs the streams beside it.
+
+python -m benchmarks.structured schemas [COUNT]
+python -m benchmarks.structured itl [SECONDS]
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from legato import LLM, SamplingParams, StructuredOutputs
+from legato.core.errors import InvalidRequestError
+
+_BATCH = 32
+_MAX_TOKENS = 700
+_NUM_STREAMS = 32
+_FORM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "items": {"type": "array", "items": {"type": "string"}, "minItems": 200},
+    },
+    "required": ["name", "items"],
+    "additionalProperties": False,
+}
+"""Of streams that are to go on: nobody reaches two hundred items."""
+
+_NAMES = st.text("abcdefghij_é ", min_size=1, max_size=8)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_NAMES, inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def _range(low: str, high: str, numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """None, one or both of two bounds."""
+    return st.tuples(numbers, numbers, st.booleans(), st.booleans()).map(
+        lambda drawn: (
+            ({low: min(drawn[:2])} if drawn[2] else {})
+            | ({high: max(drawn[:2])} if drawn[3] else {})
+        )
+    )
+
+
+def _of_type(name: str, *parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Any]:
+    joined = st.tuples(*parts).map(lambda drawn: {k: v for d in drawn for k, v in d.items()})
+    return joined.map(lambda keywords: {"type": name, **keywords})
+
+
+_STRINGS = st.one_of(
+    _of_type("string", _range("minLength", "maxLength", st.integers(0, 12))),
+    st.sampled_from(["^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "ab?c", "^(yes|no)+$", "[^a]$"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern, "maxLength": 20}
+    ),
+    st.sampled_from(["date", "time", "date-time", "uuid", "ipv4", "email"]).map(
+        lambda name: {"type": "string", "format": name}
+    ),
+)
+_LEAVES = st.one_of(
+    _STRINGS,
+    _of_type("integer", _range("minimum", "maximum", st.integers(-10_000, 10_000))),
+    _of_type("number", _range("minimum", "maximum", st.integers(-1000, 1000))),
+    st.integers(1, 60).map(
+        lambda n: {"type": "integer", "multipleOf": n, "minimum": 0, "maximum": 99}
+    ),
+    st.sampled_from(
+        [{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"], "maximum": 9}]
+    ),
+    st.lists(_VALUES, min_size=1, max_size=4).map(lambda values: {"enum": values}),
+    _VALUES.map(lambda value: {"const": value}),
+)
+
+
+def _arrays(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    tuples = st.lists(items, min_size=1, max_size=3).map(
+        lambda parts: {"prefixItems": parts, "items": False, "minItems": len(parts)}
+    )
+    lists = st.tuples(items, _range("minItems", "maxItems", st.integers(0, 3))).map(
+        lambda drawn: {"items": drawn[0], "maxItems": 4, **drawn[1]}
+    )
+    return (tuples | lists).map(lambda keywords: {"type": "array", **keywords})
+
+
+@st.composite
+def _objects(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(_NAMES, values, max_size=4))
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(name for name in properties if draw(st.booleans())),
+        "additionalProperties": draw(st.just(False) | st.just(False) | values),
+        **({"maxProperties": 6} if draw(st.booleans()) else {}),
+    }
+
+
+def _combined(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(parts, min_size=1, max_size=3)
+    return st.one_of(
+        several.map(lambda found: {"anyOf": found}),
+        several.map(lambda found: {"oneOf": found}),
+        st.lists(parts, min_size=1, max_size=2).map(lambda found: {"allOf": found}),
+        parts.map(lambda part: {"$ref": "#/$defs/part", "$defs": {"part": part}}),
+    )
+
+
+SCHEMAS = st.recursive(
+    _LEAVES,
+    lambda inner: _arrays(inner) | _objects(inner) | _objects(inner) | _combined(inner),
+    max_leaves=6,
+)
+
+
+def _drawn(count: int) -> list[Any]:
+    schemas: list[Any] = []
+
+    @seed(1)
+    @settings(max_examples=count, database=None, deadline=None, suppress_health_check=HealthCheck)
+    @given(SCHEMAS)
+    def draw(schema: Any) -> None:
+        schemas.append(schema)
+
+    draw()
+    return _with_definitions_on_top(schemas)
+
+
+def _with_definitions_on_top(schemas: list[Any]) -> list[Any]:
+    """A definition is found from the root: each gets a name of its own there."""
+    numbers = itertools.count()
+
+    def hoisted(value: Any, definitions: dict[str, Any]) -> Any:
+        if isinstance(value, list):
+            return [hoisted(part, definitions) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if value.get("$ref") == "#/$defs/part":
+            name = f"part{next(numbers)}"
+            definitions[name] = hoisted(value["$defs"]["part"], definitions)
+            return {"$ref": f"#/$defs/{name}"}
+        return {key: hoisted(part, definitions) for key, part in value.items()}
+
+    out = []
+    for schema in schemas:
+        definitions: dict[str, Any] = {}
+        top = hoisted(schema, definitions)
+        out.append({**top, "$defs": definitions} if definitions else top)
+    return out
+
+
+def schemas(count: int) -> int:
+    """Have each of so many schemas met at temperature 1.3; returns how many outputs are invalid."""
+    llm = LLM(max_num_seqs=_BATCH)
+    told: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    invalid: list[tuple[Any, str]] = []
+    drawn = _drawn(count)
+    for start in range(0, len(drawn), _BATCH):
+        taken = []
+        for schema in drawn[start : start + _BATCH]:
+            form = StructuredOutputs(json=schema)
+            params = SamplingParams(
+                structured_outputs=form, temperature=1.3, seed=start, max_tokens=_MAX_TOKENS
+            )
+            try:
+                llm._forms.resolve(form)
+            except InvalidRequestError as error:
+                refused[str(error).split(", at #")[0].rpartition("cannot be met: ")[2][:80]] += 1
+            else:
+                taken.append((schema, params))
+        prompts = [f"JSON by this schema: {json.dumps(schema)}\n" for schema, _ in taken]
+        done = llm.generate(prompts, [params for _, params in taken], use_tqdm=False)
+        for (schema, _), generation in zip(taken, done, strict=True):
+            [output] = generation.outputs
+            told[str(output.finish_reason)] += 1
+            if output.finish_reason == "stop" and not _is_valid(schema, output.text):
+                invalid.append((schema, output.text))
+        print(
+            f"{start + _BATCH}: {dict(told)}, refused {sum(refused.values())}, "
+            f"invalid {len(invalid)}",
+            flush=True,
+        )
+    print(f"\n{len(drawn)} schemas: {dict(told)}, {len(invalid)} invalid; refused:")
+    for reason, number in refused.most_common():
+        print(f"{number:5} {reason}")
+    for schema, text in invalid[:20]:
+        print(f"\n{json.dumps(schema)}\n{text}")
+    return len(invalid)
+
+
+def _is_valid(schema: Any, text: str) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    valid: bool = validator.is_valid(value)
+    return valid
+
+
+class _Stream(threading.Thread):
+    """Reads one stream until it is told to stop, and keeps its gaps in seconds."""
+
+    def __init__(self, url: str, fields: dict[str, Any], stopping: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.gaps_s: list[float] = []
+        self._url, self._fields, self._stopping = url, fields, stopping
+
+    def run(self) -> None:
+        with httpx.Client(timeout=None) as http:
+            while not self._stopping.is_set():
+                self._read(http)
+
+    def _read(self, http: httpx.Client) -> None:
+        body = {
+            "max_tokens": 400,
+            "stream": True,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            **self._fields,
+        }
+        last_s: float | None = None
+        with http.stream("POST", f"{self._url}/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                if self._stopping.is_set():
+                    return
+                if line.startswith("data: {"):
+                    now_s = time.monotonic()
+                    if last_s is not None:
+                        self.gaps_s.append(now_s - last_s)
+                    last_s = now_s
+
+
+def _round(url: str, num_constrained: int, seconds: float) -> list[float]:
+    """Gaps of the free streams, where so many of all are constrained."""
+    stopping = threading.Event()
+    form = {"structured_outputs": {"json": _FORM}}
+    streams = [
+        _Stream(url, {"prompt": f"Story {i}:", **(form if i < num_constrained else {})}, stopping)
+        for i in range(2 * _NUM_STREAMS)
+    ]
+    for stream in streams:
+        stream.start()
+    time.sleep(2.0)
+    for stream in streams:
+        stream.gaps_s.clear()
+    time.sleep(seconds)
+    gaps_s = [gap for stream in streams[_NUM_STREAMS:] for gap in stream.gaps_s]
+    stopping.set()
+    for stream in streams:
+        stream.join(30)
+    return gaps_s
+
+
+def itl(seconds: float) -> None:
+    """ITL of 32 free streams beside 32 others, free and constrained in turn, on a real server."""
+    command = [sys.executable, "-m", "legato", "serve", "--port", "0", "--max-num-seqs", "64"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        url = _url(server)
+        _round(url, _NUM_STREAMS, 1.0)
+        ratios: list[float] = []
+        for number in range(4):
+            medians = {n: statistics.median(_round(url, n, seconds)) for n in (0, _NUM_STREAMS)}
+            ratios.append(medians[_NUM_STREAMS] / medians[0])
+            print(
+                f"round {number}: median ITL {1e3 * medians[0]:.1f} ms beside free streams, "
+                f"{1e3 * medians[_NUM_STREAMS]:.1f} ms beside constrained ones: "
+                f"{ratios[-1]:.3f}x",
+                flush=True,
+            )
+        print(f"median of the ratios: {statistics.median(ratios):.3f}x")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _url(server: "subprocess.Popen[str]") -> str:
+    lines: Iterator[str] = iter(server.stdout or ())
+    return next(
+        line.split(" on ")[1].split()[0] for line in lines if line.startswith("Legato serves ")
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("schemas").add_argument("count", type=int, nargs="?", default=1000)
+    commands.add_parser("itl").add_argument("seconds", type=float, nargs="?", default=10.0)
+    arguments = parser.parse_args()
+    if arguments.command == "itl":
+        itl(arguments.seconds)
+        return 0
+    return min(1, schemas(arguments.count))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A thread that does one thing after the other, beside those that must not wait."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+_Params = ParamSpec("_Params")
+_Value = TypeVar("_Value")
+
+
+class Worker:
+    """One thread, begun with its first work.
+
+    Args:
+        stack_bytes: of its stack; what recurses deeper ends the process.
+        low_by: how much nicer it is than the thread that begins it, where the system is Linux.
+        begin: done first of all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stack_bytes: int,
+        low_by: int = 0,
+        begin: Callable[[], object] | None = None,
+    ) -> None:
+        self._name = name
+        self._stack_bytes = stack_bytes
+        self._low_by = low_by
+        self._begin = begin
+        self._thread: ThreadPoolExecutor | None = None
+
+    def submit(
+        self, work: Callable[_Params, _Value], *args: _Params.args, **options: _Params.kwargs
+    ) -> Future[_Value]:
+        """Have it done when what was submitted before is."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, self._name, self._begin_thread)
+        usual = threading.stack_size(self._stack_bytes)
+        try:
+            return self._thread.submit(work, *args, **options)
+        finally:
+            threading.stack_size(usual)
+
+    def _begin_thread(self) -> None:
+        if self._low_by and sys.platform == "linux":
+            thread = threading.get_native_id()
+            nice = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, nice + self._low_by)
+        if self._begin is not None:
+            self._begin()

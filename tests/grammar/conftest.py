@@ -1,0 +1,10 @@
+import pytest
+
+from legato.core.config import DEFAULT_MODEL
+from legato.model.source import resolve_source
+from legato.model.tokenizer import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(resolve_source(DEFAULT_MODEL))
