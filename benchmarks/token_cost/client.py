@@ -9,18 +9,19 @@ _SETTLE_S = 0.5
 _READ_BYTES = 2**16
 _EVENT_END = b"}\n\n"
 _NUM_TOKENS = 4000
-_BODY = {
-    "temperature": 0,
-    "max_tokens": _NUM_TOKENS,
-    "ignore_eos": True,
-    "stream": True,
-}
+_BODY = {"temperature": 0, "ignore_eos": True, "stream": True}
+_LIMIT = {"max_tokens": _NUM_TOKENS}
 _MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 _TOOL = {"type": "function", "function": {"name": "look_up", "description": "What a word means"}}
 REQUESTS: dict[str, tuple[str, dict[str, object]]] = {
-    "chat": ("/v1/chat/completions", {"messages": _MESSAGES}),
-    "chat with tools": ("/v1/chat/completions", {"messages": _MESSAGES, "tools": [_TOOL]}),
-    "completions": ("/v1/completions", {"prompt": "Once upon a time"}),
+    "chat": ("/v1/chat/completions", {"messages": _MESSAGES, **_LIMIT}),
+    "chat with tools": (
+        "/v1/chat/completions",
+        {"messages": _MESSAGES, "tools": [_TOOL], **_LIMIT},
+    ),
+    "completions": ("/v1/completions", {"prompt": "Once upon a time", **_LIMIT}),
+    "responses": ("/v1/responses", {"input": "Hi", "max_output_tokens": _NUM_TOKENS}),
+    "messages": ("/v1/messages", {"messages": _MESSAGES, **_LIMIT}),
 }
 """Key what the table calls it, value the path and the body."""
 

@@ -75,7 +75,9 @@ def test_capacity_under_a_promise_that_nobody_can_keep(
     assert isinstance(report, CapacityReport)
     assert report.capacity.rate_per_s == 0.0
     assert [trial.rate_per_s for trial in report.capacity.trials[:2]] == [100.0, 50.0]
-    assert all("ITL" in trial.broken for trial in report.capacity.trials)
+    # Where nobody finishes in time on a slow machine, there is no gap to measure.
+    assert all(trial.broken for trial in report.capacity.trials)
+    assert any("ITL" in trial.broken for trial in report.capacity.trials)
     assert "100/s not sustained" in capsys.readouterr().err
 
 
@@ -148,8 +150,11 @@ def test_workloads_and_reports_need_no_http() -> None:
 
 
 def test_durations() -> None:
-    texts = ("100ms", "35 ms", "1.5s", "2", "0.25", "2m", "1h", " 3s ")
-    assert [*map(duration_s, texts)] == [0.1, 0.035, 1.5, 2.0, 0.25, 120.0, 3600.0, 3.0]
+    texts = ("100ms", "35 ms", "1.5s", "2m", "1h", " 3s ", "0")
+    assert [*map(duration_s, texts)] == [0.1, 0.035, 1.5, 120.0, 3600.0, 3.0, 0.0]
+    for text in ("2", "0.25"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{text} of what?"):
+            duration_s(text)
     for text in ("", "ms", "1 day", "-1s", "inf", "nan", "1.s", "1e3"):
         with pytest.raises(argparse.ArgumentTypeError, match="not a duration"):
             duration_s(text)

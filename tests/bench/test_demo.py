@@ -1,17 +1,23 @@
 """`legato demo`."""
 
+import io
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from legato.bench.demo.comparison import verdict
+from legato.bench.demo.play import play
+from legato.bench.demo.run import Run
 from legato.bench.demo.toy import toy_steps
-from legato.bench.demo.traffic import sized_traffic
-from legato.bench.demo.view import strip
+from legato.bench.demo.traffic import Traffic, sized_traffic
+from legato.bench.demo.view import View, strip
 from legato.bench.simulation.profiles import load_profile
-from legato.core.config import Policy
+from legato.core.config import Policy, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.scheduler.step_time import StepTimeModel
 from tests.scheduler.step_times import calibrate
@@ -84,6 +90,47 @@ def test_a_strip_shows_a_stall_in_red() -> None:
     assert [i for i, color in enumerate(colors) if "red" in color] == [*range(10, 20)]
 
 
+TRAFFIC = Traffic(num_streams=1, long_prompt=600, itl_slo_s=0.1)
+
+
+def serve(run: Run, gap_s: float, ttft_s: float) -> None:
+    """As if its one stream had a token each 10 ms, but one gap while the prompt was computed."""
+    sent_s = run.started_s + 0.5
+    before_s = [run.started_s + 0.01 * i for i in range(50)]
+    run.token_times_s = [[*before_s, *(before_s[-1] + gap_s + 0.01 * i for i in range(500))]]
+    run.long_sent_s, run.long_first_s, run.ended_s = sent_s, sent_s + ttft_s, sent_s + 5
+
+
+def test_the_verdict_tells_the_price() -> None:
+    runs = [Run(name, TRAFFIC) for name in ("whole", "promised")]
+    serve(runs[0], gap_s=2.0, ttft_s=2.0)
+    serve(runs[1], gap_s=0.09, ttft_s=3.0)
+    told = verdict(runs)
+    assert "stopped the streams for 2.00 s" in told
+    assert "Under a promise of 100 ms, no stream waited longer than 90 ms" in told
+    assert "after 3.00 s, 1.5 times as long" in told
+    serve(runs[1], gap_s=0.09, ttft_s=2.0)
+    assert "no later" in verdict(runs)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_who_cancels_has_what_ran_before(is_terminal: bool) -> None:
+    shown = io.StringIO()
+    view = View("title")
+
+    class Impatient:
+        def serve(self, run: Run, _config: SchedulerConfig) -> None:
+            if len(view.runs) == 3:
+                raise KeyboardInterrupt
+            serve(run, gap_s=1.0, ttft_s=1.0)
+
+    stage: Any = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        play(view, stage, TRAFFIC, Console(file=shown, force_terminal=is_terminal, width=100))
+    assert [run.name for run in view.runs] == list(POLICIES[:2])
+    assert is_terminal or "2 of 4, prefill first" in shown.getvalue()
+
+
 def test_the_whole(tmp_path: Path, calibration_dir: Path) -> None:
     """On the real model: four policies, a table, a picture with four panels, and the terminal's."""
     flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
@@ -95,6 +142,7 @@ def test_the_whole(tmp_path: Path, calibration_dir: Path) -> None:
     for policy in POLICIES:
         assert len(re.findall(f"{policy}.*: longest wait", done.stdout)) >= 1
     assert "8 streams and a prompt of 600 tokens" in done.stdout
+    assert re.search("Under a promise of .*, no stream waited longer than .*", done.stdout)
     picture = (tmp_path / "demo.svg").read_text()
     assert len(re.findall(r'id="axes_\d+"', picture)) == len(POLICIES)
     terminal = (tmp_path / "terminal.svg").read_text().replace("&#160;", " ")

@@ -1,16 +1,19 @@
 """The dashboard as people see and use it: in Chromium, on a server that computes."""
 
 import re
-import threading
+import signal
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.browser.conftest import KEY
-from tests.server.launch import ServerProcess, long_request, wait_until
+from tests.server.background import BackgroundRequest
+from tests.server.launch import ServerProcess, long_request, running_server, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -24,13 +27,26 @@ def settings(target: ServerProcess) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """Of a duration as the page writes it."""
-    number, unit = re.match(r"([\d.]+) (ms|s)", text).groups()  # type: ignore[union-attr]
+    """Of a duration in a text of the page."""
+    number, unit = re.search(r"([\d.]+) (ms|s)", text).groups()  # type: ignore[union-attr]
     return float(number) / (1000 if unit == "ms" else 1)
 
 
 def expect_text(page: Any, selector: str, pattern: str) -> None:
     page.locator(selector).filter(has_text=re.compile(pattern)).wait_for(timeout=MINUTES_MS)
+
+
+def is_stale(page: Any) -> bool:
+    """Whether its figures are grey."""
+    return "is-stale" in (page.locator("body").get_attribute("class") or "")
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds."""
+    axe = pytest.importorskip("axe_playwright_python", reason="needs the extra 'browser'")
+    page.evaluate(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{f['id']}: {node['html']}" for f in found for node in f["nodes"]]
 
 
 def shoot(page: Any, path: Path, *, full_page: bool = False) -> None:
@@ -48,11 +64,14 @@ def given_back(target: ServerProcess) -> Iterator[None]:
 
 def test_it_asks_for_the_key_and_until_it_is_right(blank: Any, target: ServerProcess) -> None:
     blank.goto(f"{target.url}/dashboard")
-    for key in ("wrong", KEY):
-        expect_text(blank, "#connection-text", "waiting for an API key")
+    for key, told in (("wrong", "waiting for an API key"), (KEY, "wrong API key")):
+        expect_text(blank, "#connection-text", told)
+        assert is_stale(blank)
+        assert violations(blank) == []
         blank.get_by_label("Key", exact=True).fill(key)
         blank.get_by_role("button", name="Use this key").click()
     expect_text(blank, "#connection-text", "^live")
+    assert not is_stale(blank)
     blank.reload()
     expect_text(blank, "#connection-text", "^live")
 
@@ -131,48 +150,167 @@ def test_others_see_a_change_at_once(page: Any, target: ServerProcess) -> None:
 
 
 @pytest.mark.usefixtures("given_back")
+def test_a_change_can_be_undone_and_copied(page: Any, target: ServerProcess) -> None:
+    before = settings(target)
+    for value in ("70", "80.5"):
+        page.get_by_label("ITL SLO, ms").fill(value)
+        page.get_by_label("ITL SLO, ms").blur()
+        wait_until(lambda s=float(value): settings(target)["itl_slo_s"] == s / 1000, "not sent")
+    page.locator("#settings-message").filter(has_text="In effect").wait_for()
+    page.get_by_role("button", name="Copy as flags").click()
+    expect_text(page, "#settings-message code", "^--itl-slo 80.5ms$")
+    assert page.evaluate("getSelection().toString()") == "--itl-slo 80.5ms"
+    undo = page.get_by_role("button", name="Undo")
+    undo.click()
+    wait_until(lambda: settings(target)["itl_slo_s"] == 0.07, "not undone")
+    undo.click()
+    wait_until(lambda: settings(target) == before, "not undone")
+    page.locator("#undo:disabled").wait_for()
+
+
+@pytest.mark.usefixtures("given_back")
 def test_a_pasted_prompt_freezes_streams_only_where_it_is_computed_whole(
     page: Any, target: ServerProcess, screenshots: Path
 ) -> None:
-    # A slow machine that others use keeps this, too; one that cannot would let the prompt wait.
-    target.http.patch("/settings", json={"itl_slo_s": 0.4, "max_num_batched_tokens": 256})
+    # Without a promise of the server, the page makes one that this machine, just now, can keep.
+    target.http.patch("/settings", json={"max_num_batched_tokens": 256})
     before = settings(target)
     page.get_by_role("button", name="Paste a long prompt").click()
     expect_text(page, "#experiment-message", "Computed whole, the prompt stopped the streams")
-    page.locator("#paste:enabled").wait_for()
-    gaps = [seconds(page.inner_text(f"#{name}-gap")) for name in ("whole", "chunks")]
-    assert gaps[0] > 2 * gaps[1]
+    page.locator("#paste:visible").wait_for()
+    expect_text(page, "#paste-2-gap", "longest gap")
+    assert re.search(
+        r"under a promise of [\d.]+ m?s.*first token", page.inner_text("#experiment-message")
+    )
+    whole, chunks, promised = (seconds(page.inner_text(f"#paste-{i}-gap")) for i in range(3))
+    assert whole > 2 * chunks
+    assert whole > promised
     assert settings(target) == before
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_timeout(600)  # until it has been drawn anew
-        shoot(page, screenshots / f"dashboard-{scheme}.png")
+        shoot(page, screenshots / f"dashboard-{scheme}.png", full_page=True)
         assert page.evaluate(AUDIT) == {"unnamed": [], "faint": []}
+        assert violations(page) == []
+
+
+def test_a_paste_can_be_cancelled(page: Any, target: ServerProcess) -> None:
+    before = settings(target)
+    page.get_by_role("button", name="Paste a long prompt").click()
+    expect_text(page, "#experiment-message", r"1 of 3: whole, [\d,]+ of 1,9")
+    assert not settings(target)["enable_chunked_prefill"]
+    page.get_by_role("button", name="Cancel").click()
+    expect_text(page, "#experiment-message", "^Cancelled")
+    assert settings(target) == before
+    wait_until(lambda: target.metric("num_requests_running") == 0, "they run on")
+
+
+def test_a_stall_is_seen_while_it_lasts(
+    page: Any, target: ServerProcess, screenshots: Path
+) -> None:
+    """An engine that stands still in a step, and a request that comes meanwhile."""
+    page.get_by_role("button", name="Start 8 streams").click()
+    expect_text(page, "#num-running", "^8$")
+    expect_text(page, "#decode-rate", "[1-9]")
+    page.wait_for_timeout(1000)
+    target.engine.suspend()
+    try:
+        # It may have been stopped between two steps.
+        expect_text(page, "#last-step.is-late", "a step of 8 tokens runs since|no step has ended")
+        page.locator("#lanes[aria-label*='8 without a token for more than']").wait_for()
+        waiting = BackgroundRequest(target, prompt="Hi", n=3, max_tokens=60, ignore_eos=True)
+        expect_text(page, "#num-waiting", "^3 waiting$")
+        assert "3 waiting" in page.locator("#lanes").get_attribute("aria-label")
+        page.wait_for_timeout(1000)  # for the picture
+        shoot(page, screenshots / "dashboard-stall.png", full_page=True)
+    finally:
+        target.engine.resume()
+    expect_text(page, "#num-running", "^11$")
+    waiting.join()
+    expect_text(page, "#last-step:not(.is-late)", "last: ")
+    page.get_by_role("button", name="Stop the streams").click()
+    wait_until(lambda: target.metric("num_requests_running") == 0, "they run on")
+
+
+def test_a_page_that_comes_late_knows_what_was_before(blank: Any, target: ServerProcess) -> None:
+    num_seen = 20
+    with target.http.stream("POST", "/v1/completions", json=long_request()) as response:
+        lines = (line for line in response.iter_lines() if line)
+        for _ in range(num_seen):
+            next(lines)
+        blank.goto(f"{target.url}/dashboard")
+        blank.get_by_label("Key", exact=True).fill(KEY)
+        blank.keyboard.press("Enter")
+        blank.get_by_text("As a table").click()
+        cells = blank.locator("#table tr").first.locator("td")
+        assert cells.nth(2).inner_text() == "4", "length of its prompt"
+        assert int(cells.nth(4).inner_text()) >= num_seen
+        assert blank.inner_text("#itl") != "–"
 
 
 @pytest.mark.usefixtures("given_back")
 def test_it_fits_a_phone(page: Any, target: ServerProcess, screenshots: Path) -> None:
-    target.http.patch("/settings", json={"itl_slo_s": 0.2})
-    thread = threading.Thread(
-        target=target.http.post,
-        args=("/v1/completions",),
-        kwargs={"json": {"prompt": [7] * 1500, "max_tokens": 60, "ignore_eos": True, "n": 2}},
-    )
-    thread.start()
+    target.http.patch("/settings", json={"itl_slo_s": 0.4})
     page.set_viewport_size({"width": 390, "height": 844})
-    expect_text(page, "#num-running", "[1-9]")
+    page.reload()
+    page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#decode-rate", "[1-9]")
-    shoot(page, screenshots / "dashboard-phone.png", full_page=True)
+    page.wait_for_timeout(2000)  # until the drawing's window is full
+    target.http.post("/v1/completions", json={"prompt": [7] * 600, "max_tokens": 4, "n": 2})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    thread.join()
+    assert page.get_by_role("button", name="Paste a long prompt").bounding_box()["y"] < 844
+    assert page.evaluate(AUDIT) == {"unnamed": [], "faint": []}
+    assert violations(page) == []
+    # The bar with the buttons is at the bottom, where a picture of the whole page has its end.
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": 390, "height": height})
+    page.wait_for_timeout(600)
+    shoot(page, screenshots / "dashboard-phone.png")
+    page.get_by_role("button", name="Stop the streams").click()
+
+
+def test_what_lies_under_the_pointer_is_told(page: Any) -> None:
+    page.get_by_role("button", name="Start 8 streams").click()
+    expect_text(page, "#decode-rate", "[1-9]")
+    page.locator("#lanes").hover(position={"x": 20, "y": 10})
+    expect_text(page, "[role=tooltip]", r"^#\d+: [\d,]+ tokens? of output, prompt of \d+ tokens")
+    page.keyboard.press("Escape")
+    assert page.locator("[role=tooltip]").is_hidden()
+    page.get_by_role("button", name="Stop the streams").click()
 
 
 def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -> None:
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
+    expect_text(page, "#itl", "ms|s")  # of what has not begun, nothing would be lost
     target.engine.kill()
+    expect_text(page, "#trouble", "died and is being restarted")
+    assert is_stale(page)
+    expect_text(page, "#num-running", "^0$")
+    assert page.inner_text("#itl") != "–", "what was before is still seen"
     expect_text(page, "#experiment-message.is-error", "engine")
     wait_until(lambda: target.http.get("/health").status_code == 200, "it is not started again")
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
     expect_text(page, "#last-step", r"last: 8 decode")
+    expect_text(page, "#restarts", "^1$")
+    assert not is_stale(page)
+
+
+def test_a_server_that_drains_or_is_gone_is_told_and_the_next_is_found(
+    tab: Any, tmp_path: Path
+) -> None:
+    with running_server(tmp_path) as first:
+        tab.goto(f"{first.url}/dashboard")
+        expect_text(tab, "#connection-text", "^live")
+        with first.http.stream("POST", "/v1/completions", json=long_request()) as response:
+            next(response.iter_lines())
+            first.process.send_signal(signal.SIGTERM)
+            expect_text(tab, "#connection-text", "^draining: 1 request left, no more taken$")
+        first.process.wait()
+        expect_text(tab, "#connection-text", "no answer from the server|drained")
+        assert is_stale(tab)
+        port = urlsplit(first.url).port
+    with running_server(tmp_path, "--port", str(port)):
+        expect_text(tab, "#connection-text", "^live")
+        assert not is_stale(tab)

@@ -20,7 +20,7 @@ from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.step_record import EngineRecord, RequestEnded, StepRecord
+from legato.core.step_record import EngineRecord, RequestEnded, RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
@@ -202,6 +202,20 @@ async def test_a_killed_engine_is_started_again(client: EngineClient) -> None:
 async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> None:
     with pytest.raises(ConfigError):
         await EngineClient.start(config, load_text())
+
+
+async def test_who_watches_hears_of_a_step_before_it_is_over(client: EngineClient) -> None:
+    """And so of a request when it is sent; nothing of either comes in any other records."""
+    with client.live.subscribe() as live, client.records.subscribe() as records:
+        await complete(client, GREEDY)
+        sent, *begun = live.take_now()
+        assert isinstance(sent, RequestSent)
+        assert all(isinstance(step, StepBegun) for step in begun)
+        steps = [record for record in records.take_now() if isinstance(record, StepRecord)]
+        assert [s.step_id for s in steps] == [s.step_id for s in begun if isinstance(s, StepBegun)]
+        assert list(client.recent.steps)[-len(steps) :] == steps
+    await complete(client, GREEDY)
+    assert live.take_now() == []
 
 
 async def test_records_come_while_somebody_listens_from_the_next_engine_too(

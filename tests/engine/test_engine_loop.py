@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
@@ -140,6 +140,8 @@ def test_requests_that_all_fail_are_not_the_engines_fault() -> None:
     assert engine.executor.steps[-1].chunks[0].request_id == "canary"
 
 
+@example(lengths=[44, 24], poisons=set(), memory=16, budget=90, depth=2, fails_late=False)
+@example(lengths=[19, 29, 90], poisons=set(), memory=22, budget=87, depth=3, fails_late=False)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     poisons=st.sets(st.integers(0, 11)),

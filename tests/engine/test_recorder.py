@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest
-from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, StepRecord
+from legato.core.step_record import (
+    EngineRecord,
+    RequestArrived,
+    RequestEnded,
+    StepBegun,
+    StepRecord,
+)
 from tests.engine.test_engine_loop import Engine, drain, request, tokens
 
 
@@ -51,6 +57,27 @@ def test_faults_are_recorded() -> None:
     assert step.failed == ("poison",)
     assert isinstance(ended, RequestEnded)
     assert (ended.finish_reason, ended.error) == (FinishReason.ERROR, "ValueError: boom")
+
+
+def test_a_step_is_told_of_before_it_is_computed() -> None:
+    engine = Engine()
+    told: list[tuple[StepBegun, float]] = []
+    engine.on_begun = lambda step: told.append((step, engine.clock()))
+    engine.set_recording(is_on=True)
+    engine.step([request("a", 8), request("b", 20)])
+    engine.step()
+    (first, first_told_s), (second, _) = told
+    assert first.prefill_tokens == {"a": 8, "b": 20}
+    assert (first.num_decode_tokens, second.num_decode_tokens) == (0, 2)
+    steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
+    assert first_told_s < steps[0].ended_s
+    for (begun, _), step in zip(told, steps, strict=True):
+        assert (begun.step_id, begun.planned_s) == (step.step_id, step.planned_s)
+        assert (begun.predicted_s, begun.limit_s) == (step.predicted_s, step.limit_s)
+        assert begun.budget_tokens == step.budget_tokens
+    engine.on_begun = None
+    engine.step()
+    assert len(told) == 2
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8), budget=st.integers(1, 100))

@@ -17,6 +17,7 @@ from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import StepBegun
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process import child_process, engine_process
@@ -46,6 +47,9 @@ class Listener:
 
     def engine_is_ready(self) -> None:
         self.told.append("ready")
+
+    def note_begun(self, step: StepBegun) -> None:
+        self.told.append(f"begun {step.step_id}")
 
     def take_step(self, step: StepOutputs) -> None:
         [output] = step.outputs

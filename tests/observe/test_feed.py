@@ -20,7 +20,7 @@ def ended(number: int) -> Record:
 
 async def test_records_are_made_while_somebody_listens() -> None:
     demands: list[bool] = []
-    feed = RecordFeed(demands.append)
+    feed = RecordFeed[Record](demands.append)
     feed.publish([ended(0)])
     with feed.subscribe() as first:
         with feed.subscribe() as second:
@@ -34,7 +34,7 @@ async def test_records_are_made_while_somebody_listens() -> None:
 
 
 async def test_taking_waits_for_a_record_or_the_end() -> None:
-    feed = RecordFeed(lambda _: None)
+    feed = RecordFeed[Record](lambda _: None)
     subscription = feed.subscribe()
     taking = asyncio.create_task(subscription.take())
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_taking_waits_for_a_record_or_the_end() -> None:
 
 
 async def test_who_does_not_take_loses_records_and_is_told_how_many() -> None:
-    feed = RecordFeed(lambda _: None)
+    feed = RecordFeed[Record](lambda _: None)
     with feed.subscribe(max_records=2) as slow:
         feed.publish([ended(1)])
         feed.publish([ended(2), ended(3), ended(4)])
@@ -57,3 +57,16 @@ async def test_who_does_not_take_loses_records_and_is_told_how_many() -> None:
         assert slow.num_dropped == 2
         feed.publish([ended(5)])
         assert await slow.take() == [ended(5)]
+
+
+async def test_what_waits_may_be_taken_without_waiting() -> None:
+    feed = RecordFeed[Record](lambda _: None)
+    with feed.subscribe() as subscription:
+        assert subscription.take_now() == []
+        feed.publish([ended(1)])
+        assert subscription.take_now() == [ended(1)]
+        taking = asyncio.create_task(subscription.take())
+        await asyncio.sleep(0)
+        assert not taking.done()
+        feed.publish([ended(2)])
+        assert await taking == [ended(2)]

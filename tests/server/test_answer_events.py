@@ -18,6 +18,7 @@ from legato.server.anthropic.events import written as messages_written
 from legato.server.generation.message import MessageDelta, ToolCallDelta
 from legato.server.openai.responses.events import Event, EventNumbers
 from legato.server.openai.responses.items import OutputItems
+from legato.server.requests.response_items import messages_of, read_items
 from tests.profiles import examples
 
 _response_event: Any = TypeAdapter(ResponseStreamEvent).validate_python
@@ -104,6 +105,25 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
     assert "".join(delta.reasoning for delta in deltas) == "".join(
         item["content"][0]["text"] for item in response["output"] if item["type"] == "reasoning"
     )
+
+
+@examples(100)
+@given(deltas=messages())
+def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) -> None:
+    items = OutputItems("abc")
+    for delta in deltas:
+        items.take(delta, ())
+    items.close("completed")
+    read: Any = read_items([shown(item) for item in items.done])
+    told = [message for _, message in messages_of(("output", item) for item in read)]
+    assert {message["role"] for message in told} == {"assistant"}
+    for name, key in (("content", "content"), ("reasoning", "reasoning_content")):
+        said = "".join(getattr(delta, name) for delta in deltas)
+        assert said == "".join(message.get(key) or "" for message in told)
+    calls = [call for message in told for call in message.get("tool_calls", ())]
+    assert [call["id"] for call in calls] == [
+        call.id for delta in deltas for call in delta.tool_calls if call.id is not None
+    ]
 
 
 @examples(150)

@@ -16,6 +16,17 @@ QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of Franc
 ANSWER = "The capital of France is Paris."
 GREEDY = {"temperature": 0}
 
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Tells the weather in a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
 validate_event: Any = TypeAdapter(RawMessageStreamEvent).validate_python
 
 
@@ -127,6 +138,41 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(claude: anthropic.Anthr
     assert message.content[0].model_dump()["text"] == " Paris"
 
 
+def test_a_tool_is_used_and_its_result_answered(claude: anthropic.Anthropic) -> None:
+    asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields: dict[str, Any] = {
+        "tools": [WEATHER],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    message = ask(claude, asked, **fields)
+    assert message.stop_reason == "tool_use"
+    [used] = message.content
+    assert used.type == "tool_use"
+    assert used.input == {"city": "Paris"}
+    with claude.messages.stream(
+        model=MODEL, messages=asked, max_tokens=50, extra_body=GREEDY, **fields
+    ) as stream:
+        [streamed] = stream.get_final_message().content
+    assert (streamed.type, streamed.input) == ("tool_use", used.input)
+    result = {"type": "tool_result", "tool_use_id": used.id, "content": "It is sunny."}
+    told = [
+        *asked,
+        {"role": "assistant", "content": [used.model_dump()]},
+        {"role": "user", "content": [result]},
+    ]
+    assert ask(claude, told, tools=[WEATHER], max_tokens=3).stop_reason == "max_tokens"
+    count = claude.messages.count_tokens(model=MODEL, messages=told, tools=[WEATHER])
+    without = claude.messages.count_tokens(model=MODEL, messages=told)
+    assert count.input_tokens > without.input_tokens + 20
+
+
+def test_output_has_the_form_of_a_schema(claude: anthropic.Anthropic) -> None:
+    schema = {k: v for k, v in WEATHER["input_schema"].items() if k != "description"}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    [block] = ask(claude, output_config=form, max_tokens=60).content
+    assert list(json.loads(block.model_dump()["text"])) == ["city"]
+
+
 def test_what_other_clients_send_is_accepted(claude: anthropic.Anthropic) -> None:
     ask(
         claude,
@@ -181,6 +227,8 @@ def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> Non
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type: "),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema is missing"),
         ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: "),
+        ({"tools": [{**WEATHER, "input_schema": {"type": "x"}}]}, "tools.0.input_schema.type: "),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "no tool 'g'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: "),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences: "),
         ({"stop_sequences": ["x" * 5000]}, "stop_sequences"),

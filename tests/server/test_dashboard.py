@@ -39,6 +39,7 @@ def test_a_request_is_told_in_lengths_and_times(server: ServerProcess) -> None:
     with watching(server) as updates:
         first = next(updates)
         assert first["about"]["max_model_len"] == 8192
+        assert first["about"]["version"] == server.http.get("/version").json()["version"]
         assert first["settings"] == server.http.get("/settings").json()
         answer = server.http.post("/v1/completions", json=request, headers=headers)
         records, told = [], ""
@@ -46,7 +47,12 @@ def test_a_request_is_told_in_lengths_and_times(server: ServerProcess) -> None:
             update = next(updates)
             records += update["records"]
             told += json.dumps(update)
-    arrived, *middle, ended = records
+    sent, *records = records
+    begun = [record for record in records if record["kind"] == "begun"]
+    arrived, *middle, ended = [record for record in records if record["kind"] != "begun"]
+    assert (sent["kind"], sent["request_id"]) == ("sent", arrived["request_id"])
+    assert begun[0]["prefill_tokens"] == {arrived["request_id"]: 4}
+    assert [step["step_id"] for step in begun] == [step["step_id"] for step in middle]
     assert arrived["num_prompt_tokens"] == 4
     assert arrived["request_id"] == ended["request_id"]
     assert "watched" in ended["request_id"]
@@ -55,6 +61,29 @@ def test_a_request_is_told_in_lengths_and_times(server: ServerProcess) -> None:
     assert "zebra" not in told
     assert answer.json()["choices"][0]["text"].strip() not in told
     assert update["num_dropped"] == 0
+
+
+def test_who_comes_late_is_told_what_was(server: ServerProcess) -> None:
+    """The steps of before, and whose they were that run still."""
+    with server.http.stream("POST", "/v1/completions", json=long_request()) as response:
+        lines = (line for line in response.iter_lines() if line)
+        for _ in range(5):
+            next(lines)
+        with watching(server) as updates:
+            first = next(updates)
+            history = first["history"]
+            [unfinished] = history["unfinished"]
+            own = [
+                chunk
+                for step in history["steps"]
+                for chunk in step["chunks"]
+                if chunk["request_id"] == unfinished["request_id"]
+            ]
+            assert sum(chunk["num_samples"] for chunk in own) >= 5
+            assert first["num_unfinished"] == 1
+            totals = first["totals"]
+            assert set(totals["refused"]) == {"invalid", "queue_full", "ttft_slo"}
+            assert "history" not in next(updates)
 
 
 def test_several_may_watch_and_leave(server: ServerProcess) -> None:

@@ -1,19 +1,37 @@
 """/v1/responses with OpenAI's client, streamed and whole, and what it can come back to."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from tests.server.launch import MODEL, ServerProcess
 from tests.server.test_errors import check
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tells the weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+class Place(BaseModel):
+    city: Annotated[str, Field(min_length=1, max_length=20)]
+
 
 validate_event: Any = TypeAdapter(ResponseStreamEvent).validate_python
 
@@ -184,6 +202,67 @@ def test_nothing_here_is_cancelled(client: openai.OpenAI) -> None:
         client.responses.cancel("resp_none")
 
 
+def test_a_function_is_called_and_its_output_answered(client: openai.OpenAI) -> None:
+    fields: Any = {"tools": [WEATHER], "parallel_tool_calls": False}
+    first = ask(client, "What is the weather in Paris?", tool_choice="required", **fields)
+    [call] = first.output
+    assert call.type == "function_call"
+    assert call.name == "get_weather"
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    assert first.tools[0].to_dict() == WEATHER
+    output: Any = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": "It is sunny.",
+    }
+    second = ask(client, [output], previous_response_id=first.id, max_output_tokens=3, **fields)
+    whole: Any = [
+        {"role": "user", "content": "What is the weather in Paris?"},
+        call.model_dump(),
+        {**output, "output": [{"type": "input_text", "text": "It is sunny."}]},
+    ]
+    again = ask(client, whole, max_output_tokens=3, **fields)
+    assert second.output_text == again.output_text
+    assert second.usage is not None
+    assert again.usage is not None
+    assert second.usage.input_tokens == again.usage.input_tokens
+
+
+def test_a_call_is_streamed(http: httpx.Client) -> None:
+    found = events(
+        http,
+        input="What is the weather in Paris?",
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "get_weather"},
+    )
+    types = [event["type"].removeprefix("response.") for event in found]
+    num_deltas = types.count("function_call_arguments.delta")
+    assert num_deltas > 3
+    assert types == [
+        *("created", "in_progress", "output_item.added"),
+        *["function_call_arguments.delta"] * num_deltas,
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    [call] = found[-1]["response"]["output"]
+    deltas = [event["delta"] for event in found if event["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == call["arguments"] == found[-3]["arguments"]
+
+
+def test_text_has_the_form_of_a_model(client: openai.OpenAI) -> None:
+    response = client.responses.parse(
+        model=MODEL,
+        input="Where is the Eiffel Tower?",
+        text_format=Place,
+        temperature=0,
+        max_output_tokens=60,
+    )
+    assert response.output_parsed is not None
+    assert response.output_parsed.city
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}})
+    assert str(refused.value.param).startswith("text.format.schema")
+
+
 def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> None:
     body = {"input": "Tell me a long story.", "ignore_eos": True, "stream": True}
     with server.http.stream(
@@ -235,6 +314,10 @@ def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [WEATHER, WEATHER]}, "tools.1.name"),
+        ({"tools": [{**WEATHER, "parameters": {"type": "x"}}]}, "tools.0.parameters.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),

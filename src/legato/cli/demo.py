@@ -85,10 +85,11 @@ def _print_toy(console: "Console") -> None:
 
 
 def _play(args: argparse.Namespace, console: "Console") -> None:
-    from legato.bench.demo.comparison import comparison, plot
+    from legato.bench.demo.comparison import comparison, plot, verdict
     from legato.bench.demo.play import play, write_svg
     from legato.bench.demo.run import Stage
     from legato.bench.demo.traffic import sized_traffic
+    from legato.bench.demo.view import View
     from legato.bench.report.console import print_table
 
     console.print("Loading the model; the first time, ten seconds go into measuring its steps.")
@@ -102,8 +103,16 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     )
     title = f"{traffic.num_streams} streams and a prompt of {traffic.long_prompt:,} tokens"
     console.print(f"{title}: {stage.name}", soft_wrap=True)
-    view = play(stage, traffic, title, console)
+    view = View(title)
+    try:
+        play(view, stage, traffic, console)
+    except KeyboardInterrupt:
+        if view.runs:
+            print_table(comparison(view.runs))
+        console.print("cancelled")
+        raise
     print_table(comparison(view.runs))
+    console.print(verdict(view.runs), soft_wrap=True)
     if args.terminal_svg is not None:
         write_svg(view, args.terminal_svg)
     if importlib.util.find_spec("matplotlib") is None:

@@ -121,9 +121,9 @@ def _tune_config(args: argparse.Namespace) -> "TuneConfig":
 def _publish(folder: Path, report: "TuneReport") -> None:
     from legato.bench.report.console import print_table
     from legato.bench.report.page import render
+    from legato.core.serve_flags import command_line
     from legato.tune.plots import tune_plots
     from legato.tune.report import write_tune_report
-    from legato.tune.serve_flags import command_line
     from legato.tune.tables import certainty, tune_tables
 
     tables = tune_tables(report)

@@ -39,7 +39,7 @@ _NOTES = {
         "chat-template-content-format"
     ),
     "that is always so": (
-        "enable-request-id-headers enable-prompt-tokens-details enable-tokenizer-info-endpoint "
+        "enable-request-id-headers enable-prompt-tokens-details "
         "use-v2-block-manager fail-on-environ-validation"
     ),
     "set HF_HOME, the Hugging Face hub's own variable": "download-dir",

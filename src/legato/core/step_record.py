@@ -179,6 +179,41 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
 Record = EngineRecord | AnswerRecord
 
 
+class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_field="kind"):
+    """A step is about to be computed; its `StepRecord` comes when it was.
+
+    Attributes:
+        planned_s, predicted_s, limit_s, budget_tokens: as in `StepRecord`.
+        num_decode_tokens: as there.
+        prefill_tokens: of prompts, and of what was preempted; key request id.
+    """
+
+    step_id: int
+    planned_s: float
+    predicted_s: float | None
+    limit_s: float | None
+    budget_tokens: int
+    num_decode_tokens: int
+    prefill_tokens: dict[str, int]
+
+
+class RequestSent(msgspec.Struct, frozen=True, kw_only=True, tag="sent", tag_field="kind"):
+    """A request was sent to the engine, which takes it when the step that runs has ended.
+
+    Attributes:
+        arrived_s, num_prompt_tokens, slo_class: as in `RequestArrived`.
+    """
+
+    request_id: str
+    arrived_s: float
+    num_prompt_tokens: int
+    slo_class: str
+
+
+LiveRecord = StepBegun | RequestSent
+"""What is told before it is over: for who watches, and in no trace."""
+
+
 def received(record: EngineRecord, now_s: float) -> EngineRecord:
     """The record, with the time at which the front end had it where it is a step's."""
     if isinstance(record, StepRecord):

@@ -94,6 +94,10 @@ _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
+_ROOMS = (
+    *(chat, completions, responses, messages, models, tokenization),
+    *(trace, settings, probes, events, dashboard),
+)
 _ERRORS = (
     ApiError,
     EngineDeadError,
@@ -132,11 +136,7 @@ def create_app(
     )
     api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
     assets = dashboard.load_dashboard() | load_reference()
-    rooms = (
-        *(chat, completions, responses, messages, models, tokenization),
-        *(trace, settings, probes, events, dashboard),
-    )
-    routers = [*(room.router for room in rooms), pages_router(assets)]
+    routers = [*(room.router for room in _ROOMS), pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:
         routers.append(tokenization.info_router)
     for router in routers:

@@ -16,9 +16,9 @@ from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import progress_bar
 from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.core.config import EngineConfig
+from legato.core.serve_flags import serve_flags
 from legato.observe.traces.trace_file import read_trace
 from legato.tune.recording import Recording
-from legato.tune.serve_flags import serve_flags
 
 
 class RealRun(msgspec.Struct, frozen=True, kw_only=True):

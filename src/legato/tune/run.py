@@ -14,6 +14,7 @@ from legato.bench.simulation.machine_file import load_machine, write_machine
 from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.bench.workload.requests import RandomPrompts, Workload, within
 from legato.core.config import EngineConfig
+from legato.core.serve_flags import serve_flags
 from legato.core.slo import INTERACTIVE
 from legato.engine.startup.build import model_context
 from legato.tune.candidate import Candidate, Space, check_goal
@@ -24,7 +25,6 @@ from legato.tune.real import run_real
 from legato.tune.report import Finalist, TuneReport
 from legato.tune.score import score
 from legato.tune.search import SearchResult, Tried, search
-from legato.tune.serve_flags import serve_flags
 from legato.tune.trial import Problem, evaluate
 
 _NUM_RUNS = 8

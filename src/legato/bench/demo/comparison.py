@@ -10,6 +10,7 @@ from legato.bench.demo.run import Run
 from legato.bench.report.summary import distribution
 from legato.bench.report.tables import Table, duration
 
+_NOTICEABLE = 1.05
 _IN_TIME, _LATE, _SHADE = "#1f5fa8", "#c0392b", "#f2d7a0"
 
 
@@ -21,6 +22,25 @@ def comparison(runs: Sequence[Run]) -> Table:
     )
     header = ["policy", "alone", "median", "longest", "late", "TTFT"]
     return Table(title, header, [_row(run) for run in runs])
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """What the last run's promise did for the streams against the first run, and what it cost."""
+    whole, promised = runs[0].result(), runs[-1].result()
+    stopped_s, waited_s = (float(run.itl_s(during=True).max()) for run in (whole, promised))
+    ratio = promised.ttft_s / whole.ttft_s
+    price = (
+        f"{ratio:.1f} times as long: that is the promise's price"
+        if ratio > _NOTICEABLE
+        else "no later: the promise cost nothing"
+    )
+    return (
+        f"Computed whole, the prompt stopped the streams for {duration(stopped_s)}, and had its "
+        f"first token after {duration(whole.ttft_s)}. Under a promise of "
+        f"{duration(runs[-1].traffic.itl_slo_s)}, no stream waited longer than "
+        f"{duration(waited_s)}, and the first token came after {duration(promised.ttft_s)}, "
+        f"{price}."
+    )
 
 
 def _row(run: Run) -> list[str]:

@@ -19,17 +19,24 @@ _SHOWN_SHARE = 0.6
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def play(stage: Stage, traffic: Traffic, title: str, console: Console) -> View:
-    """Serve the traffic with each policy; drawn in a terminal, told in a line of each elsewhere."""
-    view = View(title)
+def play(view: View, stage: Stage, traffic: Traffic, console: Console) -> None:
+    """Serve the traffic with each policy; drawn in a terminal, told in a line of each elsewhere.
+
+    Raises:
+        KeyboardInterrupt: whoever watches has seen enough; the view has the runs that are over.
+    """
+    policies = demo_policies(traffic.itl_slo_s)
     with _shown(view, console):
-        for name, config in demo_policies(traffic.itl_slo_s).items():
+        for number, (name, config) in enumerate(policies.items(), start=1):
             run = Run(name, traffic)
-            view.runs.append(run)
-            stage.serve(run, config)
+            view.begin(run, f"{number} of {len(policies)}")
+            try:
+                stage.serve(run, config)
+            except KeyboardInterrupt:
+                view.drop()
+                raise
             if not console.is_terminal:
-                console.print(_line(run), soft_wrap=True)
-    return view
+                console.print(f"{number} of {len(policies)}, {_line(run)}", soft_wrap=True)
 
 
 def write_svg(view: View, path: Path) -> None:

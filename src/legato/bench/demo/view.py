@@ -23,6 +23,7 @@ _WINDOW_S = 5.0  # of the run that goes on
 _LEVELS = "▁▂▃▄▅▆▇█"
 _STALLED = "·"
 _IN_TIME, _LATE = "green", "bold red"
+_HINT = "Ctrl-C compares what has run so far"
 
 
 class View:
@@ -37,7 +38,17 @@ class View:
 
     def __init__(self, title: str) -> None:
         self._title = title
+        self._progress = ""
         self.runs: list[Run] = []
+
+    def begin(self, run: Run, progress: str) -> None:
+        """Show a run that begins. Args: `progress`: such as "2 of 4"."""
+        self._progress = progress
+        self.runs.append(run)
+
+    def drop(self) -> None:
+        """Show the latest run no more: it was not brought to its end."""
+        self.runs.pop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.at(time.monotonic(), options.max_width)
@@ -49,10 +60,18 @@ class View:
         blocks = [
             _finished(run, columns)
             if run.ended_s is not None and run.ended_s <= now_s
-            else _current(run, now_s, columns)
+            else _current(run, now_s, columns, self._progress)
             for run in self.runs
         ]
-        return Panel(Group(*blocks), title=self._title, title_align="left", padding=(0, 1))
+        ended_s = self.runs[-1].ended_s if self.runs else None
+        return Panel(
+            Group(*blocks),
+            title=self._title,
+            title_align="left",
+            subtitle=_HINT if ended_s is None or ended_s > now_s else None,
+            subtitle_align="left",
+            padding=(0, 1),
+        )
 
 
 def strip(
@@ -102,7 +121,7 @@ def _finished(run: Run, columns: int) -> Table:
     return grid
 
 
-def _current(run: Run, now_s: float, columns: int) -> Group:
+def _current(run: Run, now_s: float, columns: int, progress: str) -> Group:
     """A lane for each stream, the long prompt's progress, and the latest step."""
     start_s, slo_s = max(run.started_s, now_s - _WINDOW_S), run.traffic.itl_slo_s
     span_s = start_s, start_s + _WINDOW_S
@@ -122,7 +141,8 @@ def _current(run: Run, now_s: float, columns: int) -> Group:
         ProgressBar(total, num_computed, width=columns),
         f"{num_computed:,} of {total:,}",
     )
-    return Group(Rule(Text(run.name, "bold"), align="left"), lanes, _latest_step(run, now_s))
+    title = Text.assemble((f"{progress}: ", "dim"), (run.name, "bold"))
+    return Group(Rule(title, align="left"), lanes, _latest_step(run, now_s))
 
 
 def _latest_step(run: Run, now_s: float) -> Text:

@@ -15,7 +15,7 @@ from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
-from legato.core.step_record import StepRecord, received
+from legato.core.step_record import LiveRecord, Record, RequestSent, StepBegun, StepRecord, received
 from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
 from legato.engine.frontend.completion import CompletionStream
 from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
@@ -27,6 +27,7 @@ from legato.engine.process.messages import (
     EngineInfo,
     KnowVocabulary,
     Reconfigure,
+    SetAnnouncing,
     SetRecording,
     StepOutputs,
 )
@@ -34,6 +35,7 @@ from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
 from legato.observe.traces.feed import RecordFeed
+from legato.observe.traces.recent_steps import RecentSteps
 
 
 class _Running:
@@ -74,6 +76,8 @@ class EngineClient:
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
+        live: what is told before it is over; likewise.
+        recent: the latest steps, whether anybody has subscribed or not.
         deliveries: of tokens to those who read their streams.
     """
 
@@ -92,7 +96,9 @@ class EngineClient:
         self.defaults = defaults
         self.stats = EngineStats()
         self.on_step: Callable[[StepRecord], object] = lambda _: None
-        self.records = RecordFeed(self._set_recording)
+        self.records = RecordFeed[Record](self._set_recording)
+        self.live = RecordFeed[LiveRecord](self._set_announcing)
+        self.recent = RecentSteps()
         self.deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
@@ -183,6 +189,11 @@ class EngineClient:
         supervisor.send(Reconfigure(resolved))
         self.deliveries.promise(scheduler.classes)
 
+    @property
+    def unfinished(self) -> list[RequestSent]:
+        """Requests that have come and not ended, in the order in which they came."""
+        return [_sent(running.request) for running in self._running.values()]
+
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine just now."""
         self._supervisor.check_running()
@@ -249,6 +260,8 @@ class EngineClient:
         running.submission.request_ids.append(request_id)
         self._running[request_id] = running
         self._supervisor.send(running.request)
+        if self.live.is_wanted:
+            self.live.publish([_sent(running.request)])
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
         known = self._running.pop(request_id, None) is not None
@@ -267,6 +280,9 @@ class EngineClient:
     def _set_recording(self, is_on: bool) -> None:
         self._supervisor.send(SetRecording(is_on))
 
+    def _set_announcing(self, is_on: bool) -> None:
+        self._supervisor.send(SetAnnouncing(is_on))
+
     # What the supervisor tells: this is its `EngineListener`.
 
     @property
@@ -279,8 +295,14 @@ class EngineClient:
             self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.records.is_wanted:
             self._set_recording(True)
+        if self.live.is_wanted:
+            self._set_announcing(True)
         for running in self._running.values():
             self._supervisor.send(running.request)
+
+    def note_begun(self, step: StepBegun) -> None:
+        """Tell those who watch."""
+        self.live.publish([step])
 
     def take_step(self, step: StepOutputs) -> None:
         """Hand on all outputs in one pass."""
@@ -290,6 +312,7 @@ class EngineClient:
         for record in records:
             if isinstance(record, StepRecord):
                 self.on_step(record)
+                self.recent.note(record)
         self.records.publish(records)
         given: list[StreamDelivery] = []
         for output in step.outputs:
@@ -327,11 +350,21 @@ class EngineClient:
                 self._fail(running.submission, error)
             running.request = msgspec.structs.replace(running.request, is_rerun=True)
         self.stats = EngineStats(num_waiting=len(self._running))
+        self.recent.clear()
 
     def engine_is_given_up(self, reason: str) -> None:
         """End everything."""
         for running in tuple(self._running.values()):
             self._fail(running.submission, EngineDeadError(f"the engine is gone: {reason}"))
+
+
+def _sent(request: AddRequest) -> RequestSent:
+    return RequestSent(
+        request_id=request.request_id,
+        arrived_s=request.arrival_time_s,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        slo_class=request.service.slo_class,
+    )
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

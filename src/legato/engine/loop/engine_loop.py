@@ -14,10 +14,10 @@ from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
 from legato.core.request import Event
 from legato.core.stats import EngineStats
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
-from legato.engine.loop.recorder import Recorder
+from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
@@ -59,6 +59,7 @@ class EngineLoop:
     Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
         recalibration: what is to be measured then; None where nothing is.
+        on_begun: told of each step before it is computed; None where nobody asks.
         grammars: of outputs, compiled and to be compiled.
     """
 
@@ -73,6 +74,7 @@ class EngineLoop:
         self.grammars = grammars or Grammars()
         self.untaken: UntakenPages | None = None
         self.recalibration: Recalibration | None = None
+        self.on_begun: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._scheduler = scheduler
@@ -168,19 +170,26 @@ class EngineLoop:
     def _fill(self) -> None:
         """Submit steps until as many are in flight as the executor takes."""
         self._take_settings()
-        while len(self._in_flight) < self._executor.depth and self._next_config is None:
+        while self._takes_another:
             planned_s = self._clock()
             plan = self._scheduler.plan(planned_s)
             self._tell_of_broken_promise()
             if plan is None:
                 return
+            if self.on_begun is not None:
+                self.on_begun(begun(plan, planned_s))
             started_s = self._clock()
             if plan.moves:
                 self._executor.move(plan.moves)
             fault = submit(self._executor, plan)
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
-            if fault is not None:
-                return
+
+    @property
+    def _takes_another(self) -> bool:
+        """Not behind a step that could not be submitted: that is run again in parts first."""
+        if len(self._in_flight) == self._executor.depth or self._next_config is not None:
+            return False
+        return not self._in_flight or self._in_flight[-1].fault is None
 
     def _land(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight, and book it."""

@@ -12,6 +12,7 @@ from legato.core.step_record import (
     EngineRecord,
     RequestArrived,
     RequestEnded,
+    StepBegun,
     StepRecord,
 )
 from legato.kv.manager import KVCacheManager
@@ -93,6 +94,21 @@ class Recorder:
             if output.finish_reason is not None:
                 num_output_tokens = self._num_output_tokens.pop(output.request_id)
                 self._records.append(_ended(output, num_output_tokens, now_s))
+
+
+def begun(plan: StepPlan, planned_s: float) -> StepBegun:
+    """A step that is about to be computed."""
+    prefills = [chunk for chunk in plan.chunks if chunk.kind == "prefill"]
+    prefill_tokens = {chunk.request_id: chunk.num_tokens for chunk in prefills}
+    return StepBegun(
+        step_id=plan.step_id,
+        planned_s=planned_s,
+        predicted_s=plan.predicted_s,
+        limit_s=plan.limit_s,
+        budget_tokens=plan.budget_tokens,
+        num_decode_tokens=plan.num_tokens - sum(prefill_tokens.values()),
+        prefill_tokens=prefill_tokens,
+    )
 
 
 def _arrived(request: AddRequest, now_s: float) -> RequestArrived:

@@ -8,7 +8,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +19,7 @@ from legato.core.garbage import uncollected
 from legato.core.memory import describe_shortage, is_shortage
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
+from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.messages import (
@@ -28,7 +29,9 @@ from legato.engine.process.messages import (
     EngineReady,
     KnowVocabulary,
     Reconfigure,
+    SetAnnouncing,
     SetRecording,
+    StepAnnounced,
     StepOutputs,
 )
 from legato.engine.startup.parts import StartParts
@@ -81,7 +84,7 @@ def _serve(channel: Channel) -> int:
         if not messages and not engine.has_work:
             engine.use_idle_time()
             continue
-        events = _events(messages, engine)
+        events = _events(messages, engine, channel)
         try:
             outputs = engine.step(events)
         except EngineFaultError as error:
@@ -90,13 +93,17 @@ def _serve(channel: Channel) -> int:
         channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
 
 
-def _events(messages: Iterable[FromFrontEnd], engine: "EngineLoop") -> list[Event]:
+def _events(
+    messages: Iterable[FromFrontEnd], engine: "EngineLoop", channel: Channel
+) -> list[Event]:
     """What is for the scheduler; the rest is done."""
     events: list[Event] = []
     for message in messages:
         match message:
             case SetRecording(is_on):
                 engine.set_recording(is_on=is_on)
+            case SetAnnouncing(is_on):
+                engine.on_begun = _announcing(channel) if is_on else None
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
@@ -106,6 +113,10 @@ def _events(messages: Iterable[FromFrontEnd], engine: "EngineLoop") -> list[Even
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events
+
+
+def _announcing(channel: Channel) -> Callable[[StepBegun], None]:
+    return lambda step: channel.send(StepAnnounced(step))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
-from legato.core.step_record import EngineRecord
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.model.vocabulary import Vocabulary
 
 ANY_NAME = "*"
@@ -16,6 +16,12 @@ ANY_NAME = "*"
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
     """To the engine: begin or stop to make records of what it does."""
+
+    is_on: bool
+
+
+class SetAnnouncing(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: begin or stop to tell of each step before it is computed."""
 
     is_on: bool
 
@@ -38,7 +44,7 @@ class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
     vocabulary: Vocabulary
 
 
-Control = SetRecording | Reconfigure | Delivered | KnowVocabulary
+Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +107,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_user_error: bool
 
 
+class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
+    """A step is about to be computed; told where that was asked for."""
+
+    step: StepBegun
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """What one step brought.
 
@@ -113,4 +125,4 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     records: list[EngineRecord] = []
 
 
-FromEngine = EngineReady | EngineFailed | StepOutputs
+FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs

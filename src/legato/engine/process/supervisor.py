@@ -9,9 +9,10 @@ from typing import Protocol
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.request import Event
+from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import Control, StepOutputs
+from legato.engine.process.messages import Control, StepAnnounced, StepOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class EngineListener(Protocol):
 
     def engine_is_ready(self) -> None:
         """There is an engine, which has been sent nothing yet."""
+
+    def note_begun(self, step: StepBegun) -> None:
+        """The engine is about to run a step; told where that was asked for."""
 
     def take_step(self, step: StepOutputs) -> None:
         """The engine has run a step."""
@@ -131,7 +135,10 @@ class EngineSupervisor:
         try:
             async for step in engine.steps():
                 self._has_spoken = True
-                self._listener.take_step(step)
+                if isinstance(step, StepAnnounced):
+                    self._listener.note_begun(step.step)
+                else:
+                    self._listener.take_step(step)
         finally:
             watching.cancel()
             self._engine = None

@@ -40,6 +40,12 @@ class Declaration(NamedTuple):
     is_own: bool
 
 
+def count_of(counter: Counter) -> int:
+    """What it has counted so far."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return int(next(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
 class Labelled(Generic[_Metric]):
     """A metric with further labels, whose values `of` takes in their order."""
 

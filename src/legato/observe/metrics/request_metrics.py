@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from legato.core.outputs import FinishReason, RefusalReason
 from legato.core.slo import SloClass
-from legato.observe.metrics.registry import MetricRegistry
+from legato.observe.metrics.registry import MetricRegistry, count_of
 
 INVALID = "invalid"
 REFUSALS = (INVALID, *RefusalReason)
@@ -45,6 +45,10 @@ class RequestMetrics:
         self._declare_latencies(registry, classes)
         self._declare_counts(registry)
         self._declare_sizes(registry)
+
+    def num_refused(self) -> dict[str, int]:
+        """Completions refused; key one of `REFUSALS`."""
+        return {reason: count_of(counter) for reason, counter in self.refused.items()}
 
     def _declare_latencies(self, registry: MetricRegistry, classes: Mapping[str, SloClass]) -> None:
         histogram = registry.section("Latencies").histogram

@@ -1,11 +1,12 @@
 """Whether promises were kept, class by class."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from legato.core.outputs import FinishReason
 from legato.core.slo import SloClass
 from legato.core.stats import KeptPromise
-from legato.observe.metrics.registry import MetricRegistry
+from legato.observe.metrics.registry import MetricRegistry, count_of
 
 _FINISHED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -111,6 +112,13 @@ class SloMetrics:
         """Whether so much time is more than what is promised; not counted."""
         promised_s = self._promises.get(slo_class, {}).get(kind)
         return promised_s is not None and seconds > promised_s
+
+    def num_verdicts(self) -> dict[str, int]:
+        """Requests of all classes, by what became of their promises; key as in `count`."""
+        sums: Counter[str] = Counter()
+        for (_, verdict), counter in self._requests.items():
+            sums[verdict] += count_of(counter)
+        return dict(sums)
 
     def count(self, slo_class: str, verdict: str) -> None:
         """A request is over: "attained", "missed", "refused" or "waived"."""

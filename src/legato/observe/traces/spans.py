@@ -186,7 +186,7 @@ class SpanExport:
 
     def __init__(
         self,
-        feed: RecordFeed,
+        feed: RecordFeed[Record],
         model_name: str,
         endpoint: str,
         exporter: "SpanExporter | None" = None,

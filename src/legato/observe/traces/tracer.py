@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from legato.core.errors import ConfigError
+from legato.core.step_record import Record
 from legato.observe.traces.feed import RecordFeed
 from legato.observe.traces.perfetto import PerfettoTrace
 from legato.observe.traces.trace_file import JsonlTrace, RecordsDropped, TraceHeader, TraceLine
@@ -76,7 +77,7 @@ class Tracer:
     """
 
     def __init__(
-        self, feed: RecordFeed, path: Path, settings: dict[str, str], max_bytes: int
+        self, feed: RecordFeed[Record], path: Path, settings: dict[str, str], max_bytes: int
     ) -> None:
         self.path = path
         self.error: str | None = None

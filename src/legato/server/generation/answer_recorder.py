@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 
 from legato.core.outputs import FinishReason
-from legato.core.step_record import AnswerRecord
+from legato.core.step_record import AnswerRecord, Record
 from legato.engine.frontend.completion import CompletionDelta
 from legato.observe.traces.feed import RecordFeed
 from legato.server.generation.job import Job
@@ -14,7 +14,7 @@ from legato.server.generation.job import Job
 class AnswerRecorder:
     """Notes how an answer went, while somebody listens to records; publishes that at its end."""
 
-    def __init__(self, feed: RecordFeed, job: Job) -> None:
+    def __init__(self, feed: RecordFeed[Record], job: Job) -> None:
         self._feed = feed
         self._job = job
         self._request_ids: dict[int, str] = {}

@@ -5,6 +5,7 @@ Each class wraps an application and is one itself; `create_app` says in which or
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ _ANTHROPIC_REQUEST_ID = "request-id"
 # It comes back on every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+WATCH_PATH = "/dashboard/events"
+"""Who asks for it only watches, and is not waited for."""
 _FIRST_ERROR_STATUS = 400
 # A body that is too large is read to its end all the same, up to this many times the limit: a
 # client that is still sending would not see the answer.
@@ -72,11 +75,13 @@ class Lifecycle:
     """Whether the server takes new work: it serves, then drains, then is drained.
 
     Attributes:
+        started_s: when it began to serve, on the clock of `time.monotonic`.
         is_draining: new work is refused while what runs may finish.
         num_in_flight: requests being answered.
     """
 
     def __init__(self) -> None:
+        self.started_s = time.monotonic()
         self.is_draining = False
         self.num_in_flight = 0
 
@@ -107,6 +112,9 @@ class RefuseWhileDraining:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._lifecycle.is_draining and scope["path"] not in OPEN_PATHS:
             await error_response(shutting_down())(scope, receive, send)
+            return
+        if scope["path"] == WATCH_PATH:
+            await self._app(scope, receive, send)
             return
         with self._lifecycle.in_flight():
             await self._app(scope, receive, send)

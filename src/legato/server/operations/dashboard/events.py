@@ -4,21 +4,32 @@ Records hold ids, lengths and times, never a prompt or an output.
 """
 
 import asyncio
+import shlex
 import time
 from collections.abc import AsyncGenerator
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
-from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from legato.core.config import SchedulerConfig
-from legato.core.stats import EngineStats
-from legato.core.step_record import AnswerRecord, EngineRecord
+from legato.core.serve_flags import part_flags
+from legato.core.step_record import AnswerRecord, LiveRecord, Record
+from legato.core.version import __version__
+from legato.engine.errors import EngineDeadError
 from legato.observe.traces.feed import Subscription
 from legato.server.context import Context, ContextDep
 from legato.server.http.bodies import EventStream, event
-from legato.server.operations.settings import SettingsAnswer, describe
+from legato.server.http.middleware import WATCH_PATH
+from legato.server.operations.dashboard.update import (
+    About,
+    History,
+    Shown,
+    Totals,
+    Update,
+)
+from legato.server.operations.settings import describe
 
 router = APIRouter(include_in_schema=False)
 
@@ -29,74 +40,98 @@ _FRAME_S = 0.05
 """Records are sent together that come within this, since no eye tells them apart."""
 
 _IDLE_S = 1.0
-"""The longest that a browser hears nothing."""
+"""The longest that a browser hears nothing, and how often totals are read."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-class About(msgspec.Struct, frozen=True):
-    """What a page needs to know once."""
-
-    model: str
-    max_model_len: int
-
-
-class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One event.
-
-    Attributes:
-        now_s: when it was sent, on the clock of the records.
-        stats: after the latest step.
-        records: since the last event.
-        num_dropped: records lost so far because this client reads too slowly.
-        num_restarts: of the engine, under which all that ran has ended.
-        about: in the first event.
-        settings: in the first event and whenever they have changed.
-    """
-
-    now_s: float
-    stats: EngineStats
-    records: list[EngineRecord]
-    num_dropped: int
-    num_restarts: int
-    about: About | UnsetType = UNSET
-    settings: SettingsAnswer | UnsetType = UNSET
-
-
-@router.get("/dashboard/events")
+@router.get(WATCH_PATH)
 async def stream_records(context: ContextDep) -> Response:
     """Records are made from the first listener on until the last has gone."""
     return EventStream(_events(context))
 
 
 async def _events(context: Context) -> AsyncGenerator[bytes, None]:
+    page = _Page(context)
     client = context.client
-    about: About | UnsetType = About(context.model_name, client.info.max_model_len)
-    told: SchedulerConfig | None = None
-    records: list[EngineRecord] = []
-    with client.records.subscribe(_MAX_RECORDS) as subscription:
-        # A server that drains waits for its streams, and so for this one.
-        while not context.lifecycle.is_draining:
-            in_effect = client.scheduler_config
-            update = Update(
-                now_s=time.monotonic(),
-                stats=client.stats,
-                records=records,
-                num_dropped=subscription.num_dropped,
-                num_restarts=client.num_restarts,
-                about=about,
-                settings=UNSET if in_effect is told else describe(client),
-            )
-            yield event(_encode(update))
-            about, told = UNSET, in_effect
+    with (
+        client.live.subscribe(_MAX_RECORDS) as live,
+        client.records.subscribe(_MAX_RECORDS) as records,
+    ):
+        yield event(_encode(page.first()))
+        # A server that drains waits for nobody who only watches.
+        while not context.lifecycle.is_drained:
             await asyncio.sleep(_FRAME_S)
-            records = await _records(subscription)
+            update = page.next(live, records)
+            if update is not None:
+                yield event(_encode(update))
 
 
-async def _records(subscription: Subscription) -> list[EngineRecord]:
-    """What the engine did; of answers, which hold words of their clients, nothing."""
-    try:
-        records = await asyncio.wait_for(subscription.take(), _IDLE_S)
-    except TimeoutError:
-        return []
-    return [record for record in records if not isinstance(record, AnswerRecord)]
+class _Page:
+    """What one page has been told."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._client = context.client
+        self._told: SchedulerConfig | None = None
+        self._told_s = 0.0
+        self._totals_s = 0.0
+        self._was_draining = False
+
+    def first(self) -> Update:
+        """What there is to know when it comes."""
+        client = self._client
+        about = About(
+            model=self._context.model_name,
+            max_model_len=client.info.max_model_len,
+            version=__version__,
+            started_s=self._context.lifecycle.started_s,
+        )
+        history = History(unfinished=client.unfinished, steps=client.recent.steps)
+        return replace(self._update([], 0), about=about, history=history)
+
+    def next(self, live: Subscription[LiveRecord], records: Subscription[Record]) -> Update | None:
+        """What has come since; None while there is nothing that it needs to hear."""
+        # In this order: what has ended by now has begun before.
+        shown: list[Shown] = [*live.take_now()]
+        # Of answers, which hold words of their clients, nothing.
+        shown += [r for r in records.take_now() if not isinstance(r, AnswerRecord)]
+        is_draining = self._context.lifecycle.is_draining
+        is_heard = time.monotonic() - self._told_s < _IDLE_S and is_draining == self._was_draining
+        if not shown and is_heard and self._client.scheduler_config is self._told:
+            return None
+        return self._update(shown, live.num_dropped + records.num_dropped)
+
+    def _update(self, shown: list[Shown], num_dropped: int) -> Update:
+        client, lifecycle = self._client, self._context.lifecycle
+        update = Update(
+            now_s=time.monotonic(),
+            stats=client.stats,
+            records=shown,
+            num_dropped=num_dropped,
+            num_restarts=client.num_restarts,
+            num_unfinished=client.num_unfinished,
+            num_in_flight=lifecycle.num_in_flight,
+            is_draining=lifecycle.is_draining,
+            trouble=self._trouble(),
+        )
+        if update.now_s - self._totals_s >= _IDLE_S:
+            self._totals_s = update.now_s
+            update = replace(update, totals=self._totals())
+        if client.scheduler_config is not self._told:
+            self._told = client.scheduler_config
+            flags = shlex.join(part_flags(self._told))
+            update = replace(update, settings=describe(client), flags=flags)
+        self._told_s, self._was_draining = update.now_s, update.is_draining
+        return update
+
+    def _trouble(self) -> str:
+        try:
+            self._client.check_running()
+        except EngineDeadError as error:
+            return str(error)
+        return ""
+
+    def _totals(self) -> Totals:
+        metrics = self._context.metrics
+        return Totals(refused=metrics.requests.num_refused(), verdicts=metrics.slos.num_verdicts())

@@ -4,10 +4,10 @@ const KEY = "legato-api-key";
 
 /** What the server answers instead of what was asked for. */
 export class ApiError extends Error {
-  constructor(status, message, param) {
+  constructor(status, message, code) {
     super(message);
     this.status = status;
-    this.param = param;
+    this.code = code;
   }
 }
 
@@ -15,15 +15,22 @@ export function setKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+/** Whether requests are made with a key. */
+export function hasKey() {
+  return Boolean(sessionStorage.getItem(KEY));
+}
+
 /**
  * @param {string} path below the server's root, without a slash in front
- * @param {{method?: string, body?: object, signal?: AbortSignal, keepalive?: boolean}} [options]
+ * @param {{method?: string, body?: object, signal?: AbortSignal, keepalive?: boolean,
+ *   requestId?: string}} [options]
  * @returns {Promise<Response>} rejects with an ApiError where the status is not 200
  */
-async function send(path, { method = "GET", body, signal, keepalive } = {}) {
+async function send(path, { method = "GET", body, signal, keepalive, requestId } = {}) {
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
+  if (requestId) headers["X-Request-Id"] = requestId;
   if (body) headers["Content-Type"] = "application/json";
   const response = await fetch(new URL(path, document.baseURI), {
     method, headers, signal, keepalive, body: body && JSON.stringify(body), cache: "no-store",
@@ -31,7 +38,7 @@ async function send(path, { method = "GET", body, signal, keepalive } = {}) {
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
   const error = told?.error;
-  throw new ApiError(response.status, error?.message ?? response.statusText, error?.param);
+  throw new ApiError(response.status, error?.message ?? response.statusText, error?.code);
 }
 
 /** The JSON that the server answers; options as in `send`. */

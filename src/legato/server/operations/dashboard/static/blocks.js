@@ -2,6 +2,7 @@
 
 import { begin, describe, label } from "./canvas.js";
 import { integer, percent } from "./format.js";
+import { explain } from "./tooltip.js";
 
 const SQUARE = 11;
 const LEGEND = 18;
@@ -13,6 +14,7 @@ export function drawBlocks(canvas, state, palette) {
   if (!cache) {
     label(context, "No step yet", width / 2, height / 2, palette.muted, "center");
     describe(canvas, "KV cache: no step yet");
+    explain(canvas, () => null);
     return;
   }
   const perRow = Math.floor(width / SQUARE);
@@ -29,6 +31,14 @@ export function drawBlocks(canvas, state, palette) {
   }
   const scale = perSquare === 1 ? "1 square is a block" : `1 square is ${perSquare} blocks`;
   label(context, scale, 0, height - 6, palette.muted);
+  explain(canvas, (x, y) => tell(Math.floor(y / SQUARE) * perRow + Math.floor(x / SQUARE)));
+  function tell(i) {
+    if (i < 0 || i >= squares) return null;
+    const what = kind(i, numUsed, numCached, owners);
+    if (!what.startsWith("used")) return [what === "free" ? "free" : "cached for prompts to come"];
+    const owner = state.live[owners.findIndex((end) => i < end)];
+    return owner ? [`in use by #${owner.id.split("-", 1)[0]}`] : ["in use"];
+  }
   describe(canvas, `KV cache of ${integer(cache.numBlocks)} blocks: ${integer(cache.numUsed)} in use ` +
     `(${percent(cache.numUsed / cache.numBlocks)}), ${integer(cache.numCached)} cached, ` +
     `${integer(cache.numBlocks - cache.numUsed - cache.numCached)} free`);

@@ -78,6 +78,28 @@ export function line(context, x1, y1, x2, y2, colour, { width = 1, dash = [] } =
   context.setLineDash([]);
 }
 
+/** The next round number: 1, 2 or 5 and zeros, or 1.5, 3 or 8, so that little room is lost. */
+export function niceTop(most) {
+  const decade = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 5, 8, 10].find((mantissa) => mantissa * decade >= most * 0.999) * decade;
+}
+
+/**
+ * A vertical axis left of a timeline's plot: its name, and 0, the middle and the top.
+ *
+ * @param {{name: string, text: (value: number) => string}} unit
+ */
+export function drawScale(context, time, area, top, { name, text }, palette) {
+  for (const share of [0, 0.5, 1]) {
+    const y = area.bottom - share * (area.bottom - area.top);
+    line(context, time.left, y, time.right, y, share ? palette.grid : palette.line);
+    if (time.isNarrow && share === 0.5) continue;
+    label(context, text(share * top), time.left - 5, y, palette.muted, "right");
+  }
+  const y = time.isNarrow ? (area.top + area.bottom) / 2 : area.top;
+  label(context, name, 0, y, palette.text);
+}
+
 /** Tell those who do not see a drawing what it shows. */
 export function describe(canvas, text) {
   if (canvas.getAttribute("aria-label") !== text) canvas.setAttribute("aria-label", text);

@@ -3,12 +3,15 @@
 import { begin, describe, label, line } from "./canvas.js";
 import { duration, integer, percent, setting } from "./format.js";
 import { quantile } from "./state.js";
+import { explain } from "./tooltip.js";
 
 const PER_DECADE = 12;
 const SHORTEST_S = 1e-4;
 const LABEL_WIDTH = 46;
+const LEFT = 34;
 const BOTTOM = 18;
-const TOP = 16;
+const TOP = 18;
+const LEAST_APART = 11; // pixels between labels of counts
 
 /**
  * @param {number[]} seconds
@@ -21,23 +24,31 @@ export function drawDistribution(canvas, seconds, sloS, name, palette) {
   describe(canvas, `${name}: ${text}`);
   if (!num) {
     label(context, "Nothing measured yet", width / 2, height / 2, palette.muted, "center");
+    explain(canvas, () => null);
     return;
   }
   const axis = logAxis(seconds, sloS, width);
   const bins = histogram(seconds, sloS);
   const most = Math.max(...bins.map(({ count }) => count));
   const bottom = height - BOTTOM;
+  // The root, so that a few late ones among thousands are seen.
+  const tall = (count) => Math.sqrt(count / most) * (bottom - TOP);
+  drawCounts(context, axis, most, bottom, tall, palette);
   for (const { startS, endS, count, isLate } of bins) {
     const x = axis.x(startS);
     const wide = Math.max(1.5, axis.x(endS) - x - 1);
-    // The root, so that a few late ones among thousands are seen.
-    const tall = Math.max(3, Math.sqrt(count / most) * (bottom - TOP));
+    const high = Math.max(3, tall(count));
     context.fillStyle = isLate ? palette.hatch(context, palette.surface, palette.late) : palette.decode;
-    context.fillRect(x, bottom - tall, wide, tall);
+    context.fillRect(x, bottom - high, wide, high);
   }
   drawAxis(context, axis, bottom, palette);
   if (sloS !== null) drawSlo(context, axis, sloS, bottom, palette);
-  if (late) label(context, `▲ ${integer(late)} late`, width - 4, TOP + 6, palette.late, "right");
+  if (late) label(context, `▲ ${integer(late)} late`, width, TOP + 6, palette.late, "right");
+  explain(canvas, (x) => {
+    const bin = bins.find(({ startS, endS }) => axis.x(startS) <= x && x < axis.x(endS));
+    return bin ? [`${integer(bin.count)} from ${duration(bin.startS)} to ${duration(bin.endS)}` +
+      (bin.isLate ? ", late" : "")] : null;
+  });
 }
 
 /** In words: how much of it is late. */
@@ -79,18 +90,34 @@ function logAxis(seconds, sloS, width) {
   const values = sloS === null ? seconds : [...seconds, sloS];
   const low = Math.floor(Math.log10(Math.max(SHORTEST_S, Math.min(...values))) * 2) / 2;
   const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values)) * 2 + 0.01) / 2);
-  return { low, high, width, x: (value) => ((Math.log10(value) - low) / (high - low)) * width };
+  return {
+    low, high, width,
+    x: (value) => LEFT + ((Math.log10(value) - low) / (high - low)) * (width - LEFT),
+  };
+}
+
+/** How many a height stands for: 1, 10, 100 and so on, and the most that there are. */
+function drawCounts(context, axis, most, bottom, tall, palette) {
+  label(context, "count", 0, 6, palette.muted);
+  let labelledY = -Infinity;
+  for (let count = most; count >= 1; count = 10 ** Math.ceil(Math.log10(count) - 1)) {
+    const y = bottom - tall(count);
+    if (y - labelledY < LEAST_APART || (count < most && bottom - y < LEAST_APART / 2)) continue;
+    labelledY = y;
+    line(context, LEFT, y, axis.width, y, palette.grid);
+    label(context, integer(count), LEFT - 5, y, palette.muted, "right");
+  }
 }
 
 function drawAxis(context, axis, bottom, palette) {
-  line(context, 0, bottom + 0.5, axis.width, bottom + 0.5, palette.line);
-  let labelledX = -LABEL_WIDTH;
+  line(context, LEFT, bottom + 0.5, axis.width, bottom + 0.5, palette.line);
+  let labelledX = LEFT - LABEL_WIDTH;
   for (let exponent = Math.floor(axis.low); exponent <= axis.high; exponent += 1) {
     for (const mantissa of [1, 2, 5]) {
       const value = mantissa * 10 ** exponent;
       const x = axis.x(value);
-      line(context, x, bottom, x, bottom + 4, palette.line);
-      if (x < labelledX + LABEL_WIDTH || x < 20 || x > axis.width - 20) continue;
+      if (x >= LEFT) line(context, x, bottom, x, bottom + 4, palette.line);
+      if (x < labelledX + LABEL_WIDTH || x < LEFT || x > axis.width - 20) continue;
       labelledX = x;
       label(context, setting(value), x, bottom + 12, palette.muted, "center");
     }

@@ -1,117 +1,89 @@
-/** What a long prompt does to running streams, measured where they are read: in the browser. */
+/** What a long prompt does to running streams: whole, in chunks, and under a promise. */
 
 import { events, request } from "./api.js";
+import { duration, setting } from "./format.js";
+import { gapsOf, nowS, sleep } from "./own_streams.js";
 import { changeSettings } from "./settings.js";
+import { quantile } from "./state.js";
 
-const NUM_STREAMS = 8;
-const STREAM_TOKENS = 3000;
 const LONG_TOKENS = 7000;
 const ANSWER_TOKENS = 4;
 const SETTLE_TOKENS = 12; // of each stream, before the prompt is sent
 const AFTER_MS = 800;
-
-const TOPICS = ["the sea", "a lighthouse", "winter", "the orchestra", "a night train", "bread",
-  "the stars", "an old clock"];
+const CHUNK_TOKENS = 512;
+const PROMISED_STEPS = 6; // as long as these of the streams alone; nobody reads faster than that
 const CLAUSE = "The parties agree that nothing in this clause shall delay what is due to others, " +
   "and that each of them gives notice of any change in writing within thirty days. ";
 
-/** Streams of the page's own, which share a connection: a browser has but six to a server. */
-export class OwnStreams {
-  /** @param {() => void} onChange told when they begin or end */
-  constructor(onChange) {
-    this.onChange = onChange;
-    this.tokens = []; // {lane, atS}, in order
-    this.error = null;
-    this.aborter = null;
-  }
-
-  get isRunning() {
-    return this.aborter !== null;
-  }
-
-  /** Start them; they run until they are stopped or have written all that fits. */
-  async start(maxModelLen) {
-    const aborter = new AbortController();
-    this.aborter = aborter;
-    this.tokens = [];
-    this.error = null;
-    this.onChange();
-    const body = {
-      prompt: TOPICS.slice(0, NUM_STREAMS).map((topic) => `Once upon a time, about ${topic}:`),
-      max_tokens: Math.min(STREAM_TOKENS, maxModelLen - 64),
-      ignore_eos: true,
-      stream: true,
-    };
-    try {
-      const { signal } = aborter;
-      for await (const event of events("v1/completions", { method: "POST", body, signal })) {
-        if (event.error) throw new Error(event.error.message);
-        for (const { index } of event.choices) this.tokens.push({ lane: index, atS: nowS() });
-      }
-    } catch (error) {
-      if (!aborter.signal.aborted) this.error = error;
-    }
-    if (this.aborter === aborter) this.aborter = null;
-    this.onChange();
-  }
-
-  stop() {
-    this.aborter?.abort();
-    this.aborter = null;
-    this.onChange();
-  }
-
-  /** Until each has written `count` tokens more. */
-  async advance(count) {
-    const from = this.tokens.length;
-    while (this.isRunning && fewest(this.tokens.slice(from)) < count) await sleep(30);
-    if (!this.isRunning) throw this.error ?? new Error("the streams have ended");
-  }
-}
+const NO_PROMISE = { itl_slo_s: null, tpot_slo_s: null };
 
 /**
- * Send a long prompt beside running streams, once whole and once in chunks, and put the settings
- * back.
+ * Send a long prompt beside running streams three times, and put the settings back.
  *
  * @param {OwnStreams} streams that run
- * @param {(text: string) => void} tell what is going on
- * @returns {Promise<{whole: object, chunks: object}>} each {tokens, pastedS, firstTokenS, gapS,
- *   ttftS}; the longest gap of any stream while the prompt was computed
+ * @param {{maxModelLen: number, signal: AbortSignal, onStart: Function, onEnd: Function}} how
+ *   `onStart` is given {index, title, numTokens, requestId} of each pass as it begins, `onEnd` what
+ *   came of it: {title, promiseS, tokens, pastedS, firstTokenS, gapS, ttftS}, the longest gap of
+ *   any stream while the prompt was computed
+ * @returns {Promise<object[]>} what came of each; rejects where `signal` is aborted
  */
-export async function comparePastes(streams, maxModelLen, tell) {
-  const { asked: settings } = await request("settings"); // another page may have changed them
-  const restore = (options) => changeSettings(settings, options);
+export async function comparePastes(streams, { maxModelLen, signal, onStart, onEnd }) {
+  const { asked, most_batched_tokens: most } = await request("settings"); // others may change them
+  const restore = (options) => changeSettings(asked, options);
   const restoreAtOnce = () => restore({ keepalive: true });
   addEventListener("pagehide", restoreAtOnce);
   try {
-    const prompt = await longPrompt(maxModelLen);
-    tell(`Computing ${prompt.numTokens} tokens whole …`);
-    await changeSettings({
-      enable_chunked_prefill: false, max_num_batched_tokens: null, itl_slo_s: null, tpot_slo_s: null,
-    });
-    const whole = await paste(streams, prompt.text);
-    tell(`Computing ${prompt.numTokens} tokens in chunks …`);
-    await changeSettings(chunked(settings));
-    const chunks = await paste(streams, prompt.text);
-    return { whole, chunks };
+    const prompt = await longPrompt(maxModelLen, signal);
+    await streams.advance(SETTLE_TOKENS, signal);
+    const passes = passesFor(asked, most, promiseFor(asked, streams));
+    const results = [];
+    for (const [index, { changes, ...pass }] of passes.entries()) {
+      const requestId = `dashboard-${index}-${Math.random().toString(36).slice(2)}`;
+      onStart({ index, title: pass.title, numTokens: prompt.numTokens, requestId });
+      await changeSettings(changes);
+      results.push({ ...pass, ...await paste(streams, prompt.text, requestId, signal) });
+      onEnd(results.at(-1));
+    }
+    return results;
   } finally {
     removeEventListener("pagehide", restoreAtOnce);
     await restore();
   }
 }
 
-/** The settings with chunks, and a budget that goes with them. */
-function chunked(settings) {
-  if (settings.enable_chunked_prefill) return settings;
-  return { ...settings, enable_chunked_prefill: true, max_num_batched_tokens: null };
+/** What is asked of the server for each paste. */
+function passesFor(asked, most, promiseS) {
+  const tokens = Math.min(most, asked.max_num_batched_tokens ?? CHUNK_TOKENS);
+  const chunked = { enable_chunked_prefill: true, policy: "stall-free" };
+  return [
+    {
+      title: "Whole", promiseS: null,
+      changes: { ...NO_PROMISE, enable_chunked_prefill: false, max_num_batched_tokens: null },
+    },
+    {
+      title: `In chunks of ${tokens}`, promiseS: null,
+      changes: { ...NO_PROMISE, ...chunked, max_num_batched_tokens: tokens },
+    },
+    {
+      title: `Promised ${setting(promiseS)}`, promiseS,
+      changes: { ...chunked, max_num_batched_tokens: null, tpot_slo_s: null, itl_slo_s: promiseS },
+    },
+  ];
 }
 
-async function paste(streams, prompt) {
-  await streams.advance(SETTLE_TOKENS);
+/** The server's own promise, or one that the streams' pace suggests, in hundredths of a second. */
+function promiseFor(asked, streams) {
+  if (asked.itl_slo_s !== null) return asked.itl_slo_s;
+  const gaps = gapsOf(streams.tokens).map(({ startS, endS }) => endS - startS);
+  return Math.ceil(100 * PROMISED_STEPS * quantile(gaps, 0.5)) / 100;
+}
+
+async function paste(streams, prompt, requestId, signal) {
+  await streams.advance(SETTLE_TOKENS, signal);
   const pastedS = nowS();
-  const firstTokenS = await firstToken(prompt);
-  await sleep(AFTER_MS);
-  await streams.advance(1);
+  const firstTokenS = await firstToken(prompt, requestId, signal);
+  await sleep(AFTER_MS, signal);
+  await streams.advance(1, signal);
   const tokens = streams.tokens.filter(({ atS }) => atS > pastedS - 1);
   return {
     tokens, pastedS, firstTokenS, ttftS: firstTokenS - pastedS,
@@ -120,48 +92,45 @@ async function paste(streams, prompt) {
 }
 
 /** The prompt's text, and how many tokens of it there are: as many as a small context leaves. */
-async function longPrompt(maxModelLen) {
-  const { count } = await request("tokenize", { method: "POST", body: { prompt: CLAUSE } });
-  const repeats = Math.floor(Math.min(LONG_TOKENS, maxModelLen - ANSWER_TOKENS - 32) / count);
-  return { text: CLAUSE.repeat(repeats), numTokens: repeats * count };
+async function longPrompt(maxModelLen, signal) {
+  const most = Math.min(LONG_TOKENS, maxModelLen - ANSWER_TOKENS - 32);
+  const text = CLAUSE.repeat(Math.floor(most / await countTokens(CLAUSE, signal)));
+  return { text, numTokens: await countTokens(text, signal) };
 }
 
-async function firstToken(prompt) {
+async function countTokens(prompt, signal) {
+  return (await request("tokenize", { method: "POST", body: { prompt }, signal })).count;
+}
+
+async function firstToken(prompt, requestId, signal) {
   const body = {
     prompt, max_tokens: ANSWER_TOKENS, ignore_eos: true, stream: true,
-    cache_salt: `dashboard ${Math.random()}`, // computed anew each time
+    cache_salt: requestId, // computed anew each time
   };
+  const options = { method: "POST", body, signal, requestId };
   let firstS = null;
-  for await (const event of events("v1/completions", { method: "POST", body })) {
+  for await (const event of events("v1/completions", options)) {
     if (event.error) throw new Error(event.error.message);
     firstS ??= nowS();
   }
   return firstS;
 }
 
-/** The longest time that a lane of tokens stood still, of the gaps that end in or after a span. */
-function longestGap(tokens, startS, endS) {
-  const last = new Map(); // key lane, value when its last token came
-  let longest = 0;
-  for (const { lane, atS } of tokens) {
-    const before = last.get(lane);
-    const isBeside = before !== undefined && atS >= startS && before <= endS;
-    if (isBeside) longest = Math.max(longest, atS - before);
-    last.set(lane, atS);
-  }
-  return longest;
+/** The longest time that a stream stood still, of the gaps that touch a span. */
+function longestGap(tokens, fromS, toS) {
+  const gaps = gapsOf(tokens).filter(({ startS, endS }) => endS >= fromS && startS <= toS);
+  return Math.max(0, ...gaps.map(({ startS, endS }) => endS - startS));
 }
 
-function fewest(tokens) {
-  const counts = new Array(NUM_STREAMS).fill(0);
-  for (const { lane } of tokens) counts[lane] += 1;
-  return Math.min(...counts);
-}
-
-function nowS() {
-  return performance.now() / 1000;
-}
-
-function sleep(ms) {
-  return new Promise((resolve) => setTimeout(resolve, ms));
+/** What the passes showed, and what the promise costs, in a sentence or two. */
+export function verdictOf([whole, chunks, promised]) {
+  const ratio = promised.ttftS / whole.ttftS;
+  const price = ratio > 1.05
+    ? `The price: its first token came after ${duration(promised.ttftS)} instead of ` +
+      `${duration(whole.ttftS)}, ${ratio.toFixed(1)} times as long.`
+    : `It cost nothing: its first token came after ${duration(promised.ttftS)}, and after ` +
+      `${duration(whole.ttftS)} whole.`;
+  return `Computed whole, the prompt stopped the streams for ${duration(whole.gapS)}; ` +
+    `${chunks.title.toLowerCase()}, for ${duration(chunks.gapS)} at most; under a promise of ` +
+    `${setting(promised.promiseS)}, for ${duration(promised.gapS)}. ${price}`;
 }

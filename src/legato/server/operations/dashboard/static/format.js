@@ -1,5 +1,9 @@
 /** Numbers as people read them. */
 
+const MINUTE_S = 60;
+const HOUR_S = 60 * MINUTE_S;
+const DAY_S = 24 * HOUR_S;
+
 /** Seconds as "16.7 ms", "1.25 s" or, of none, a dash. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -13,10 +17,27 @@ export function setting(seconds) {
   return seconds < 1 ? `${+(1000 * seconds).toPrecision(3)} ms` : `${+seconds.toPrecision(3)} s`;
 }
 
+/** A long time in its two largest units: "45 s", "12 min", "3 h 5 min", "2 d 4 h". */
+export function age(seconds) {
+  const count = (unitS) => Math.floor(seconds / unitS);
+  if (seconds < MINUTE_S) return `${count(1)} s`;
+  if (seconds < HOUR_S) return `${count(MINUTE_S)} min`;
+  if (seconds < DAY_S) return `${count(HOUR_S)} h ${count(MINUTE_S) % 60} min`;
+  return `${count(DAY_S)} d ${count(HOUR_S) % 24} h`;
+}
+
 export function integer(number) {
   return Math.round(number).toLocaleString("en-US");
 }
 
+/** A count and what is counted: "1 token", "1,921 tokens". */
+export function counted(number, noun) {
+  return `${integer(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 export function percent(share) {
-  return `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
+  const digits = share && (share < 0.1 || (share > 0.99 && share < 1)) ? 1 : 0;
+  const shown = (100 * share).toFixed(digits);
+  // What is not all of it does not read as if it were.
+  return `${share < 1 && Number(shown) === 100 ? "99.9" : shown} %`;
 }

@@ -1,13 +1,16 @@
 /** Streams as lanes: a prompt's chunks as blocks, tokens as ticks, what came late as a bar. */
 
 import { begin, describe, label, line } from "./canvas.js";
-import { duration, integer } from "./format.js";
+import { counted, duration, integer, setting } from "./format.js";
 import { Timeline } from "./timeline.js";
+import { explain } from "./tooltip.js";
 
-const TALLEST = 26;
+const TALLEST = 34;
 const LOWEST = 5;
 const LABELLED = 11; // the least height of a lane with text
 const STALL_S = 0.25; // a gap worth a mark where nothing is promised
+const NEAR = 4; // pixels from a tick that are taken for it
+const CLOSE = 4; // ticks nearer than this are thin, so that they can be told apart
 
 /** Draw `state` as of `view` ({endS, windowS}). */
 export function drawLanes(canvas, state, view, palette) {
@@ -16,19 +19,26 @@ export function drawLanes(canvas, state, view, palette) {
   const streams = visible(state, time);
   const rowHeight = Math.max(LOWEST, Math.min(TALLEST, time.bottom / Math.max(1, streams.length)));
   const numRows = Math.min(streams.length, Math.floor(time.bottom / rowHeight));
+  const shown = streams.slice(0, numRows);
+  const scene = { context, time, palette, lateFromS: lateFrom(state), open: state.runningStep };
   time.drawGrid(context, palette);
-  streams.slice(0, numRows).forEach((stream, row) => {
+  shown.forEach((stream, row) => {
     const lane = { top: row * rowHeight, height: rowHeight, middle: (row + 0.5) * rowHeight };
-    if (rowHeight >= LABELLED) drawName(context, stream, lane, palette);
-    time.clipped(context, () => drawStream(context, stream, lane, time, lateFrom(state), palette));
+    if (rowHeight >= LABELLED) drawName(scene, stream, lane);
+    time.clipped(context, () => drawStream(scene, stream, lane));
   });
   if (!streams.length) {
-    label(context, "Nothing runs. Start some streams at the right.", width / 2, time.bottom / 2,
-      palette.muted, "center");
+    label(context, "Nothing runs. Start some streams.", width / 2, time.bottom / 2, palette.muted,
+      "center");
   }
   const hidden = streams.length - numRows;
-  label(context, hidden ? `+ ${hidden} more` : "in + out", 0, time.bottom + 9, palette.muted);
-  describe(canvas, summary(state));
+  const legend = time.isNarrow ? "out" : "in + out";
+  label(context, hidden ? `+ ${hidden} more` : legend, 0, time.bottom + 9, palette.muted);
+  describe(canvas, summary(state, scene, shown));
+  explain(canvas, (x, y) => {
+    const stream = y < time.bottom ? shown[Math.floor(y / rowHeight)] : null;
+    return stream && tell(scene, stream, x);
+  });
 }
 
 /** How long a gap may be before it is marked. */
@@ -42,50 +52,71 @@ function visible(state, time) {
     .sort((a, b) => a.lane - b.lane);
 }
 
-function drawName(context, stream, lane, palette) {
+/** How long a stream has waited for its next token by now, where that is long already. */
+function openGap(stream, { time, lateFromS }) {
+  if (stream.endedS !== null || stream.lastTokenS === null) return null;
+  const gapS = time.endS - stream.lastTokenS;
+  return gapS > lateFromS ? gapS : null;
+}
+
+function drawName({ context, time, palette }, stream, lane) {
   const colour = stream.endedS === null ? palette.text : palette.muted;
-  const number = stream.id.split("-", 1)[0];
-  label(context, `#${number}`, 0, lane.middle, colour);
-  const prompt = stream.numPrompt === null ? "" : `${integer(stream.numPrompt)}+`;
-  label(context, `${prompt}${stream.numOutput}`, 84, lane.middle, palette.muted, "right");
+  label(context, name(stream), 0, lane.middle, colour);
+  const prompt = stream.numPrompt === null || time.isNarrow ? "" : `${integer(stream.numPrompt)}+`;
+  label(context, `${prompt}${stream.numOutput}`, time.left - 8, lane.middle, palette.muted, "right");
 }
 
-function drawStream(context, stream, lane, time, lateFromS, palette) {
-  drawWaiting(context, stream, lane, time, palette);
+function name(stream) {
+  return `#${stream.id.split("-", 1)[0]}`;
+}
+
+function drawStream(scene, stream, lane) {
+  const { time } = scene;
+  drawWaiting(scene, stream, lane);
   const chunks = stream.chunks.filter((chunk) => chunk.endS > time.startS);
-  drawLife(context, chunks, stream, lane, time, palette);
-  for (const chunk of chunks) {
-    if (chunk.gapS !== null && chunk.gapS > lateFromS) drawGap(context, chunk, lane, time, palette);
+  drawLife(scene, chunks, stream, lane);
+  for (const { gapS, endS } of chunks) {
+    if (gapS !== null && gapS > scene.lateFromS) drawGap(scene, endS - gapS, endS, lane);
   }
   for (const chunk of chunks) {
-    if (!chunk.isDecode) drawChunk(context, chunk, lane, time, palette);
+    if (!chunk.isDecode) drawChunk(scene, chunk.startS, chunk.endS, chunk.numTokens, lane);
   }
-  context.fillStyle = palette.decode;
-  for (const chunk of chunks) {
-    if (chunk.samples) {
-      const tall = lane.height * (chunk.gapS === null ? 0.9 : 0.62);
-      context.fillRect(time.x(chunk.endS) - 1, lane.middle - tall / 2, 2, tall);
-    }
-  }
+  drawTokens(scene, chunks.filter((chunk) => chunk.samples), lane);
+  if (openGap(stream, scene) !== null) drawGap(scene, stream.lastTokenS, time.endS, lane);
+  const numTokens = scene.open?.prefills.get(stream.id);
+  if (numTokens) drawChunk(scene, scene.open.startS, time.endS, numTokens, lane);
 }
 
-function drawWaiting(context, stream, lane, time, palette) {
+function drawWaiting({ context, time, palette, open }, stream, lane) {
   if (stream.numPrompt === null) return;
-  const untilS = stream.chunks[0]?.startS ?? stream.endedS ?? time.endS;
+  const begunS = open?.prefills.has(stream.id) ? open.startS : time.endS;
+  const untilS = stream.chunks[0]?.startS ?? stream.endedS ?? begunS;
   line(context, time.x(stream.arrivedS), lane.middle, time.x(untilS), lane.middle, palette.muted,
-    { dash: [2, 3] });
+    { width: 2, dash: [2, 3] });
 }
 
-function drawLife(context, chunks, stream, lane, time, palette) {
-  const tokens = chunks.filter((chunk) => chunk.samples);
-  if (!tokens.length) return;
+function drawLife({ context, time, palette }, chunks, stream, lane) {
+  const first = chunks.find((chunk) => chunk.samples);
+  if (!first && stream.lastTokenS === null) return;
+  const startS = first?.endS ?? stream.lastTokenS;
   const endS = stream.endedS ?? time.endS;
-  line(context, time.x(tokens[0].endS), lane.middle, time.x(endS), lane.middle, palette.line);
+  line(context, time.x(startS), lane.middle, time.x(endS), lane.middle, palette.line);
 }
 
-function drawChunk(context, chunk, lane, time, palette) {
-  const x = time.x(chunk.startS);
-  const width = Math.max(2, time.x(chunk.endS) - x - 1);
+function drawTokens({ context, time, palette }, tokens, lane) {
+  context.fillStyle = palette.decode;
+  let lastX = -Infinity;
+  for (const token of tokens) {
+    const x = time.x(token.endS);
+    const tall = lane.height * (token.gapS === null ? 0.9 : 0.62);
+    context.fillRect(x - 1, lane.middle - tall / 2, x - lastX < CLOSE ? 1 : 2, tall);
+    lastX = x;
+  }
+}
+
+function drawChunk({ context, time, palette }, startS, endS, numTokens, lane) {
+  const x = time.x(startS);
+  const width = Math.max(2, time.x(endS) - x - 1);
   const tall = Math.max(3, lane.height - 4);
   const top = lane.middle - tall / 2;
   context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
@@ -93,30 +124,63 @@ function drawChunk(context, chunk, lane, time, palette) {
   context.strokeStyle = palette.edge;
   context.lineWidth = 1;
   context.strokeRect(x + 0.5, top + 0.5, width - 1, tall - 1);
-  const text = integer(chunk.numTokens);
-  const textWidth = context.measureText(text).width + 6;
-  if (lane.height >= LABELLED && width > textWidth + 16) {
-    context.fillStyle = palette.surface;
-    context.fillRect(x + width / 2 - textWidth / 2, lane.middle - 7, textWidth, 14);
-    label(context, text, x + width / 2, lane.middle + 0.5, palette.text, "center");
-  }
+  const seen = [Math.max(x, time.left), x + width];
+  drawInside({ context, palette }, integer(numTokens), seen, lane, palette.text);
 }
 
-function drawGap(context, chunk, lane, time, palette) {
-  const [from, to] = [time.x(chunk.endS - chunk.gapS), time.x(chunk.endS)];
+function drawGap(scene, startS, endS, lane) {
+  const { context, time, palette } = scene;
+  const [from, to] = [time.x(startS), time.x(endS)];
   line(context, from, lane.middle, to, lane.middle, palette.late, { width: 3 });
-  const text = duration(chunk.gapS);
-  const textWidth = context.measureText(text).width + 8;
-  if (lane.height >= LABELLED && to - from > textWidth + 6) {
-    context.fillStyle = palette.surface;
-    context.fillRect((from + to - textWidth) / 2, lane.middle - 7, textWidth, 14);
-    label(context, text, (from + to) / 2, lane.middle + 0.5, palette.late, "center");
-  }
+  const seen = [Math.max(from, time.left), to];
+  drawInside(scene, duration(endS - startS), seen, lane, palette.late);
 }
 
-function summary(state) {
+/** Text in the middle of something that is wide enough for it. */
+function drawInside({ context, palette }, text, [from, to], lane, colour) {
+  const textWidth = context.measureText(text).width + 8;
+  if (lane.height < LABELLED || to - from < textWidth + 8) return;
+  context.fillStyle = palette.surface;
+  context.fillRect((from + to - textWidth) / 2, lane.middle - 7, textWidth, 14);
+  label(context, text, (from + to) / 2, lane.middle + 0.5, colour, "center");
+}
+
+/** What lies at a place of a stream's lane. */
+function tell(scene, stream, x) {
+  const { time, open } = scene;
+  const prompt = stream.numPrompt === null ? "" : `, prompt of ${counted(stream.numPrompt, "token")}`;
+  const head = `${name(stream)}: ${counted(stream.numOutput, "token")} of output${prompt}`;
+  if (x < time.left) return [head, `${stream.phase}, ${stream.id}`];
+  const atS = time.timeAt(x);
+  const nearS = atS - time.timeAt(x - NEAR);
+  const inside = stream.chunks.find((chunk) =>
+    !chunk.isDecode && chunk.startS <= atS && atS <= chunk.endS);
+  if (inside) {
+    const took = duration(inside.endS - inside.startS);
+    return [head, `a chunk of ${counted(inside.numTokens, "token")}, ${took}`];
+  }
+  if (open?.prefills.has(stream.id) && atS >= open.startS) {
+    const since = duration(time.endS - open.startS);
+    return [head, `a chunk of ${counted(open.prefills.get(stream.id), "token")}, for ${since} now`];
+  }
+  const token = stream.chunks.find((chunk) => chunk.samples && Math.abs(chunk.endS - atS) <= nearS)
+    ?? stream.chunks.find((chunk) => chunk.samples && chunk.endS > atS && chunk.gapS !== null);
+  if (token) {
+    const gap = token.gapS === null ? "the first here" : `${duration(token.gapS)} after the one before`;
+    return [head, `a token, ${gap}`];
+  }
+  if (openGap(stream, scene) !== null) {
+    return [head, `waits for its next token for ${duration(time.endS - stream.lastTokenS)} now`];
+  }
+  return [head, stream.phase];
+}
+
+function summary(state, scene, shown) {
   const count = { waiting: 0, prefill: 0, decode: 0 };
   for (const stream of state.live) count[stream.phase] += 1;
+  const stalled = shown.filter((stream) => openGap(stream, scene) !== null).length;
+  const stopped = stalled
+    ? `; ${stalled} without a token for more than ${setting(scene.lateFromS)}` : "";
   return `Lanes of the running streams: ${count.decode} decoding, ${count.prefill} in prefill, ` +
-    `${count.waiting} waiting`;
+    `${count.waiting} waiting${stopped}`;
 }

@@ -1,73 +1,45 @@
 /** Ties the parts of the page together: the stream of records, the drawings, the controls. */
 
-import { ApiError, events, setKey } from "./api.js";
 import { drawBlocks } from "./blocks.js";
 import { Palette } from "./canvas.js";
-import { drawDistribution, verdict } from "./distribution.js";
-import { comparePastes, OwnStreams } from "./experiment.js";
-import { duration, integer, percent, setting } from "./format.js";
+import { Connection } from "./connection.js";
+import { drawDistribution } from "./distribution.js";
+import { showFigures } from "./figures.js";
+import { duration, integer, setting } from "./format.js";
 import { drawLanes, lateFrom } from "./lanes.js";
-import { commonWindow, drawPaste } from "./pastes.js";
+import { PastePanel } from "./paste_panel.js";
 import { SettingsForm } from "./settings.js";
-import { LiveState, quantile } from "./state.js";
-import { drawSteps, stepSummary } from "./steps.js";
+import { LiveState } from "./state.js";
+import { drawSteps, runningSummary, stepSummary } from "./steps.js";
 
-const RETRY_MS = 1000;
-const RATES_S = 3; // over which tokens a second are counted
 const FRAME_MS = 100; // the server may share this machine's cores
 const REDUCED_FRAME_MS = 1000;
 const FIGURES_MS = 400;
-const UNAUTHORIZED = 401;
+const NARROW_WINDOW_S = "2"; // in which a phone's ticks can be told apart
 
 const element = (id) => document.getElementById(id);
+if (matchMedia("(max-width: 600px)").matches) element("window").value = NARROW_WINDOW_S;
 const palette = new Palette();
 const state = new LiveState(Number(element("window").value));
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
-const form = new SettingsForm(element("settings"), element("settings-message"), (settings) => {
+const panel = new PastePanel(state);
+const form = new SettingsForm({
+  form: element("settings"), message: element("settings-message"), undo: element("undo"),
+  copy: element("copy-flags"),
+}, (settings) => {
   state.settings = settings;
   form.show(settings);
 });
-const streams = new OwnStreams(showStreams);
+const connection = new Connection({
+  box: element("connection"), text: element("connection-text"), button: element("key-button"),
+  dialog: element("key-dialog"), dialogText: element("key-text"), form: element("key-form"),
+  cancel: element("key-cancel"),
+}, (update) => {
+  state.take(update);
+  if (update.about) element("model").textContent = update.about.model;
+  if (update.settings) form.show(update.settings, update.flags);
+});
 let pausedAtS = null;
-let pastes = null;
-
-// The stream of records
-
-async function listen() {
-  for (;;) {
-    try {
-      for await (const update of events("dashboard/events")) {
-        state.take(update);
-        if (update.about) element("model").textContent = update.about.model;
-        if (update.settings) form.show(update.settings);
-        showConnection(update.num_dropped ? `live, ${update.num_dropped} records lost` : "live", true);
-      }
-    } catch (error) {
-      if (error instanceof ApiError && error.status === UNAUTHORIZED) {
-        showConnection("waiting for an API key", false);
-        element("key-button").hidden = false;
-        await askForKey();
-        continue;
-      }
-      console.warn(error);
-    }
-    showConnection("reconnecting", false);
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-  }
-}
-
-function showConnection(text, isLive) {
-  if (element("connection-text").textContent !== text) element("connection-text").textContent = text;
-  element("connection").classList.toggle("is-live", isLive);
-}
-
-/** Resolves once a key was given. */
-function askForKey() {
-  if (!element("key-dialog").open) element("key-dialog").showModal();
-  return new Promise((resolve) => {
-    element("key-form").addEventListener("submit", resolve, { once: true });
-  });
-}
 
 // Drawings
 
@@ -78,58 +50,44 @@ function frame(nowMs) {
   requestAnimationFrame(frame);
   if (nowMs - drawnMs < (reducedMotion.matches ? REDUCED_FRAME_MS : FRAME_MS)) return;
   drawnMs = nowMs;
-  const view = { endS: pausedAtS ?? state.nowS(), windowS: state.windowS };
+  const view = { endS: shownUntilS(), windowS: state.windowS };
   drawLanes(element("lanes"), state, view, palette);
   drawSteps(element("steps"), state, view, palette);
   if (nowMs - figuresMs >= FIGURES_MS) {
     figuresMs = nowMs;
-    showFigures();
+    showAll();
   }
 }
 
-function showFigures() {
+/** Now, but while nothing is heard of the server: what it does then is not known. */
+function shownUntilS() {
+  return pausedAtS ?? (connection.isLive ? state.nowS() : state.heardS);
+}
+
+function showAll() {
   const slos = state.settings?.resolved;
   drawBlocks(element("blocks"), state, palette);
-  element("last-step").textContent = stepSummary(state.lastStep);
+  drawLatency("itl-chart", "Inter-token latency", state.gaps, slos?.itl_slo_s ?? null);
+  drawLatency("ttft-chart", "Time to first token", state.ttfts, slos?.ttft_slo_s ?? null);
+  element("last-step").textContent = stepSummary(state, shownUntilS());
+  element("last-step").classList.toggle("is-late", runningSummary(state, shownUntilS()) !== null);
   element("late-key").textContent = `gap over ${setting(lateFrom(state))}`;
-  showLatency("itl", "Inter-token latency", state.gaps, slos?.itl_slo_s ?? null);
-  showLatency("ttft", "Time to first token", state.ttfts, slos?.ttft_slo_s ?? null);
-  showCounts();
-  showPromise();
+  showFigures(state);
+  showTrouble();
   if (element("table-details").open) showTable();
-  if (pastes) showPastes();
+  panel.show(palette);
 }
 
-function showLatency(name, title, measured, sloS) {
-  const seconds = measured.map((latency) => latency.seconds);
-  drawDistribution(element(`${name}-chart`), seconds, sloS, title, palette);
-  element(name).textContent = duration(quantile(seconds, 0.5));
-  const { num, late } = verdict(seconds, sloS);
-  const p99 = num ? `P99 ${duration(quantile(seconds, 0.99))}` : "";
-  const kept = sloS === null || !num ? "" : late ? ` ▲ ${percent(late / num)}` : " ✓";
-  element(`${name}-note`).textContent = p99 + kept;
-  element(`${name}-note`).classList.toggle("is-late", late > 0);
+function drawLatency(id, title, measured, sloS) {
+  drawDistribution(element(id), measured.map(({ seconds }) => seconds), sloS, title, palette);
 }
 
-function showCounts() {
-  element("num-running").textContent = integer(state.stats?.num_running ?? 0);
-  element("num-waiting").textContent = `${integer(state.stats?.num_waiting ?? 0)} waiting`;
-  const sinceS = state.nowS() - RATES_S;
-  const recent = state.steps.filter(({ endS }) => endS > sinceS);
-  const rate = (name) => integer(recent.reduce((sum, step) => sum + step[name], 0) / RATES_S);
-  element("decode-rate").textContent = rate("numDecode");
-  element("prefill-rate").textContent = `${rate("numPrefill")} of prompts`;
-  const cache = state.cache;
-  if (!cache) return;
-  element("cache").textContent = percent(cache.numUsed / cache.numBlocks);
-  element("cache-note").textContent = `+ ${percent(cache.numCached / cache.numBlocks)} cached`;
-}
-
-/** Why the latest step could not keep an SLO, where it could not. */
-function showPromise() {
-  const reason = state.stats?.broken_promise;
-  element("broken").hidden = !reason;
-  element("broken").textContent = reason ? `⚠ An SLO cannot be kept: ${reason}` : "";
+/** Why there is no engine, or why the latest step could not keep an SLO. */
+function showTrouble() {
+  const broken = state.stats?.broken_promise;
+  const text = state.latest?.trouble || (broken ? `An SLO cannot be kept: ${broken}` : "");
+  element("trouble").hidden = !text;
+  if (element("trouble").textContent !== text) element("trouble").textContent = text;
 }
 
 function showTable() {
@@ -144,55 +102,8 @@ function showTable() {
   element("table").replaceChildren(...rows);
 }
 
-function showPastes() {
-  const windowS = commonWindow(pastes.whole, pastes.chunks);
-  for (const [name, paste] of Object.entries(pastes)) {
-    drawPaste(element(name), paste, windowS, palette);
-    element(`${name}-gap`).textContent = `${duration(paste.gapS)} longest gap`;
-  }
-  element("whole-gap").classList.toggle("is-late", pastes.whole.gapS > 2 * pastes.chunks.gapS);
-}
-
 // Controls
 
-function showStreams() {
-  element("streams").textContent = streams.isRunning ? "Stop the streams" : "Start 8 streams";
-  element("streams").setAttribute("aria-pressed", String(streams.isRunning));
-  if (streams.error) tellExperiment(streams.error.message, true);
-}
-
-function tellExperiment(text, isError = false) {
-  element("experiment-message").textContent = text;
-  element("experiment-message").classList.toggle("is-error", isError);
-}
-
-async function paste() {
-  if (!state.about) return;
-  element("paste").disabled = element("streams").disabled = true;
-  const wasRunning = streams.isRunning;
-  streams.stop();
-  streams.start(state.about.max_model_len);
-  try {
-    tellExperiment("Starting 8 streams …");
-    pastes = await comparePastes(streams, state.about.max_model_len, tellExperiment);
-    element("results").hidden = false;
-    showPastes();
-    const [whole, chunks] = [duration(pastes.whole.gapS), duration(pastes.chunks.gapS)];
-    tellExperiment(`Computed whole, the prompt stopped the streams for ${whole}; ` +
-      `in chunks, for ${chunks} at most.`);
-  } catch (error) {
-    tellExperiment(error.message, true);
-  } finally {
-    if (!wasRunning) streams.stop();
-    element("paste").disabled = element("streams").disabled = false;
-  }
-}
-
-element("paste").addEventListener("click", paste);
-element("streams").addEventListener("click", () => {
-  if (streams.isRunning) streams.stop();
-  else if (state.about) streams.start(state.about.max_model_len);
-});
 element("window").addEventListener("change", (event) => {
   state.windowS = Number(event.target.value);
 });
@@ -201,12 +112,6 @@ element("pause").addEventListener("click", () => {
   element("pause").textContent = pausedAtS === null ? "Pause" : "Resume";
   element("pause").setAttribute("aria-pressed", String(pausedAtS !== null));
 });
-element("key-button").addEventListener("click", () => element("key-dialog").showModal());
-element("key-cancel").addEventListener("click", () => element("key-dialog").close());
-element("key-form").addEventListener("submit", () => {
-  setKey(element("key").value);
-  element("key").value = "";
-});
 
-listen();
+connection.follow();
 requestAnimationFrame(frame);

@@ -1,11 +1,14 @@
-/** Two pastes of a long prompt side by side: the tokens of eight streams, on the same axis. */
+/** Pastes of a long prompt below each other: the tokens of eight streams, on the same axis. */
 
 import { begin, describe, label, line } from "./canvas.js";
-import { duration } from "./format.js";
+import { duration, setting } from "./format.js";
+import { explain } from "./tooltip.js";
 
 const BEFORE_S = 0.5;
 const AFTER_S = 0.5;
 const BOTTOM = 16;
+const LABEL_WIDTH = 44;
+const STEPS_S = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100];
 
 /** @param {{tokens: object[], pastedS: number, firstTokenS: number, gapS: number}} paste */
 export function drawPaste(canvas, paste, windowS, palette) {
@@ -14,25 +17,37 @@ export function drawPaste(canvas, paste, windowS, palette) {
   const x = (atS) => ((atS - paste.pastedS + BEFORE_S) / windowS) * width;
   const numLanes = 1 + Math.max(...paste.tokens.map(({ lane }) => lane));
   const laneHeight = bottom / numLanes;
+  const [sent, first] = [x(paste.pastedS), x(paste.firstTokenS)];
   context.fillStyle = palette.slack;
-  context.fillRect(x(paste.pastedS), 0, x(paste.firstTokenS) - x(paste.pastedS), bottom);
+  context.fillRect(sent, 0, first - sent, bottom);
   context.fillStyle = palette.decode;
   for (const { lane, atS } of paste.tokens) {
     if (x(atS) < 0 || x(atS) > width) continue;
     context.fillRect(x(atS) - 0.75, lane * laneHeight + 1, 1.5, laneHeight - 2);
   }
-  for (const atS of [paste.pastedS, paste.firstTokenS]) {
-    line(context, x(atS), 0, x(atS), bottom, palette.prefill, { width: 2 });
-  }
-  label(context, "sent", x(paste.pastedS), bottom + 9, palette.muted, "center");
-  const end = Math.min(x(paste.firstTokenS), width - 56);
-  const after = `after ${duration(paste.ttftS)}`;
-  label(context, after, Math.max(end, 80), bottom + 9, palette.muted, "center");
+  for (const at of [sent, first]) line(context, at, 0, at, bottom, palette.prefill, { width: 2 });
+  drawAxis(context, { x, pastedS: paste.pastedS, windowS, width, bottom }, palette);
   describe(canvas, `The streams stood still for ${duration(paste.gapS)} at most; the prompt's first ` +
     `token came after ${duration(paste.ttftS)}`);
+  explain(canvas, () => [`shaded: from the prompt to its first token, ${duration(paste.ttftS)}`,
+    `longest gap of a stream: ${duration(paste.gapS)}`]);
 }
 
-/** Seconds that both pastes are drawn over. */
-export function commonWindow(...pastes) {
+/** Seconds since the prompt was sent. */
+function drawAxis(context, { x, pastedS, windowS, width, bottom }, palette) {
+  line(context, 0, bottom + 0.5, width, bottom + 0.5, palette.line);
+  const everyS = STEPS_S.find((stepS) => (stepS / windowS) * width >= LABEL_WIDTH) ?? STEPS_S.at(-1);
+  for (let afterS = 0; afterS <= windowS - BEFORE_S; afterS += everyS) {
+    const at = x(pastedS + afterS);
+    line(context, at, bottom, at, bottom + 4, palette.line);
+    const text = afterS ? setting(afterS) : "sent";
+    const half = context.measureText(text).width / 2;
+    const within = Math.min(Math.max(at, half), width - half);
+    label(context, text, within, bottom + 10, palette.muted, "center");
+  }
+}
+
+/** Seconds that all pastes are drawn over. */
+export function commonWindow(pastes) {
   return BEFORE_S + AFTER_S + Math.max(...pastes.map(({ ttftS }) => ttftS));
 }

@@ -1,4 +1,4 @@
-/** The form of the server's settings: each change is sent at once. */
+/** The form of the server's settings: each change is sent at once, and can be undone. */
 
 import { request } from "./api.js";
 import { integer } from "./format.js";
@@ -12,44 +12,98 @@ export function changeSettings(changes, options) {
 }
 
 export class SettingsForm {
-  /** @param {(settings: object) => void} onChange told what the server answers to a change */
-  constructor(form, message, onChange) {
-    this.form = form;
-    this.message = message;
+  /**
+   * @param {{form, message, undo, copy: HTMLElement}} parts
+   * @param {(settings: object) => void} onChange told what the server answers to a change
+   */
+  constructor({ form, message, undo, copy }, onChange) {
+    Object.assign(this, { form, message, undoButton: undo, onChange });
+    this.asked = null; // as of the server, but for what is not accepted
+    this.flags = "";
+    this.before = []; // what each change of this page replaced, the latest last
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("change", async (event) => {
-      const field = event.target;
-      try {
-        onChange(await changeSettings({ [field.name]: value(field) }));
-        this.#tell(field, IN_EFFECT);
-      } catch (error) {
-        this.#tell(field, error.message, true);
-      }
-    });
+    form.addEventListener("change", (event) => this.#change(event.target));
+    undo.addEventListener("click", () => this.#undo());
+    copy.addEventListener("click", () => this.#copy());
   }
 
   /** Show settings as the server told them; what was not accepted stays to be corrected. */
-  show({ asked, resolved, most_batched_tokens: most }) {
+  show({ asked, resolved, most_batched_tokens: most }, flags = this.flags) {
+    this.asked = asked;
+    this.flags = flags;
     for (const field of this.form.elements) {
       if (field.getAttribute("aria-invalid") === "true" || field === document.activeElement) continue;
-      if (field.type === "checkbox") field.checked = asked[field.name];
-      else if (DURATIONS.has(field.name)) field.value = asMs(asked[field.name]);
-      else field.value = asked[field.name] ?? "";
+      this.#fill(field);
     }
     const budget = this.form.elements.max_num_batched_tokens;
     budget.max = most;
     budget.placeholder = `auto: ${integer(resolved.max_num_batched_tokens)}`;
   }
 
-  #tell(field, text, isError = false) {
-    for (const other of this.form.elements) other.removeAttribute("aria-invalid");
-    if (isError) field.setAttribute("aria-invalid", "true");
-    if (field.type === "checkbox" && isError) {
-      field.checked = !field.checked; // there is nothing else it could be corrected to
-      field.removeAttribute("aria-invalid");
+  #fill(field) {
+    if (field.type === "checkbox") field.checked = this.asked[field.name];
+    else if (DURATIONS.has(field.name)) field.value = asMs(this.asked[field.name]);
+    else field.value = this.asked[field.name] ?? "";
+  }
+
+  async #change(field) {
+    const before = { [field.name]: this.asked[field.name] };
+    try {
+      this.onChange(await changeSettings({ [field.name]: value(field) }));
+      this.before.push(before);
+      this.#tell(IN_EFFECT);
+    } catch (error) {
+      this.#tell(error.message, field);
     }
+    this.#offerUndo();
+  }
+
+  async #undo() {
+    const refused = this.form.querySelector("[aria-invalid=true]");
+    if (refused) {
+      this.#fill(refused);
+      this.#tell(IN_EFFECT);
+    } else {
+      const changes = this.before.pop();
+      try {
+        const settings = await changeSettings(changes);
+        this.onChange(settings);
+        this.#tell("Undone.");
+      } catch (error) {
+        this.before.push(changes);
+        this.#tell(error.message, this.form.elements[Object.keys(changes)[0]]);
+      }
+    }
+    this.#offerUndo();
+  }
+
+  #offerUndo() {
+    const isRefused = this.form.querySelector("[aria-invalid=true]") !== null;
+    this.undoButton.disabled = !this.before.length && !isRefused;
+  }
+
+  async #copy() {
+    if (!this.flags) {
+      this.#tell("All is as by default: no flags are needed.");
+      return;
+    }
+    const code = document.createElement("code");
+    code.textContent = this.flags;
+    this.#tell("");
+    this.message.append("Flags of legato serve: ", code);
+    getSelection().selectAllChildren(code);
+    // Only a page from this machine, or over TLS, may write; others have the text selected.
+    await navigator.clipboard?.writeText(this.flags).then(
+      () => this.message.append(" (copied)"), () => {});
+  }
+
+  /** Args: `refused`: the field whose value was, if any. */
+  #tell(text, refused = null) {
+    for (const field of this.form.elements) field.removeAttribute("aria-invalid");
+    if (refused?.type === "checkbox") this.#fill(refused); // nothing else could correct it
+    else refused?.setAttribute("aria-invalid", "true");
     this.message.textContent = text;
-    this.message.classList.toggle("is-error", isError);
+    this.message.classList.toggle("is-error", refused !== null);
   }
 }
 

@@ -13,7 +13,7 @@ const LOST_S = 3;
 const INTERACTIVE = "interactive";
 
 /**
- * One request. `numPrompt` is null for one that came before this page did; `hasGaps` is whether
+ * One request. `numPrompt` is null for one of which only steps are known; `hasGaps` is whether
  * records of it were lost.
  */
 class Stream {
@@ -41,15 +41,20 @@ export class LiveState {
   constructor(windowS) {
     this.windowS = windowS;
     this.settings = null;
-    this.stats = null;
+    this.flags = "";
+    this.latest = null; // update
+    this.totals = null;
     this.about = null;
     this.numBlocks = this.numCached = 0;
+    this.offsetS = 0;
+    this.heardS = 0; // of the server at all
     this.#clear();
   }
 
   #clear() {
     this.streams = new Map(); // key request id
     this.steps = [];
+    this.begun = new Map(); // key step id; those that have not ended, in order
     this.gaps = []; // {atS, seconds}
     this.ttfts = [];
   }
@@ -59,8 +64,19 @@ export class LiveState {
     return performance.now() / 1000 + this.offsetS;
   }
 
+  get stats() {
+    return this.latest?.stats ?? null;
+  }
+
   get lastStep() {
     return this.steps.at(-1) ?? null;
+  }
+
+  /** The step that is being computed; null where none is known to be. */
+  get runningStep() {
+    const [step] = this.begun.values();
+    if (!step) return null;
+    return { ...step, startS: Math.max(step.startS, this.lastStep?.endS ?? -Infinity) };
   }
 
   /** Blocks of the KV cache, as the latest step left it; null before the first. */
@@ -75,32 +91,60 @@ export class LiveState {
     return [...this.streams.values()].filter((stream) => stream.endedS === null);
   }
 
+  /** Requests that run, with those that the step under way has admitted, and all others. */
+  get counts() {
+    if (!this.latest) return { running: 0, waiting: 0 };
+    const admitted = [...(this.runningStep?.prefills.keys() ?? [])]
+      .filter((id) => this.streams.get(id)?.phase === "waiting");
+    const running = this.stats.num_running + admitted.length;
+    return { running, waiting: Math.max(0, this.latest.num_unfinished - running) };
+  }
+
   /** Take in one event of the server. */
   take(update) {
     if (update.about) this.#begin(update);
-    else if (update.num_restarts !== this.numRestarts) this.#clear();
+    else if (update.num_restarts !== this.latest.num_restarts) this.#endAll(update.now_s);
     this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
-    this.numRestarts = update.num_restarts;
-    this.stats = update.stats;
+    this.heardS = update.now_s;
+    const numDropped = this.latest?.num_dropped ?? 0;
+    this.latest = update;
     if (update.settings) this.settings = update.settings;
+    if (update.settings) this.flags = update.flags;
+    if (update.totals) this.totals = update.totals;
     for (const record of update.records) this.#record(record);
-    if (this.numDropped !== update.num_dropped) this.#lose(update);
+    if (!update.num_unfinished) this.begun.clear();
+    if (numDropped !== update.num_dropped) this.#lose(update);
     this.#forget(update.now_s);
   }
 
-  /** A new connection, to another server perhaps. */
+  /** A new connection, to another server perhaps, with what it knows of before. */
   #begin(update) {
     this.about = update.about;
     this.offsetS = -Infinity; // server's clock minus the browser's
-    this.numDropped = 0;
+    this.latest = null;
     this.lostAtS = null;
     this.#clear();
+    const { unfinished, steps } = update.history;
+    for (const record of unfinished) this.#record(record);
+    for (const step of steps) this.#step(step);
+    const live = new Set(unfinished.map((record) => record.request_id));
+    for (const stream of this.streams.values()) {
+      if (!live.has(stream.id)) stream.endedS = stream.heardS;
+    }
+  }
+
+  /** The engine is gone, and with it all that ran; what waited is sent to the next. */
+  #endAll(nowS) {
+    this.begun.clear();
+    for (const stream of this.live) {
+      if (stream.phase !== "waiting") stream.endedS = nowS;
+    }
   }
 
   /** Records after these were lost: what they would have told must not pass for a gap. */
   #lose(update) {
-    this.numDropped = update.num_dropped;
     this.lostAtS = update.now_s;
+    this.begun.clear();
     for (const stream of this.streams.values()) {
       stream.lastTokenS = null;
       stream.hasGaps = true;
@@ -108,25 +152,40 @@ export class LiveState {
   }
 
   #record(record) {
-    if (record.kind === "arrived") {
+    if (record.kind === "sent" || record.kind === "arrived") {
       const stream = this.#stream(record.request_id, record.arrived_s);
       stream.arrivedS = record.arrived_s;
       stream.numPrompt = record.num_prompt_tokens;
       stream.sloClass = record.slo_class;
-      stream.heardS = record.taken_s;
+      stream.endedS = null; // nor had it, where another engine takes it
+      stream.heardS = record.taken_s ?? record.arrived_s;
     } else if (record.kind === "ended") {
       const stream = this.#stream(record.request_id, record.ended_s);
       stream.endedS = record.ended_s;
+    } else if (record.kind === "begun") {
+      this.#begun(record);
     } else {
       this.#step(record);
     }
   }
 
+  #begun(record) {
+    const prefills = new Map(Object.entries(record.prefill_tokens)); // key request id
+    const numPrefill = [...prefills.values()].reduce((sum, count) => sum + count, 0);
+    this.begun.set(record.step_id, {
+      startS: record.planned_s, limitS: record.limit_s, predictedS: record.predicted_s,
+      budget: record.budget_tokens, numDecode: record.num_decode_tokens, numPrefill, prefills,
+    });
+  }
+
   #step(record) {
     const step = {
       startS: record.planned_s, endS: record.ended_s, limitS: record.limit_s,
-      budget: record.budget_tokens, numDecode: 0, numPrefill: 0,
+      predictedS: record.predicted_s, budget: record.budget_tokens, numDecode: 0, numPrefill: 0,
     };
+    for (const id of this.begun.keys()) {
+      if (id <= record.step_id) this.begun.delete(id);
+    }
     this.numBlocks = record.num_blocks;
     this.numCached = record.num_cached_blocks;
     for (const [id, numCached] of Object.entries(record.admitted)) {
@@ -139,12 +198,15 @@ export class LiveState {
 
   #chunk(record, step) {
     const stream = this.#stream(record.request_id, step.startS);
-    const isDecode = record.kind === "decode";
+    const isDecode = record.kind !== "prefill";
     const chunk = {
       startS: step.startS, endS: step.endS, numTokens: record.num_tokens, isDecode,
       samples: record.num_samples > 0, gapS: null,
     };
     step[isDecode ? "numDecode" : "numPrefill"] += record.num_tokens;
+    if (!stream.numOutput && stream.numPrompt !== null) {
+      stream.numOutput = Math.max(0, record.start + 1 - stream.numPrompt); // before this page came
+    }
     stream.numComputed = record.start + record.num_tokens;
     stream.heardS = step.endS;
     stream.chunks.push(chunk);
@@ -156,7 +218,7 @@ export class LiveState {
     if (stream.lastTokenS !== null) {
       chunk.gapS = stream.lastGapS = atS - stream.lastTokenS;
       if (counts) this.gaps.push({ atS, seconds: chunk.gapS });
-    } else if (stream.numPrompt !== null && !stream.hasGaps && counts) {
+    } else if (stream.numComputed === stream.numPrompt && !stream.hasGaps && counts) {
       this.ttfts.push({ atS, seconds: atS - stream.arrivedS });
     }
     stream.lastTokenS = atS;

@@ -1,31 +1,39 @@
 /** What each step holds, and how long it takes, on the time axis of the lanes. */
 
-import { begin, describe, label, line } from "./canvas.js";
-import { duration, integer } from "./format.js";
+import { begin, describe, drawScale, line, niceTop } from "./canvas.js";
+import { counted, duration, integer, setting } from "./format.js";
 import { Timeline } from "./timeline.js";
+import { explain } from "./tooltip.js";
 
-const GAP = 14;
+const GAP = 16;
 const THINNEST = 3; // of a few decodes under a budget of hundreds, to be seen
+const TOLD_AFTER_S = 0.25; // that a step runs
 
 /** Draw the steps of `state` as of `view` ({endS, windowS}). */
 export function drawSteps(canvas, state, view, palette) {
   const { context, width, height } = begin(canvas);
   const time = new Timeline(width, height, view);
   const steps = state.steps.filter((step) => step.endS > time.startS);
+  const running = state.runningStep;
+  if (running) steps.push({ ...running, endS: Math.max(running.startS, time.endS), isOpen: true });
   time.drawGrid(context, palette);
-  const middle = Math.round(time.bottom * 0.54);
-  const tokens = { top: 4, bottom: middle - GAP / 2 };
-  const durations = { top: middle + GAP / 2, bottom: time.bottom };
-  drawTokens(context, steps, tokens, time, palette);
-  drawDurations(context, steps, durations, time, palette);
-  describe(canvas, `Composition of the steps, ${stepSummary(state.lastStep)}`);
+  const middle = Math.round(time.bottom * 0.52);
+  const scene = { context, steps, time, palette };
+  drawTokens(scene, { top: 8, bottom: middle - GAP / 2 });
+  drawDurations(scene, { top: middle + GAP / 2, bottom: time.bottom - 1 });
+  describe(canvas, `Composition of the steps, ${stepSummary(state, time.endS)}`);
+  explain(canvas, (x) => {
+    const atS = time.timeAt(x);
+    const step = x < time.left ? null : steps.findLast(({ startS, endS }) => startS <= atS && atS <= endS);
+    return step ? tell(step) : null;
+  });
 }
 
-function drawTokens(context, steps, area, time, palette) {
-  const most = Math.max(8, ...steps.map((step) => step.numDecode + step.numPrefill),
-    ...steps.filter((step) => !step.limitS).map((step) => step.budget));
-  const scale = (area.bottom - area.top) / most;
-  drawAxis(context, area, "tokens", integer(most), palette);
+function drawTokens({ context, steps, time, palette }, area) {
+  const top = niceTop(Math.max(8, ...steps.map((step) => step.numDecode + step.numPrefill),
+    ...steps.filter((step) => !step.limitS).map((step) => step.budget)));
+  const scale = (area.bottom - area.top) / top;
+  drawScale(context, time, area, top, { name: "tokens", text: integer }, palette);
   time.clipped(context, () => {
     for (const step of steps) {
       const [x, width] = extent(step, time);
@@ -45,12 +53,13 @@ function drawTokens(context, steps, area, time, palette) {
   });
 }
 
-function drawDurations(context, steps, area, time, palette) {
+function drawDurations({ context, steps, time, palette }, area) {
   const seconds = steps.map((step) => step.endS - step.startS);
   const limits = steps.map((step) => step.limitS ?? 0);
-  const most = 1.1 * Math.max(0.01, ...seconds, ...limits);
-  const scale = (area.bottom - area.top) / most;
-  drawAxis(context, area, "duration", duration(most), palette);
+  const predicted = steps.map((step) => (step.isOpen && step.predictedS) || 0);
+  const top = niceTop(1000 * Math.max(0.01, ...seconds, ...limits, ...predicted)) / 1000;
+  const scale = (area.bottom - area.top) / top;
+  drawScale(context, time, area, top, { name: "time", text: setting }, palette);
   time.clipped(context, () => {
     steps.forEach((step, i) => {
       const [x, width] = extent(step, time);
@@ -66,6 +75,10 @@ function drawDurations(context, steps, area, time, palette) {
         const y = area.bottom - step.limitS * scale;
         line(context, x, y, x + width, y, palette.text, { width: 1.5 });
       }
+      if (predicted[i]) {
+        const y = area.bottom - predicted[i] * scale;
+        line(context, x, y, x + width, y, palette.decode, { width: 2, dash: [4, 3] });
+      }
     });
   });
 }
@@ -75,25 +88,49 @@ function drawSlack(context, x, y, width, height, palette) {
   context.fillRect(x, y, width, height);
 }
 
-function drawAxis(context, area, name, most, palette) {
-  line(context, 88, area.bottom, 92, area.bottom, palette.line);
-  label(context, name, 0, (area.top + area.bottom) / 2, palette.text);
-  label(context, most, 86, area.top + 6, palette.muted, "right");
-  label(context, "0", 86, area.bottom - 4, palette.muted, "right");
-}
-
 /** A step from where it began to be planned to its end, with a hair's breadth to the next. */
 function extent(step, time) {
   const x = time.x(step.startS);
   return [x, Math.max(1, time.x(step.endS) - x - 0.5)];
 }
 
-/** A step in words. */
-export function stepSummary(step) {
+function tell(step) {
+  const took = duration(step.endS - step.startS);
+  const predicted = step.predictedS ? `, predicted ${duration(step.predictedS)}` : "";
+  const most = step.limitS ? `, may take ${duration(step.limitS)}` : "";
+  return [
+    `${integer(step.numDecode)} decode + ${integer(step.numPrefill)} prefill of ` +
+      `${counted(step.budget, "token")} at most`,
+    `${step.isOpen ? "runs since" : "took"} ${took}${predicted}${most}`,
+  ];
+}
+
+/** The latest step in words, or the one that runs where it takes long. */
+export function stepSummary(state, nowS) {
+  const running = runningSummary(state, nowS);
+  if (running) return running;
+  const step = state.lastStep;
   if (!step) return "no step yet";
   const slack = step.limitS
     ? duration(Math.max(0, step.limitS - (step.endS - step.startS)))
-    : `${integer(Math.max(0, step.budget - step.numDecode - step.numPrefill))} tokens`;
+    : counted(Math.max(0, step.budget - step.numDecode - step.numPrefill), "token");
   return `last: ${step.numDecode} decode + ${integer(step.numPrefill)} prefill, ` +
     `${duration(step.endS - step.startS)}, slack ${slack}`;
+}
+
+/** What holds all streams up just now; null where nothing does for long. */
+export function runningSummary(state, nowS) {
+  const step = state.runningStep;
+  if (step) {
+    const sinceS = nowS - step.startS;
+    if (sinceS < TOLD_AFTER_S) return null;
+    const predicted = step.predictedS ? `, predicted ${duration(step.predictedS)}` : "";
+    const came = state.live.filter(({ arrivedS }) => arrivedS > step.startS).length;
+    const arrived = came ? `; ${counted(came, "request")} came meanwhile` : "";
+    return `a step of ${counted(step.numDecode + step.numPrefill, "token")} runs since ` +
+      `${duration(sinceS)}${predicted}${arrived}`;
+  }
+  const silentS = nowS - (state.lastStep?.endS ?? nowS);
+  const isBusy = state.stats?.num_running > 0;
+  return isBusy && silentS > 1 ? `no step has ended since ${duration(silentS)}` : null;
 }

@@ -11,13 +11,16 @@ from legato.core.slo import P99, SloClass, percentile
 
 def serve_flags(config: EngineConfig) -> list[str]:
     """Flags for all that is not as it is by default."""
+    return [flag for name in engine_parts() for flag in part_flags(getattr(config, name))]
+
+
+def part_flags(part: Config) -> list[str]:
+    """Flags for all of one part that is not as it is by default."""
     flags: list[str] = []
-    for name in engine_parts():
-        part: Config = getattr(config, name)
-        for field in fields_of(type(part)):
-            value = getattr(part, field.name)
-            if value != field.default and field.flag.behind is None:
-                flags += _flags(field, value, _behind(part, field))
+    for field in fields_of(type(part)):
+        value = getattr(part, field.name)
+        if value != field.default and field.flag.behind is None:
+            flags += _flags(field, value, _behind(part, field))
     return flags
 
 

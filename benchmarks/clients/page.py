@@ -1,0 +1,80 @@
+"""docs/clients.md: what each client can do."""
+
+import html
+from collections.abc import Mapping, Sequence
+from datetime import date
+
+import msgspec
+
+from benchmarks.clients.capabilities import BENCHMARK, LIBRARY
+from benchmarks.clients.catalog import Client
+from benchmarks.clients.trial import Outcome
+from legato.core.version import __version__
+
+_NOT_TRIED = "–"
+_SIGNS = {"ok": "✓", "failed": "✗", "client": "(✗)"}
+_MESSAGE_CHARS = 300
+
+_INTRODUCTION = """# Clients
+
+Which clients work with Legato, and in what. `python -m benchmarks.clients` writes this page: it
+makes an environment for each client, installs the current version, and runs a script of
+`benchmarks/clients/scripts/` in it against a server with the default model. A model of 135 million
+parameters says little that is of use, so the scripts judge the protocol: whether an answer arrives,
+is valid, ends as it was asked to, and reaches the program in the client's own classes.
+
+✓ works · ✗ does not · (✗) does not, by the client's own fault · – the client has no such thing"""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A client, the version that was tried, and how it went."""
+
+    client: Client
+    version: str
+    outcomes: Sequence[Outcome]
+
+
+def page(rows: Sequence[Row], day: date) -> str:
+    """The whole of it."""
+    footnotes: list[str] = []
+    libraries = [row for row in rows if not row.client.is_benchmark]
+    benchmarks = [row for row in rows if row.client.is_benchmark]
+    parts = [
+        _INTRODUCTION,
+        f"Legato {__version__}, {day.isoformat()}.",
+        "## Libraries",
+        _legend(LIBRARY),
+        table(libraries, LIBRARY, footnotes),
+        "## Benchmarks and evaluations",
+        _legend(BENCHMARK),
+        table(benchmarks, BENCHMARK, footnotes),
+        *footnotes,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(rows: Sequence[Row], columns: Mapping[str, str], footnotes: list[str]) -> str:
+    """A row a client; what does not work is told in `footnotes`, to which this adds."""
+    lines = [["client", "version", *columns], ["---"] * (2 + len(columns))]
+    lines += [[row.client.name, row.version, *_cells(row, columns, footnotes)] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _legend(columns: Mapping[str, str]) -> str:
+    return "\n".join(f"- **{name}**: {meaning}" for name, meaning in columns.items())
+
+
+def _cells(row: Row, columns: Mapping[str, str], footnotes: list[str]) -> list[str]:
+    found = {outcome.capability: outcome for outcome in row.outcomes}
+    return [_cell(row, found.get(column), footnotes) for column in columns]
+
+
+def _cell(row: Row, outcome: Outcome | None, footnotes: list[str]) -> str:
+    if outcome is None:
+        return _NOT_TRIED
+    sign = _SIGNS[outcome.status]
+    if outcome.status == "ok":
+        return sign
+    said = html.escape(" ".join(outcome.message.split())[:_MESSAGE_CHARS], quote=False)
+    footnotes.append(f"[^{len(footnotes) + 1}]: {row.client.name}, {outcome.capability}: {said}")
+    return f"{sign}[^{len(footnotes)}]"

@@ -1,0 +1,18 @@
+"""The default model's tokenizer, as Hugging Face's tools read one."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from legato.core.config import DEFAULT_MODEL
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL))
+    end = tokenizer.backend.id_to_token(tokenizer.eos_token_id)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, eos_token=end).save_pretrained(
+        folder
+    )
