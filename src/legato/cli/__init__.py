@@ -1,1 +1,1 @@
-"""Floor 6: the `legato` command."""
+"""Floor 7: the `legato` command."""

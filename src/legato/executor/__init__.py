@@ -1,1 +1,1 @@
-"""Floor 2: runs a step plan: on torch, or simulated on a virtual clock."""
+"""Floor 3: runs a step plan: on torch, or simulated on a virtual clock."""

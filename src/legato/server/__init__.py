@@ -1,1 +1,1 @@
-"""Floor 4: the OpenAI-compatible HTTP API."""
+"""Floor 5: the OpenAI-compatible HTTP API."""
