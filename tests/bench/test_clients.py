@@ -61,7 +61,7 @@ run()
     assert found["chat"] == Outcome("chat", "failed", "ValueError: no")
     assert found["stream"] == Outcome("stream", "client", "it never could")
     assert "TimeoutError" in found["tool"].message
-    assert "TimeoutError" in found["schema"].message
+    assert "OutOfTimeError" in found["schema"].message
     assert all("ended with 3" in found[name].message for name in ("error", "cancel"))
 
 

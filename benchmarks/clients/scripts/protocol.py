@@ -49,6 +49,10 @@ class ClientFaultError(Exception):
     """The client cannot, whatever the server does; the text says why."""
 
 
+class OutOfTimeError(BaseException):
+    """No `Exception`, for clients take those for a lost connection and try again."""
+
+
 def can(capability: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Declare that the client has a capability of `capabilities.py`, and how to see it."""
 
@@ -108,7 +112,7 @@ def _try(function: Callable[[], Any], loop: asyncio.Runner) -> None:
 
 
 def _time_out(*_: object) -> None:
-    raise TimeoutError(f"not done after {TIMEOUT_S} s")
+    raise OutOfTimeError(f"not done after {TIMEOUT_S} s")
 
 
 def _running() -> float:
