@@ -38,7 +38,7 @@ def refusal(checker: GrammarChecker, **form: Any) -> InvalidRequestError:
          'not supported: ["contains", "uniqueItems"]'),
         ({"additionalProperties": {"$ref": "#/$defs/none"}}, "#/additionalProperties", "not exist"),
         ({"properties": {"a": {"$ref": "http://other.test/x"}}}, "#/properties/a", "http://other"),
-        ({"properties": {"a": {"anyOf": []}}}, "#/properties/a", "anyOf is empty"),
+        ({"enum": []}, "#", "anyOf is empty"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "#", "no output"),
     ],
 )  # fmt: skip
