@@ -99,7 +99,8 @@ def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:
 def _leniency(schema: dict[str, Any]) -> dict[str, Any]:
     """The one of llguidance's own options that a schema may bring."""
     options = schema.get("x-guidance")
-    return {"lenient": isinstance(options, dict) and options.get("lenient") is True}
+    is_lenient = isinstance(options, dict) and options.get("lenient") is True
+    return {"lenient": is_lenient, "coerce_one_of": is_lenient}
 
 
 def _as_lark(grammar: str) -> str:
