@@ -71,7 +71,7 @@ class Seeds:
         model.save_pretrained(self.folder)
         self.gguf = folder / "model.gguf"
         write_gguf(self.gguf, "llama", model, add_tokenizer=_add_tokenizer)
-        load_tokenizer(ModelSource(self.gguf))._pretrained.save_pretrained(self.folder)
+        load_tokenizer(ModelSource(self.gguf)).pretrained.save_pretrained(self.folder)
 
 
 def load(path: Path) -> None:

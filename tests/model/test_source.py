@@ -7,7 +7,8 @@ import pytest
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import ConfigError
 from legato.model.source import resolve_source, resolve_tokenizer
-from legato.model.text_source import load_text, text_source
+from legato.model.text_loader import load_text
+from legato.model.text_source import text_source
 
 
 def folder_of(path: Path, *names: str) -> Path:
@@ -60,7 +61,7 @@ def test_another_tokenizer_and_template(tmp_path: Path) -> None:
     source = resolve_source(DEFAULT_MODEL)
     own, own_defaults = load_text(text_source(ModelConfig(), source))
     folder, template = tmp_path / "other", tmp_path / "template.jinja"
-    own._pretrained.save_pretrained(folder)
+    own.pretrained.save_pretrained(folder)
     template.write_text("{{ messages[0].content }}!")
     for given in (str(template), template.read_text()):
         config = ModelConfig(tokenizer=str(folder), chat_template=given)

@@ -48,7 +48,7 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.pretrained.chat_template = LOOP
-    tokenizer._pretrained.save_pretrained(folder)
+    tokenizer.pretrained.save_pretrained(folder)
     return folder
 
 

@@ -90,7 +90,8 @@ def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bo
     """
     if skip_tokenizer_init:
         return Text(None, _NO_VOCABULARY, load_defaults(source, None))
-    from legato.model.text_source import load_text, text_source
+    from legato.model.text_loader import load_text
+    from legato.model.text_source import text_source
 
     tokenizer, defaults = load_text(text_source(config, source))
     return Text(tokenizer, tokenizer.vocabulary, defaults)

@@ -1,7 +1,4 @@
-"""What texts are read and written by: a tokenizer, its chat template, and a checkpoint's defaults.
-
-Torch-free: the text processes use it.
-"""
+"""Where what reads and writes texts is to be loaded from; `text_loader.py` loads it."""
 
 from pathlib import Path
 
@@ -9,10 +6,7 @@ import msgspec
 
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError
-from legato.model.checkpoint_defaults import load_defaults
-from legato.model.defaults import ModelDefaults
 from legato.model.source import ModelSource, resolve_tokenizer
-from legato.model.tokenizer import Tokenizer, load_tokenizer
 
 
 class TextSource(msgspec.Struct, frozen=True):
@@ -44,16 +38,6 @@ def text_source(config: ModelConfig, source: ModelSource) -> TextSource:
         tokenizer=str(tokenizer.path),
         chat_template=None if template is None else _template_text(template),
     )
-
-
-def load_text(source: TextSource) -> tuple[Tokenizer, ModelDefaults]:
-    """Load all of it.
-
-    Raises:
-        UnsupportedModelError: the tokenizer, or a file of settings, cannot be used.
-    """
-    tokenizer = load_tokenizer(ModelSource(Path(source.tokenizer)), source.chat_template)
-    return tokenizer, load_defaults(ModelSource(Path(source.model)), tokenizer.eos_token_id)
 
 
 def _template_text(given: str) -> str:

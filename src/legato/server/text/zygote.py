@@ -17,7 +17,7 @@ from collections.abc import Callable
 from legato.core.errors import UnsupportedModelError
 from legato.engine.process.channel import ChannelClosedError, FrameDecoder, pack_frame
 from legato.model.defaults import ModelDefaults
-from legato.model.text_source import load_text
+from legato.model.text_loader import load_text
 from legato.model.tokenizer import Tokenizer
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
