@@ -12,6 +12,8 @@ const SETTLE_TOKENS = 12; // of each stream, before the prompt is sent
 const AFTER_MS = 800;
 const CHUNK_TOKENS = 512;
 const PROMISED_STEPS = 6; // as long as these of the streams alone; nobody reads faster than that
+const LONGEST_S = 600;
+const PATIENCE = 6; // times as long as the prompt took whole: one that waits longer is not let in
 const CLAUSE = "The parties agree that nothing in this clause shall delay what is due to others, " +
   "and that each of them gives notice of any change in writing within thirty days. ";
 
@@ -23,8 +25,8 @@ const NO_PROMISE = { itl_slo_s: null, tpot_slo_s: null };
  * @param {OwnStreams} streams that run
  * @param {{maxModelLen: number, signal: AbortSignal, onStart: Function, onEnd: Function}} how
  *   `onStart` is given {index, title, numTokens, requestId} of each pass as it begins, `onEnd` what
- *   came of it: {title, promiseS, tokens, pastedS, firstTokenS, gapS, ttftS}, the longest gap of
- *   any stream while the prompt was computed
+ *   came of it: {title, promiseS, tokens, pastedS, firstTokenS, isGivenUp, gapS, ttftS}, the longest
+ *   gap of any stream while the prompt was computed; where it was given up, times are of that
  * @returns {Promise<object[]>} what came of each; rejects where `signal` is aborted
  */
 export async function comparePastes(streams, { maxModelLen, signal, onStart, onEnd }) {
@@ -41,7 +43,8 @@ export async function comparePastes(streams, { maxModelLen, signal, onStart, onE
       const requestId = `dashboard-${index}-${Math.random().toString(36).slice(2)}`;
       onStart({ index, title: pass.title, numTokens: prompt.numTokens, requestId });
       await changeSettings(changes);
-      results.push({ ...pass, ...await paste(streams, prompt.text, requestId, signal) });
+      const patienceS = results.length ? PATIENCE * results[0].ttftS : LONGEST_S;
+      results.push({ ...pass, ...await paste(streams, prompt.text, requestId, signal, patienceS) });
       onEnd(results.at(-1));
     }
     return results;
@@ -78,15 +81,16 @@ function promiseFor(asked, streams) {
   return Math.ceil(100 * PROMISED_STEPS * quantile(gaps, 0.5)) / 100;
 }
 
-async function paste(streams, prompt, requestId, signal) {
+async function paste(streams, prompt, requestId, signal, patienceS) {
   await streams.advance(SETTLE_TOKENS, signal);
   const pastedS = nowS();
-  const firstTokenS = await firstToken(prompt, requestId, signal);
+  const answeredS = await firstToken(prompt, requestId, signal, patienceS);
+  const firstTokenS = answeredS ?? nowS();
   await sleep(AFTER_MS, signal);
   await streams.advance(1, signal);
   const tokens = streams.tokens.filter(({ atS }) => atS > pastedS - 1);
   return {
-    tokens, pastedS, firstTokenS, ttftS: firstTokenS - pastedS,
+    tokens, pastedS, firstTokenS, isGivenUp: answeredS === null, ttftS: firstTokenS - pastedS,
     gapS: longestGap(tokens, pastedS, firstTokenS),
   };
 }
@@ -102,16 +106,22 @@ async function countTokens(prompt, signal) {
   return (await request("tokenize", { method: "POST", body: { prompt }, signal })).count;
 }
 
-async function firstToken(prompt, requestId, signal) {
+/** When it came; null where it took longer than `patienceS`. */
+async function firstToken(prompt, requestId, signal, patienceS) {
   const body = {
     prompt, max_tokens: ANSWER_TOKENS, ignore_eos: true, stream: true,
     cache_salt: requestId, // computed anew each time
   };
-  const options = { method: "POST", body, signal, requestId };
+  const late = AbortSignal.timeout(1000 * patienceS);
+  const options = { method: "POST", body, signal: AbortSignal.any([signal, late]), requestId };
   let firstS = null;
-  for await (const event of events("v1/completions", options)) {
-    if (event.error) throw new Error(event.error.message);
-    firstS ??= nowS();
+  try {
+    for await (const event of events("v1/completions", options)) {
+      if (event.error) throw new Error(event.error.message);
+      firstS ??= nowS();
+    }
+  } catch (error) {
+    if (!late.aborted || signal.aborted) throw error;
   }
   return firstS;
 }
@@ -124,13 +134,18 @@ function longestGap(tokens, fromS, toS) {
 
 /** What the passes showed, and what the promise costs, in a sentence or two. */
 export function verdictOf([whole, chunks, promised]) {
+  const chunked = `Computed whole, the prompt stopped the streams for ${duration(whole.gapS)}; ` +
+    `${chunks.title.toLowerCase()}, for ${duration(chunks.gapS)} at most; under a promise of ` +
+    `${setting(promised.promiseS)}, `;
+  if (promised.isGivenUp) {
+    return `${chunked}it got no first token within ${duration(promised.ttftS)}: beside these ` +
+      "streams, this machine has no time left for it. Promise more, or have fewer streams.";
+  }
   const ratio = promised.ttftS / whole.ttftS;
   const price = ratio > 1.05
     ? `The price: its first token came after ${duration(promised.ttftS)} instead of ` +
       `${duration(whole.ttftS)}, ${ratio.toFixed(1)} times as long.`
     : `It cost nothing: its first token came after ${duration(promised.ttftS)}, and after ` +
       `${duration(whole.ttftS)} whole.`;
-  return `Computed whole, the prompt stopped the streams for ${duration(whole.gapS)}; ` +
-    `${chunks.title.toLowerCase()}, for ${duration(chunks.gapS)} at most; under a promise of ` +
-    `${setting(promised.promiseS)}, for ${duration(promised.gapS)}. ${price}`;
+  return `${chunked}for ${duration(promised.gapS)}. ${price}`;
 }
