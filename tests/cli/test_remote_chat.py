@@ -58,8 +58,8 @@ def test_who_is_not_let_in_is_told_at_once(server: ServerProcess) -> None:
     done = legato("chat", "--url", server.url, "--api-key", "wrong")
     assert done.returncode == 2
     assert done.stderr == (
-        f"legato: {server.url}: 401: the API key is missing or wrong; send it as "
-        "'Authorization: Bearer KEY'\n"
+        f"legato: {server.url}: 401: the API key is missing or wrong; send "
+        "'Authorization: Bearer KEY', or 'x-api-key: KEY'\n"
     )
 
 

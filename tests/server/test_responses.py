@@ -333,6 +333,7 @@ def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:
         ({"input": "very " * 9000}, "input"),
         ({"input": [{"role": "user", "content": "very " * 9000}]}, "input"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"previous_response_id": ""}, "previous_response_id"),
         ({"input": [{"id": "msg_none_0"}]}, "input"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"slo_class": "none"}, "slo_class"),

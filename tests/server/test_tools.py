@@ -154,6 +154,7 @@ def test_openai_parses_strict_tools(client: openai.OpenAI) -> None:
         tools=[openai.pydantic_function_tool(Weather)],
         tool_choice="required",
         parallel_tool_calls=False,
+        temperature=0,
         max_tokens=200,
     )
     calls = completion.choices[0].message.tool_calls

@@ -104,7 +104,8 @@ class RequestReader:
 
     def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
         request = self._parse(ResponsesRequest, body)
-        if stored is None and (request.previous_response_id or request.referred):
+        needs_turns = request.previous_response_id is not None or request.referred
+        if stored is None and needs_turns:
             yield NeedsStored(request.previous_response_id, request.referred)
             return
         turns = Stored(stored or b"")
