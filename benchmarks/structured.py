@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from legato import LLM, SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 
-_BATCH = 32
 _MAX_TOKENS = 700
 _NUM_STREAMS = 32
 _FORM = {
@@ -162,37 +161,30 @@ def _with_definitions_on_top(schemas: list[Any]) -> list[Any]:
 
 def schemas(count: int) -> int:
     """Have each of so many schemas met at temperature 1.3; returns how many outputs are invalid."""
-    llm = LLM(max_num_seqs=_BATCH)
-    told: Counter[str] = Counter()
+    llm = LLM(max_num_seqs=_NUM_STREAMS)
     refused: Counter[str] = Counter()
-    invalid: list[tuple[Any, str]] = []
-    drawn = _drawn(count)
-    for start in range(0, len(drawn), _BATCH):
-        taken = []
-        for schema in drawn[start : start + _BATCH]:
-            form = StructuredOutputs(json=schema)
+    drawn, taken = _drawn(count), []
+    for number, schema in enumerate(drawn):
+        form = StructuredOutputs(json=schema)
+        try:
+            llm._forms.resolve(form)
+        except InvalidRequestError as error:
+            refused[str(error).split(", at #")[0].rpartition("cannot be met: ")[2][:80]] += 1
+        else:
             params = SamplingParams(
-                structured_outputs=form, temperature=1.3, seed=start, max_tokens=_MAX_TOKENS
+                structured_outputs=form, temperature=1.3, seed=number, max_tokens=_MAX_TOKENS
             )
-            try:
-                llm._forms.resolve(form)
-            except InvalidRequestError as error:
-                refused[str(error).split(", at #")[0].rpartition("cannot be met: ")[2][:80]] += 1
-            else:
-                taken.append((schema, params))
-        prompts = [f"JSON by this schema: {json.dumps(schema)}\n" for schema, _ in taken]
-        done = llm.generate(prompts, [params for _, params in taken], use_tqdm=False)
-        for (schema, _), generation in zip(taken, done, strict=True):
-            [output] = generation.outputs
-            told[str(output.finish_reason)] += 1
-            if output.finish_reason == "stop" and not _is_valid(schema, output.text):
-                invalid.append((schema, output.text))
-        print(
-            f"{start + _BATCH}: {dict(told)}, refused {sum(refused.values())}, "
-            f"invalid {len(invalid)}",
-            flush=True,
-        )
-    print(f"\n{len(drawn)} schemas: {dict(told)}, {len(invalid)} invalid; refused:")
+            taken.append((schema, params))
+    prompts = [f"JSON by this schema: {json.dumps(schema)}\n" for schema, _ in taken]
+    done = llm.generate(prompts, [params for _, params in taken])
+    told: Counter[str] = Counter()
+    invalid: list[tuple[Any, str]] = []
+    for (schema, _), generation in zip(taken, done, strict=True):
+        [output] = generation.outputs
+        told[str(output.finish_reason)] += 1
+        if output.finish_reason == "stop" and not _is_valid(schema, output.text):
+            invalid.append((schema, output.text))
+    print(f"{len(drawn)} schemas: {dict(told)}, {len(invalid)} invalid; refused:")
     for reason, number in refused.most_common():
         print(f"{number:5} {reason}")
     for schema, text in invalid[:20]:
