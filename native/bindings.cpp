@@ -70,6 +70,8 @@ LayerWeights weights_of(const nb::dict &addresses) {
 }  // namespace
 
 NB_MODULE(LEGATO_MODULE, m) {
+    // A model lives as long as its process, whose end is no leak.
+    nb::set_leak_warnings(false);
     nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "num_threads"_a);
 
     nb::class_<Step>(m, "Step").def(
