@@ -5,6 +5,7 @@ python -m benchmarks.structured itl [SECONDS]
 """
 
 import argparse
+import asyncio
 import itertools
 import json
 import statistics
@@ -13,16 +14,24 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 import jsonschema_rs
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import Progress
 
-from legato import LLM, SamplingParams, StructuredOutputs
+from legato import AsyncLLM, SamplingParams, StructuredOutputs
+from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
+from legato.engine.errors import RequestFailedError
+from legato.engine.frontend.completion import Completion
+from legato.grammar.check import GrammarChecker
+from legato.model.source import resolve_source
+from legato.model.tokenizer import load_tokenizer
 
 _MAX_TOKENS = 700
 _NUM_STREAMS = 32
@@ -161,13 +170,14 @@ def _with_definitions_on_top(schemas: list[Any]) -> list[Any]:
 
 def schemas(count: int) -> int:
     """Have each of so many schemas met at temperature 1.3; returns how many outputs are invalid."""
-    llm = LLM(max_num_seqs=_NUM_STREAMS)
+    vocabulary = load_tokenizer(resolve_source(DEFAULT_MODEL)).vocabulary
+    checker = GrammarChecker(lambda: vocabulary)
     refused: Counter[str] = Counter()
     drawn, taken = _drawn(count), []
     for number, schema in enumerate(drawn):
         form = StructuredOutputs(json=schema)
         try:
-            llm._forms.resolve(form)
+            checker.resolve(form)
         except InvalidRequestError as error:
             refused[str(error).split(", at #")[0].rpartition("cannot be met: ")[2][:80]] += 1
         else:
@@ -175,21 +185,46 @@ def schemas(count: int) -> int:
                 structured_outputs=form, temperature=1.3, seed=number, max_tokens=_MAX_TOKENS
             )
             taken.append((schema, params))
-    prompts = [f"JSON by this schema: {json.dumps(schema)}\n" for schema, _ in taken]
-    done = llm.generate(prompts, [params for _, params in taken])
     told: Counter[str] = Counter()
     invalid: list[tuple[Any, str]] = []
-    for (schema, _), generation in zip(taken, done, strict=True):
-        [output] = generation.outputs
-        told[str(output.finish_reason)] += 1
-        if output.finish_reason == "stop" and not _is_valid(schema, output.text):
-            invalid.append((schema, output.text))
+    for (schema, _), answer in zip(taken, asyncio.run(_answers(taken)), strict=True):
+        if isinstance(answer, RequestFailedError):
+            told[f"failed ({str(answer).splitlines()[0]})"] += 1
+            continue
+        told[str(answer.finish_reason)] += 1
+        if answer.finish_reason == "stop" and not _is_valid(schema, answer.text):
+            invalid.append((schema, answer.text))
     print(f"{len(drawn)} schemas: {dict(told)}, {len(invalid)} invalid; refused:")
     for reason, number in refused.most_common():
         print(f"{number:5} {reason}")
     for schema, text in invalid[:20]:
         print(f"\n{json.dumps(schema)}\n{text}")
     return len(invalid)
+
+
+async def _answers(
+    asked: Sequence[tuple[Any, SamplingParams]],
+) -> list[Completion | RequestFailedError]:
+    """To each schema, as many at once as the engine runs."""
+    turns = asyncio.Semaphore(2 * _NUM_STREAMS)
+    async with AsyncLLM(max_num_seqs=_NUM_STREAMS) as llm:
+        with Progress(console=Console(stderr=True)) as progress:
+            bar = progress.add_task("Answering", total=len(asked))
+
+            async def answer(
+                schema: Any, params: SamplingParams
+            ) -> Completion | RequestFailedError:
+                async with turns:
+                    try:
+                        prompt = f"JSON by this schema: {json.dumps(schema)}\n"
+                        [*_, last] = [part async for part in llm.generate(prompt, params)]
+                    except RequestFailedError as error:
+                        return error
+                    finally:
+                        progress.advance(bar)
+                    return last.outputs[0]
+
+            return await asyncio.gather(*itertools.starmap(answer, asked))
 
 
 def _is_valid(schema: Any, text: str) -> bool:
