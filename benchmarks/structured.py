@@ -9,12 +9,11 @@ import asyncio
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -24,6 +23,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.servers import SERVE, running_server
 from legato import AsyncLLM, SamplingParams, StructuredOutputs
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
@@ -293,10 +293,7 @@ def _round(url: str, num_constrained: int, seconds: float) -> list[float]:
 
 def itl(seconds: float) -> None:
     """ITL of 32 free streams beside 32 others, free and constrained in turn, on a real server."""
-    command = [sys.executable, "-m", "legato", "serve", "--port", "0", "--max-num-seqs", "64"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        url = _url(server)
+    with running_server(f"{SERVE} --max-num-seqs 64") as url:
         _round(url, _NUM_STREAMS, 1.0)
         ratios: list[float] = []
         for number in range(4):
@@ -309,16 +306,6 @@ def itl(seconds: float) -> None:
                 flush=True,
             )
         print(f"median of the ratios: {statistics.median(ratios):.3f}x")
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _url(server: "subprocess.Popen[str]") -> str:
-    lines: Iterator[str] = iter(server.stdout or ())
-    return next(
-        line.split(" on ")[1].split()[0] for line in lines if line.startswith("Legato serves ")
-    )
 
 
 def main() -> int:
