@@ -19,7 +19,7 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 URL = os.environ["CLIENTS_URL"]
@@ -80,6 +80,15 @@ def check_idle() -> None:
     while running := _running():
         check(time.monotonic() < deadline_s, f"{running:g} requests run on after their client left")
         time.sleep(0.1)
+
+
+async def check_cancelled(answer: Coroutine[Any, Any, object]) -> None:
+    """That the server stops where a task that awaits an answer is cancelled."""
+    task = asyncio.create_task(answer)
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.to_thread(check_idle)
 
 
 def run() -> None:

@@ -1,13 +1,12 @@
 """LangChain's ChatOpenAI."""
 
-import asyncio
 from typing import Literal
 
 import openai
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from protocol import BASE_URL, KEY, MODEL, can, check, check_city, check_idle, run
+from protocol import BASE_URL, KEY, MODEL, can, check, check_cancelled, check_city, run
 from pydantic import BaseModel
 
 City = Literal["Paris", "Rome"]
@@ -158,11 +157,7 @@ def error() -> None:
 @can("cancel")
 async def cancel() -> None:
     asked = model(max_tokens=2000, extra_body={"ignore_eos": True})
-    task = asyncio.create_task(asked.ainvoke(QUESTION))
-    await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(check_idle)
+    await check_cancelled(asked.ainvoke(QUESTION))
 
 
 run()

@@ -1,13 +1,12 @@
 """LlamaIndex's OpenAILike."""
 
-import asyncio
 from typing import Literal
 
 import openai
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from protocol import BASE_URL, KEY, MODEL, can, check, check_city, check_idle, run
+from protocol import BASE_URL, KEY, MODEL, can, check, check_cancelled, check_city, run
 from pydantic import BaseModel
 
 City = Literal["Paris", "Rome"]
@@ -153,11 +152,7 @@ def error() -> None:
 @can("cancel")
 async def cancel() -> None:
     asked = model(max_tokens=2000, additional_kwargs={"extra_body": {"ignore_eos": True}})
-    task = asyncio.create_task(asked.achat(QUESTION))
-    await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(check_idle)
+    await check_cancelled(asked.achat(QUESTION))
 
 
 run()

@@ -1,9 +1,8 @@
 """Pydantic AI, over chat completions and over Responses."""
 
-import asyncio
 from typing import Literal
 
-from protocol import BASE_URL, KEY, MODEL, can, check, check_idle, run
+from protocol import BASE_URL, KEY, MODEL, can, check, check_cancelled, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
 from pydantic_ai.messages import (
@@ -144,11 +143,7 @@ async def error() -> None:
 @can("cancel")
 async def cancel() -> None:
     asked = agent(max_tokens=2000, extra_body={"ignore_eos": True})
-    task = asyncio.create_task(asked.run(QUESTION))
-    await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(check_idle)
+    await check_cancelled(asked.run(QUESTION))
 
 
 run()
