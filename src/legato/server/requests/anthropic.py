@@ -20,6 +20,7 @@ from legato.server.requests.request_model import (
     by_type,
     only,
 )
+from legato.server.requests.tools import described_tool, named_tool
 
 
 def _as_blocks(text: str) -> list[Any]:
@@ -114,7 +115,7 @@ class AnthropicToolChoice(RequestModel):
     def chat(self) -> Any:
         """The `tool_choice` of a chat."""
         if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name}}
+            return named_tool(self.name)
         return "required" if self.type == "any" else self.type
 
 
@@ -188,7 +189,10 @@ class CountTokensRequest(ModelRequest):
             return {}
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return {
-            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tools": [
+                described_tool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
+                for tool in self.tools
+            ],
             "tool_choice": choice.chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
         }
@@ -280,12 +284,3 @@ def _text(blocks: list[TextBlock]) -> str:
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
     return {"id": block.id, "type": "function", "function": function}
-
-
-def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}

@@ -13,6 +13,7 @@ from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
 from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
+from legato.server.requests.tools import described_tool, named_tool
 from legato.server.requests.truncation import Placed
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -261,7 +262,10 @@ class ResponsesRequest(GenerationOptions):
         if not self.tools:
             return {}
         return {
-            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tools": [
+                described_tool(tool.name, tool.parameters, tool.description, strict=tool.strict)
+                for tool in self.tools
+            ],
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
@@ -292,19 +296,7 @@ def _chat_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
     if choice["type"] == "function":
-        return _named(choice)
-    allowed = {"mode": choice["mode"], "tools": list(map(_named, choice["tools"]))}
+        return named_tool(choice["name"])
+    tools = [named_tool(tool["name"]) for tool in choice["tools"]]
+    allowed = {"mode": choice["mode"], "tools": tools}
     return {"type": "allowed_tools", "allowed_tools": allowed}
-
-
-def _named(function: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": function["name"]}}
-
-
-def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}

@@ -117,6 +117,24 @@ Tools = Annotated[
 Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True), AtMost(MAX_TOOLS)]
 
 
+def described_tool(
+    name: str, parameters: dict[str, Any] | None, description: str | None, *, strict: bool | None
+) -> dict[str, Any]:
+    """A `Tool` as a body has it."""
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def named_tool(name: str | None) -> dict[str, Any]:
+    """A `NamedTool` as a body has it."""
+    return {"type": "function", "function": {"name": name}}
+
+
 class FunctionName(RequestModel):
     name: Name
 
