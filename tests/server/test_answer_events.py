@@ -12,8 +12,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.anthropic.blocks import Blocks
-from legato.server.generation.message import MessageDelta, ToolCallDelta
 from legato.server.http.bodies import TypedEvent, typed_events
 from legato.server.openai.responses.events import EventNumbers
 from legato.server.openai.responses.items import OutputItems

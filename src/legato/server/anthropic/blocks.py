@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from legato.engine.frontend.message import MessageDelta
 from legato.server.anthropic.events import (
     BlockDelta,
     BlockStart,
@@ -17,7 +18,6 @@ from legato.server.anthropic.events import (
     ThinkingPiece,
     ToolUseContent,
 )
-from legato.server.generation.message import MessageDelta
 from legato.server.http.bodies import TypedEvent
 
 

@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.message import MessageReader
 from legato.server.anthropic.blocks import Blocks
 from legato.server.anthropic.events import (
     MessageAnswer,
@@ -22,7 +23,6 @@ from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
-from legato.server.generation.message import MessageReader
 from legato.server.generation.typed_events import TypedEventWriter
 from legato.server.http.anthropic_errors import AnthropicErrorBody, anthropic_error
 from legato.server.http.bodies import JsonBytes, TypedEvent, encode_json, pieces_response
@@ -57,7 +57,7 @@ class MessagesFormat:
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
-        message = self._reader.feed(delta)
+        message = self._reader.feed(delta.text, delta.finish_reason)
         if delta.finish_reason is not None:
             self._note_end(delta, message.finish_reason == "tool_calls")
         return self._blocks.take(message)

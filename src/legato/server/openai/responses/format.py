@@ -8,10 +8,10 @@ import msgspec
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.message import MessageReader
 from legato.model.vocabulary import Vocabulary
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
-from legato.server.generation.message import MessageReader
 from legato.server.generation.typed_events import TypedEventWriter
 from legato.server.http.bodies import TypedEvent, encode_json
 from legato.server.http.errors import ApiError
@@ -86,7 +86,7 @@ class ResponsesFormat:
 
     def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
-        message = self._reader.feed(delta)
+        message = self._reader.feed(delta.text, delta.finish_reason)
         if message.reasoning:
             self._num_reasoning_tokens += len(delta.token_ids)
         self._finish_reason = delta.finish_reason or self._finish_reason

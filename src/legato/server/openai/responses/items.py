@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from legato.server.generation.message import MessageDelta, ToolCallDelta
+from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.http.bodies import TypedEvent
 from legato.server.openai.logprobs import TokenLogprob
 from legato.server.openai.responses.events import (
