@@ -45,7 +45,12 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
+    """A call of a tool.
+
+    Attributes:
+        id: made for it, for what the tool gives back.
+        arguments: a JSON text, as the model wrote it: valid or not.
+    """
 
     id: str
     name: str
@@ -53,12 +58,12 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A whole message.
+    """A whole message of an assistant's.
 
     Attributes:
         content: None where the model wrote nothing but reasoning or calls.
         reasoning: None where it did not reason.
-        finish_reason: as of `MessageDelta`.
+        finish_reason: as of the completion, or "tool_calls" where a message with calls stops.
     """
 
     content: str | None

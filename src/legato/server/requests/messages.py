@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
+from legato.model.conversation import arguments_object
 from legato.server.limits import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -76,14 +76,7 @@ class CalledFunction(RequestModel):
     arguments: str | dict[str, Any] = "{}"
 
     def for_template(self) -> dict[str, Any]:
-        """Templates want an object; what is none they may be able to write as it is."""
-        if isinstance(self.arguments, dict):
-            return {"name": self.name, "arguments": self.arguments}
-        try:
-            arguments = msgspec.json.decode(self.arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
+        return {"name": self.name, "arguments": arguments_object(self.arguments)}
 
 
 class MessageToolCall(RequestModel):
