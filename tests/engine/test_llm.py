@@ -405,12 +405,13 @@ def test_text_that_is_no_chat_with_tools_is_content(llm: LLM) -> None:
     (plain,) = llm.generate("The sky is", GREEDY, use_tqdm=False)
     assert plain.outputs[0].message is not None
     assert plain.outputs[0].message.content == plain.outputs[0].text != ""
+    call = '<tool_call>{"name": "f", "arguments": {}}'
     form = SamplingParams(
-        temperature=0.0, structured_outputs=StructuredOutputs(choice=["<tool_call>{}"])
+        temperature=0.0, max_tokens=60, structured_outputs=StructuredOutputs(choice=[call])
     )
     (held,) = llm.chat(CALLED, form, use_tqdm=False, tools=[WEATHER])
     assert held.outputs[0].message is not None
-    assert held.outputs[0].message.content == "<tool_call>{}"
+    assert held.outputs[0].message.content == call
 
 
 def test_reasoning_is_told_from_content(llm: LLM) -> None:
