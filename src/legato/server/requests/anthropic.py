@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
 from legato.core.sampling_params import MAX_STOP
 from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
@@ -13,6 +13,7 @@ from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions
 from legato.server.requests.request_model import (
     AtMost,
+    LenientModel,
     ModelRequest,
     Name,
     OrText,
@@ -27,13 +28,7 @@ def _as_blocks(text: str) -> list[Any]:
     return [{"type": "text", "text": text}]
 
 
-class _Block(RequestModel):
-    """What a client may have got of a message, and sends back as it came."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class TextBlock(_Block):
+class TextBlock(LenientModel):
     type: Annotated[str, only("text")]
     text: str
 
@@ -46,26 +41,26 @@ Texts = Annotated[
 ]
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: Name
     name: Name
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(LenientModel):
     type: Literal["tool_result"]
     tool_use_id: Name
     content: Texts = Field(default_factory=list)
     is_error: bool = False
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(LenientModel):
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(_Block):
+class RedactedThinkingBlock(LenientModel):
     """Nobody here can read it, and it is left out."""
 
     type: Literal["redacted_thinking"]

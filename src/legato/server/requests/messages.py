@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
 from legato.model.conversation import arguments_object
@@ -13,7 +13,14 @@ from legato.server.limits import (
     MAX_TEMPLATE_VARIABLES,
     MAX_TOOL_CALLS,
 )
-from legato.server.requests.request_model import AtMost, Name, PartError, RequestModel, only
+from legato.server.requests.request_model import (
+    AtMost,
+    LenientModel,
+    Name,
+    PartError,
+    RequestModel,
+    only,
+)
 from legato.server.requests.tools import Tools
 
 # Arguments of the template renderer that are not for the template.
@@ -67,10 +74,8 @@ MessageText = Annotated[
 ]
 
 
-class CalledFunction(RequestModel):
+class CalledFunction(LenientModel):
     """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Name
     arguments: str | dict[str, Any] = "{}"
@@ -79,18 +84,14 @@ class CalledFunction(RequestModel):
         return {"name": self.name, "arguments": arguments_object(self.arguments)}
 
 
-class MessageToolCall(RequestModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class MessageToolCall(LenientModel):
     id: Name = ""
     type: Annotated[str, only("function")] = "function"
     function: CalledFunction
 
 
-class ChatMessage(RequestModel):
+class ChatMessage(LenientModel):
     """One message. Histories of clients come with keys of their own, which are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: MessageText = ""

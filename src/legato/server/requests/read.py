@@ -39,7 +39,7 @@ from legato.server.requests.outcome import (
     ResponseTerms,
 )
 from legato.server.requests.request_model import ModelRequest
-from legato.server.requests.response_items import shown_item
+from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
@@ -49,7 +49,7 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.truncation import Placed, truncated
+from legato.server.requests.truncation import truncated
 
 _PIECE_BYTES = 2**18
 

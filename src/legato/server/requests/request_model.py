@@ -54,6 +54,12 @@ class RequestModel(BaseModel):
         return described
 
 
+class LenientModel(RequestModel):
+    """One that ignores such fields: what clients keep and send back has keys of their own."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class PartError(ValueError):
     """What is wrong within the value of a field.
 

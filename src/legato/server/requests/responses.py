@@ -12,9 +12,8 @@ from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
-from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
+from legato.server.requests.response_items import AnyItem, Item, ItemReference, Placed, messages_of
 from legato.server.requests.tools import described_tool, named_tool
-from legato.server.requests.truncation import Placed
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
