@@ -126,6 +126,11 @@ class OutputFormat(RequestModel):
     type: Annotated[str, only("json_schema")]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
+    def chat(self) -> dict[str, Any]:
+        """The `response_format` of a chat."""
+        schema = {"name": "output", "schema": self.schema_, "strict": True}
+        return {"type": self.type, "json_schema": schema}
+
 
 class OutputConfig(RequestModel):
     effort: Name | None = None
@@ -165,7 +170,9 @@ class CountTokensRequest(ModelRequest):
             switch = self.thinking.type == "enabled"
             fields["chat_template_kwargs"] = {"enable_thinking": switch}
         if self.output_config is not None:
-            fields |= self._output_fields(self.output_config)
+            config = self.output_config
+            fields["reasoning_effort"] = config.effort
+            fields["response_format"] = config.format and config.format.chat()
         return ChatBody(fields, [place for place, _ in messages], _NAMES)
 
     def _chat_messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -191,16 +198,6 @@ class CountTokensRequest(ModelRequest):
             "tool_choice": choice.chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
         }
-
-    @staticmethod
-    def _output_fields(config: OutputConfig) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if config.effort is not None:
-            fields["reasoning_effort"] = config.effort
-        if config.format is not None:
-            schema = {"name": "output", "schema": config.format.schema_, "strict": True}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return fields
 
 
 class TokenCount(msgspec.Struct, frozen=True):

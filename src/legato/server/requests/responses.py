@@ -201,8 +201,9 @@ class ResponsesRequest(GenerationOptions):
                 "logprobs": self.shows_logprobs,
                 "top_logprobs": (self.top_logprobs or 0) if self.shows_logprobs else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
+                "response_format": self.text and self.text.format and self.text.format.chat(),
+                "reasoning_effort": self.reasoning and self.reasoning.effort,
                 **self._tool_fields(),
-                **self._form_fields(),
             },
             places=[place for place, _ in messages],
             names=_NAMES,
@@ -268,14 +269,6 @@ class ResponsesRequest(GenerationOptions):
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
-
-    def _form_fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self.text is not None and self.text.format is not None:
-            fields["response_format"] = self.text.format.chat()
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            fields["reasoning_effort"] = self.reasoning.effort
-        return fields
 
 
 _NAMES = {
