@@ -55,7 +55,7 @@ class RequestModel(BaseModel):
 
 
 class LenientModel(RequestModel):
-    """One that ignores such fields: what clients keep and send back has keys of their own."""
+    """One that ignores what it does not know: clients send back what they keep, with more in it."""
 
     model_config = ConfigDict(extra="ignore")
 
