@@ -37,12 +37,8 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
-_TEXT_PARTS = {  # key a type of parts, value which key has the text
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Key the type of a content part, value where its text is."""
 _MEDIA = ("audio", "images", "videos")
 
 
@@ -57,7 +53,7 @@ def _joined_text(value: Any) -> Any:
 
 def _part_text(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(_TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
+    text = part.get(TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
     if not isinstance(text, str):
         raise PartError(
             f"a content part of type {kind!r} is not supported; parts are "

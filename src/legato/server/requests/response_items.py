@@ -13,11 +13,10 @@ from pydantic import (
 )
 
 from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
+from legato.server.requests.messages import TEXT_PARTS
 from legato.server.requests.outcome import InputItem
 from legato.server.requests.request_model import AtMost, LenientModel, Name, by_type
 
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Key the type of a content part, value where its text is."""
 _PART = {
     "type": "object",
     "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
@@ -37,12 +36,12 @@ def _as_texts(value: Any) -> Any:
 
 def _part_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXTS:
+    if kind not in TEXT_PARTS:
         raise ValueError(
             f"a content part of type {kind!r} is not supported; parts are "
             '{"type": "input_text", "text": "..."}'
         )
-    return part.get(_TEXTS[kind])
+    return part.get(TEXT_PARTS[kind])
 
 
 Texts = Annotated[
