@@ -93,8 +93,12 @@ async def several_at_once_are_what_each_is_alone(llm: AsyncLLM) -> None:
 
 
 async def conversations_are_answered(llm: AsyncLLM) -> None:
-    answer = await end(llm.chat(QUESTION, GREEDY, service=ServiceParams(slo_class="batch")))
+    chat = llm.chat(QUESTION, GREEDY, service=ServiceParams(slo_class="batch"))
+    *parts, answer = [generation async for generation in chat]
     assert answer.outputs[0].text == "The capital of France is Paris."
+    assert {part.outputs[0].message for part in parts} == {None}
+    assert answer.outputs[0].message is not None
+    assert answer.outputs[0].message.content == answer.outputs[0].text
     begun = [*QUESTION, {"role": "assistant", "content": "The capital is"}]
     rest = llm.chat(begun, GREEDY, continue_final_message=True, add_generation_prompt=False)
     assert (await end(rest)).outputs[0].text.startswith(" Paris")

@@ -1,15 +1,18 @@
 """The Python API on the real model."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from legato import LLM, SamplingParams
+from legato import LLM, SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.engine.errors import RequestFailedError
+from legato.engine.prompts import PromptReader
+from legato.model.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -347,3 +350,88 @@ def test_without_a_tokenizer(llm: LLM) -> None:
         bare.chat(QUESTION, GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="skip_tokenizer_init"):
         bare.get_tokenizer()
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALLED = [
+    {"role": "user", "content": "What is the weather in Paris?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+            }
+        ],
+    },
+    {"role": "user", "content": [{"type": "text", "text": "What is the weather in Rome?"}]},
+]
+
+
+_READS_PARTS = (  # and no tools
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chat_template": _READS_PARTS, "chat_template_content_format": "openai"}],
+    ids=["texts", "parts"],
+)
+def test_an_answer_with_calls_is_a_message(llm: LLM, options: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    (answer,) = llm.chat(CALLED, params, use_tqdm=False, tools=[WEATHER], **options)
+    message = answer.outputs[0].message
+    assert message is not None
+    assert message.content is message.reasoning is None
+    assert message.finish_reason == "tool_calls"
+    [call] = message.tool_calls
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Rome"}')
+    assert answer.outputs[0].message is message  # calls keep their ids
+
+
+def test_text_that_is_no_chat_with_tools_is_content(llm: LLM) -> None:
+    (plain,) = llm.generate("The sky is", GREEDY, use_tqdm=False)
+    assert plain.outputs[0].message is not None
+    assert plain.outputs[0].message.content == plain.outputs[0].text != ""
+    call = '<tool_call>{"name": "f", "arguments": {}}'
+    form = SamplingParams(
+        temperature=0.0, max_tokens=60, structured_outputs=StructuredOutputs(choice=[call])
+    )
+    (held,) = llm.chat(CALLED, form, use_tqdm=False, tools=[WEATHER])
+    assert held.outputs[0].message is not None
+    assert held.outputs[0].message.content == call
+
+
+def test_reasoning_is_told_from_content(llm: LLM) -> None:
+    template = "{{ messages[0].content }}\n<think>{# </think> #}"
+    (answer,) = llm.chat(QUESTION, GREEDY, use_tqdm=False, chat_template=template)
+    message = answer.outputs[0].message
+    assert message is not None
+    assert message.content is None
+    assert message.reasoning == answer.outputs[0].text.strip() != ""
+
+
+def test_marks_that_are_special_tokens_stay_in_a_chats_text(llm: LLM) -> None:
+    pretrained = copy.deepcopy(llm.tokenizer)
+    pretrained.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    tokenizer = Tokenizer(pretrained)
+    mark = tokenizer.special_token_id("[TOOL_CALLS]")
+    template = "{{ tools }}{# [TOOL_CALLS] #}"
+    prompts = PromptReader(tokenizer, llm.info)
+    read = prompts.conversation(QUESTION, GREEDY, tools=[WEATHER], chat_template=template)
+    assert read.params.kept_special_tokens == (mark,)
+    without = prompts.conversation(QUESTION, GREEDY, chat_template=template)
+    assert without.params == GREEDY
+    assert without.syntax is None

@@ -12,11 +12,10 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.anthropic.blocks import Blocks
-from legato.server.anthropic.events import Event as MessageEvent
-from legato.server.anthropic.events import written as messages_written
-from legato.server.generation.message import MessageDelta, ToolCallDelta
-from legato.server.openai.responses.events import Event, EventNumbers
+from legato.server.http.bodies import TypedEvent, typed_events
+from legato.server.openai.responses.events import EventNumbers
 from legato.server.openai.responses.items import OutputItems
 from legato.server.requests.response_items import messages_of, read_items
 from tests.profiles import examples
@@ -71,7 +70,7 @@ def shown(item: Any) -> dict[str, Any]:
 @given(deltas=messages())
 def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> None:
     items = OutputItems("abc")
-    events: list[Event] = [event for delta in deltas for event in items.take(delta, ())]
+    events: list[TypedEvent] = [event for delta in deltas for event in items.take(delta, ())]
     events += items.close("completed")
     response: dict[str, Any] = {
         "id": "resp_abc",
@@ -87,7 +86,7 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
     state.handle_event(
         _response_event({"type": "response.created", "sequence_number": 0, "response": response})
     )
-    for event in sent(EventNumbers().written(events)):
+    for event in sent(typed_events(events, EventNumbers().encode)):
         state.handle_event(_response_event(event))
     response["output"] = [shown(item) for item in items.done]
     last = {"type": "response.completed", "sequence_number": 99, "response": response}
@@ -130,7 +129,7 @@ def test_a_stored_response_is_read_as_what_was_said(deltas: list[MessageDelta]) 
 @given(deltas=messages())
 def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -> None:
     blocks = Blocks()
-    events: list[MessageEvent] = [event for delta in deltas for event in blocks.take(delta)]
+    events: list[TypedEvent] = [event for delta in deltas for event in blocks.take(delta)]
     events += blocks.close()
     start: dict[str, Any] = {
         "id": "msg_abc",
@@ -142,7 +141,7 @@ def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -
     }
     buffers: dict[int, bytes] = {}
     message: Any = None
-    for event in [{"type": "message_start", "message": start}, *sent(messages_written(events))]:
+    for event in [{"type": "message_start", "message": start}, *sent(typed_events(events))]:
         message = accumulate_event(
             event=_message_event(event), current_snapshot=message, json_bufs=buffers
         )

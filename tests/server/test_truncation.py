@@ -8,8 +8,9 @@ from legato.server.requests.response_items import (
     FunctionCallOutputItem,
     Item,
     MessageItem,
+    Placed,
 )
-from legato.server.requests.truncation import Placed, truncated
+from legato.server.requests.truncation import truncated
 from tests.profiles import examples
 
 _roles = st.sampled_from(["system", "developer", "user", "assistant", "call", "output"])

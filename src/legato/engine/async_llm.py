@@ -159,8 +159,10 @@ class AsyncLLM:
         """
 
         def read(defaults: SamplingParams) -> ReadPrompt:
-            prompt = self._prompts.conversation(
+            return self._prompts.conversation(
                 messages,
+                sampling_params or defaults,
+                service,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
@@ -168,7 +170,6 @@ class AsyncLLM:
                 chat_template_kwargs=chat_template_kwargs,
                 tools=tools,
             )
-            return self._prompts.read(prompt, sampling_params or defaults, service)
 
         return self._answered(read, request_id)
 
@@ -243,7 +244,10 @@ class AsyncLLM:
         request_id = str(next(self._ids)) if request_id is None else request_id
         if request_id in self._running:
             raise InvalidRequestError(f"a request {request_id!r} runs already", param="request_id")
-        growing = _Growing(Generation(request_id, asked.text, asked.token_ids, asked.params.n))
+        generation = Generation(
+            request_id, asked.text, asked.token_ids, asked.params.n, asked.syntax
+        )
+        growing = _Growing(generation)
         self._running[request_id] = growing
         try:
             async with self._engine.submitted(

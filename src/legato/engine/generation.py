@@ -4,6 +4,7 @@ import copy
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion
+from legato.model.message_syntax import MessageSyntax
 
 
 class Generation:
@@ -15,15 +16,23 @@ class Generation:
         prompt_token_ids (list[int]): the prompt as the model saw it.
         outputs (list[Completion]): one completion for each of `SamplingParams.n`.
         finished (bool): whether all completions have ended.
+
+    Args:
+        syntax: as of `Completion`.
     """
 
     def __init__(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], num_outputs: int
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        num_outputs: int,
+        syntax: MessageSyntax | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self.outputs = [Completion(i) for i in range(num_outputs)]
+        self.outputs = [Completion(i, syntax) for i in range(num_outputs)]
 
     @property
     def finished(self) -> bool:

@@ -2,8 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -123,19 +124,8 @@ class LLM:
             EngineFaultError: nothing can be computed any more.
         """
         prompt_list = [prompts] if isinstance(prompts, str | dict) else list(prompts)
-        params = _params_for_each(
-            sampling_params or self.get_default_sampling_params(), len(prompt_list)
-        )
-        asked = []
-        for index, (prompt, one) in enumerate(zip(prompt_list, params, strict=True)):
-            with _blaming(index, len(prompt_list)):
-                asked.append(self._prompts.read(prompt, one))
-        generations = [
-            Generation(str(next(self._ids)), read.text, read.token_ids, read.params.n)
-            for read in asked
-        ]
-        self._complete(generations, asked, use_tqdm=use_tqdm)
-        return generations
+        readers = [partial(self._prompts.read, prompt) for prompt in prompt_list]
+        return self._generated(readers, sampling_params, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -152,6 +142,9 @@ class LLM:
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 
+        The `message` of a completion has its content, reasoning and tool calls. Marks around these
+        stay in its text, where they are special tokens, too.
+
         Args:
             messages: one conversation, or a list of them. A message has a "role" and a "content",
                 which is a text or a list of text parts, and what else the template reads.
@@ -163,7 +156,7 @@ class LLM:
             chat_template_content_format: whether the template is given the parts of a content as
                 they are ("openai") or as one text, on lines of their own.
             chat_template_kwargs: further variables of the template.
-            tools: functions that the template tells the model of, as JSON schemas in OpenAI's form.
+            tools: functions that the model is told of, as JSON schemas in OpenAI's form.
 
         Raises:
             InvalidRequestError: as in `generate`, or the template refuses the messages.
@@ -171,20 +164,20 @@ class LLM:
         """
         several = not messages or not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        prompts: list[Prompt] = []
-        for index, conversation in enumerate(conversations):
-            with _blaming(index, len(conversations)):
-                prompt = self._prompts.conversation(
-                    conversation,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    chat_template=chat_template,
-                    chat_template_content_format=chat_template_content_format,
-                    chat_template_kwargs=chat_template_kwargs,
-                    tools=tools,
-                )
-            prompts.append(prompt)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        readers = [
+            partial(
+                self._prompts.conversation,
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                chat_template_content_format=chat_template_content_format,
+                chat_template_kwargs=chat_template_kwargs,
+                tools=tools,
+            )
+            for conversation in conversations
+        ]
+        return self._generated(readers, sampling_params, use_tqdm=use_tqdm)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams
@@ -198,9 +191,31 @@ class LLM:
         Raises:
             InvalidRequestError, RequestFailedError, EngineFaultError: as in `generate`.
         """
-        asked = self._prompts.read(self._prompts.conversation(messages), sampling_params)
+        asked = self._prompts.conversation(messages, sampling_params)
         for _, delta in self._run([asked]):
             yield delta
+
+    def _generated(
+        self,
+        readers: Sequence[Callable[[SamplingParams], ReadPrompt]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[Generation]:
+        """Args: readers: of one prompt each, with the settings that it gets."""
+        params = _params_for_each(
+            sampling_params or self.get_default_sampling_params(), len(readers)
+        )
+        asked = []
+        for index, (read, one) in enumerate(zip(readers, params, strict=True)):
+            with _blaming(index, len(readers)):
+                asked.append(read(one))
+        generations = [
+            Generation(str(next(self._ids)), read.text, read.token_ids, read.params.n, read.syntax)
+            for read in asked
+        ]
+        self._complete(generations, asked, use_tqdm=use_tqdm)
+        return generations
 
     def _complete(
         self, generations: list[Generation], work: Sequence[ReadPrompt], *, use_tqdm: bool

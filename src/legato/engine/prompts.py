@@ -12,8 +12,11 @@ from legato.core.slo import ServiceParams
 from legato.engine.frontend.requests import last_tokens, with_bad_words
 from legato.engine.process.messages import EngineInfo
 from legato.grammar.check import GrammarChecker
+from legato.model.chat import rendered_chat
 from legato.model.checkpoint_defaults import load_defaults
+from legato.model.conversation import arguments_object, content_text
 from legato.model.defaults import ModelDefaults
+from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
 from legato.model.vocabulary import Vocabulary
 
@@ -61,12 +64,14 @@ class ReadPrompt(NamedTuple):
     Attributes:
         text: of the prompt; None where it was given as tokens.
         params: with the tokens of their bad words.
+        syntax: of what is generated, as `Completion` has it.
     """
 
     text: str | None
     token_ids: list[int]
     params: SamplingParams
     service: ServiceParams
+    syntax: MessageSyntax | None = None
 
 
 class Text(NamedTuple):
@@ -128,6 +133,8 @@ class PromptReader:
     def conversation(
         self,
         messages: Sequence[Message],
+        params: SamplingParams,
+        service: ServiceParams | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -135,30 +142,40 @@ class PromptReader:
         chat_template_content_format: ContentFormat = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> TokensPrompt:
-        """The prompt that a template makes; the arguments are those of `LLM.chat`.
+    ) -> ReadPrompt:
+        """The prompt that a template makes, and its answer's syntax.
+
+        Args:
+            messages: as of `LLM.chat`, as are the last six.
 
         Raises:
-            InvalidRequestError: the template refuses the messages.
+            InvalidRequestError: as `read`, or the template refuses the messages.
         """
         variables = dict(chat_template_kwargs or {})
         for name in _OF_THE_RENDERER.intersection(variables):
             raise InvalidRequestError(
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
-        options: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template": chat_template,
-        }
-        if tools:
-            options["tools"] = list(tools)
         keeps_parts = chat_template_content_format == "openai"
-        token_ids = self.tokenizer.apply_chat_template(
-            [dict(message) if keeps_parts else _with_one_text(message) for message in messages],
-            **{**options, **variables},
+        text, syntax = rendered_chat(
+            self.tokenizer,
+            [_for_template(message, keeps_parts=keeps_parts) for message in messages],
+            [dict(tool) for tool in tools or ()],
+            chat_template=chat_template,
+            options={
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                **variables,
+            },
         )
-        return TokensPrompt(prompt_token_ids=token_ids)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
+        syntax = syntax if tools else syntax.without_calls()
+        if syntax.is_plain or params.structured_outputs is not None:  # a form is of the whole text
+            return read
+        kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax))
+        shown = msgspec.structs.replace(read.params, kept_special_tokens=kept)
+        return read._replace(params=shown, syntax=syntax)
 
     def _tokenized(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         match prompt:
@@ -190,14 +207,24 @@ def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
     )
 
 
-def _with_one_text(message: Message) -> dict[str, Any]:
-    """A message whose content, where it comes in parts, is their texts on lines of their own."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    for part in content:
-        if part.get("type") != "text":
-            raise InvalidRequestError(
-                f"a content part of type {part.get('type')!r} is not supported", param="messages"
-            )
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+def _for_template(message: Message, *, keeps_parts: bool) -> dict[str, Any]:
+    """A message with its content as one text, unless parts are kept, and arguments as objects."""
+    readable = dict(message)
+    content = readable.get("content")
+    if isinstance(content, list) and not keeps_parts:
+        for part in content:
+            if part.get("type") != "text":
+                raise InvalidRequestError(
+                    f"a content part of type {part.get('type')!r} is not supported",
+                    param="messages",
+                )
+        readable["content"] = content_text(content)
+    if readable.get("tool_calls"):
+        readable["tool_calls"] = list(map(_call_for_template, readable["tool_calls"]))
+    return readable
+
+
+def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = arguments_object(function.get("arguments", {}))
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
+from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
 from legato.model.validation import refusing_what_fails
 from legato.model.vocabulary import Vocabulary
@@ -147,6 +148,11 @@ class Tokenizer:
         token_id: int | None = self.backend.token_to_id(text)
         return token_id if token_id in self.special_token_ids else None
 
+    def special_marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = map(self.special_token_id, syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -193,17 +199,6 @@ class Tokenizer:
                 f"the chat template failed on these messages: {error}", param="messages"
             ) from error
         return text
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation; special tokens are those that the template writes.
-
-        Args:
-            options: as of `render_chat`.
-
-        Raises:
-            Exception: as `render_chat`.
-        """
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
 
 class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]

@@ -1,12 +1,15 @@
 """From the engine's outputs for one request to a completion: text and tokens, as they come."""
 
 import copy
+from functools import cached_property
 
 import msgspec
 
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
+from legato.engine.frontend.message import Message, read_message
 from legato.engine.frontend.output_text import Detokenizer, StopStrings
+from legato.model.message_syntax import MessageSyntax
 from legato.model.vocabulary import Vocabulary
 
 
@@ -110,10 +113,16 @@ class Completion:
         stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
         num_cached_tokens (int): prompt tokens that were found in the cache.
         cumulative_logprob (float | None): sum of `logprobs`.
+        message (Message | None): what the text says as an answer in a chat; None as long as it
+            goes on.
+
+    Args:
+        syntax: of the text as a message; None where all of it is content.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, syntax: MessageSyntax | None = None) -> None:
         self.index = index
+        self._syntax = syntax
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None
@@ -138,6 +147,13 @@ class Completion:
         taken.logprobs = copy.copy(self.logprobs)
         taken.prompt_logprobs = copy.copy(self.prompt_logprobs)
         return taken
+
+    @cached_property
+    def message(self) -> Message | None:
+        """What the text says as an answer in a chat; None as long as it goes on."""
+        if self.finish_reason is None:
+            return None
+        return read_message(self.text, self.finish_reason, self._syntax)
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
+from legato.engine.frontend.message import MessageDelta
 from legato.server.anthropic.events import (
     BlockDelta,
     BlockStart,
     BlockStop,
     Content,
-    Event,
     InputPiece,
     Piece,
     TextContent,
@@ -18,7 +18,7 @@ from legato.server.anthropic.events import (
     ThinkingPiece,
     ToolUseContent,
 )
-from legato.server.generation.message import MessageDelta
+from legato.server.http.bodies import TypedEvent
 
 
 class Blocks:
@@ -33,9 +33,9 @@ class Blocks:
         self._open: Content | None = None  # as it began
         self._texts: list[str] = []  # of the open block
 
-    def take(self, delta: MessageDelta) -> list[Event]:
+    def take(self, delta: MessageDelta) -> list[TypedEvent]:
         """The events of what is new."""
-        events: list[Event] = []
+        events: list[TypedEvent] = []
         if delta.reasoning:
             if not isinstance(self._open, ThinkingContent):
                 self._begin(ThinkingContent(""), events)
@@ -52,22 +52,22 @@ class Blocks:
                 self._add(call.arguments, InputPiece(call.arguments), events)
         return events
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[TypedEvent]:
         """No more comes."""
-        events: list[Event] = []
+        events: list[TypedEvent] = []
         self._end(events)
         return events
 
-    def _begin(self, block: Content, events: list[Event]) -> None:
+    def _begin(self, block: Content, events: list[TypedEvent]) -> None:
         self._end(events)
         self._open = block
         events.append(BlockStart(len(self.done), block))
 
-    def _add(self, text: str, piece: Piece, events: list[Event]) -> None:
+    def _add(self, text: str, piece: Piece, events: list[TypedEvent]) -> None:
         self._texts.append(text)
         events.append(BlockDelta(len(self.done), piece))
 
-    def _end(self, events: list[Event]) -> None:
+    def _end(self, events: list[TypedEvent]) -> None:
         if self._open is None:
             return
         events.append(BlockStop(len(self.done)))

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from legato.server.http.bodies import encode_json, named_event
+from legato.server.http.bodies import TypedEvent
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -49,19 +49,15 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: MessageUsage
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="type"):
-    """One of a stream's."""
-
-
-class MessageStart(Event, frozen=True, tag="message_start"):
+class MessageStart(TypedEvent, frozen=True, tag="message_start"):
     message: MessageAnswer
 
 
-class Ping(Event, frozen=True, tag="ping"):
+class Ping(TypedEvent, frozen=True, tag="ping"):
     """Says nothing."""
 
 
-class BlockStart(Event, frozen=True, tag="content_block_start"):
+class BlockStart(TypedEvent, frozen=True, tag="content_block_start"):
     index: int
     content_block: Content
 
@@ -81,12 +77,12 @@ class InputPiece(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_
 Piece = TextPiece | ThinkingPiece | InputPiece
 
 
-class BlockDelta(Event, frozen=True, tag="content_block_delta"):
+class BlockDelta(TypedEvent, frozen=True, tag="content_block_delta"):
     index: int
     delta: Piece
 
 
-class BlockStop(Event, frozen=True, tag="content_block_stop"):
+class BlockStop(TypedEvent, frozen=True, tag="content_block_stop"):
     index: int
 
 
@@ -95,23 +91,12 @@ class MessageChange(msgspec.Struct, frozen=True):
     stop_sequence: str | None
 
 
-class MessageDelta(Event, frozen=True, tag="message_delta"):
+class MessageDelta(TypedEvent, frozen=True, tag="message_delta"):
     """Attributes: `usage` is that of the whole message."""
 
     delta: MessageChange
     usage: MessageUsage
 
 
-class MessageStop(Event, frozen=True, tag="message_stop"):
+class MessageStop(TypedEvent, frozen=True, tag="message_stop"):
     """The last one."""
-
-
-def written(events: list[Event]) -> bytes:
-    """As a client reads them."""
-    return b"".join(map(_written, events))
-
-
-def _written(event: Event) -> bytes:
-    tag = type(event).__struct_config__.tag
-    assert isinstance(tag, str)
-    return named_event(tag.encode(), encode_json(event))

@@ -7,9 +7,9 @@ from fastapi.responses import Response
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.message import MessageReader
 from legato.server.anthropic.blocks import Blocks
 from legato.server.anthropic.events import (
-    Event,
     MessageAnswer,
     MessageChange,
     MessageDelta,
@@ -18,15 +18,14 @@ from legato.server.anthropic.events import (
     MessageUsage,
     Ping,
     StopReason,
-    written,
 )
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
-from legato.server.generation.message import MessageReader
+from legato.server.generation.typed_events import TypedEventWriter
 from legato.server.http.anthropic_errors import AnthropicErrorBody, anthropic_error
-from legato.server.http.bodies import JsonBytes, encode_json, named_event, pieces_response
+from legato.server.http.bodies import JsonBytes, TypedEvent, encode_json, pieces_response
 from legato.server.http.errors import ApiError
 from legato.server.openapi import responses, takes
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
@@ -47,33 +46,34 @@ class MessagesFormat:
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
 
-    def whole(self) -> "_Whole":
-        return _Whole(self)
+    def whole(self) -> "MessagesFormat":
+        return self
 
-    def events(self) -> "_Events":
-        return _Events(self)
+    def events(self) -> TypedEventWriter:
+        return TypedEventWriter(self)
 
-    def take(self, choice: int, delta: CompletionDelta) -> list[Event]:
-        """The events of one delta."""
+    def begun(self) -> list[TypedEvent]:
+        return [MessageStart(self._answer()), Ping()]
+
+    def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
-        message = self._reader.feed(delta)
+        message = self._reader.feed(delta.text, delta.finish_reason)
         if delta.finish_reason is not None:
             self._note_end(delta, message.finish_reason == "tool_calls")
         return self._blocks.take(message)
 
-    def begun(self) -> list[Event]:
-        """The events before all others."""
-        return [MessageStart(self.answer()), Ping()]
-
-    def ended(self) -> list[Event]:
-        """The last events."""
+    def ended(self) -> list[TypedEvent]:
         change = MessageChange(self._stop_reason, self._stop_sequence)
         return [*self._blocks.close(), MessageDelta(change, self._message_usage), MessageStop()]
 
-    def failed(self, error: ApiError) -> bytes:
-        return named_event(b"error", anthropic_error(error, self._request_id))
+    def failed(self, error: ApiError) -> list[TypedEvent]:
+        return [anthropic_error(error, self._request_id)]
 
-    def answer(self) -> MessageAnswer:
+    def body(self) -> bytes:
+        self._blocks.close()
+        return encode_json(self._answer())
+
+    def _answer(self) -> MessageAnswer:
         """The message as far as its blocks are complete."""
         return MessageAnswer(
             id=f"msg_{self._request_id}",
@@ -103,40 +103,6 @@ class MessagesFormat:
             self._stop_reason, self._stop_sequence = "stop_sequence", delta.stop_reason
         else:
             self._stop_reason = "end_turn"
-
-
-class _Whole:
-    def __init__(self, words: MessagesFormat) -> None:
-        self._words = words
-
-    def take(self, choice: int, delta: CompletionDelta) -> None:
-        self._words.take(choice, delta)
-
-    def body(self) -> bytes:
-        self._words.ended()
-        return encode_json(self._words.answer())
-
-
-class _Events:
-    def __init__(self, words: MessagesFormat) -> None:
-        self._words = words
-        self._has_begun = False
-
-    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        begun = self._begun()  # before the delta is counted
-        return begun + written(self._words.take(choice, delta))
-
-    def end(self) -> bytes:
-        return self._begun() + written(self._words.ended())
-
-    def failed(self, error: ApiError) -> bytes:
-        return self._begun() + self._words.failed(error)
-
-    def _begun(self) -> bytes:
-        if self._has_begun:
-            return b""
-        self._has_begun = True
-        return written(self._words.begun())
 
 
 @router.post(

@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
 class WholeAnswer(Protocol):
     """An answer in one piece."""
 
-    def take(self, choice: int, delta: CompletionDelta) -> None:
+    def take(self, choice: int, delta: CompletionDelta) -> object:
         """A delta has come."""
 
     def body(self) -> bytes:

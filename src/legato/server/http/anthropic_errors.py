@@ -1,10 +1,10 @@
 """Errors as Anthropic's clients expect them, below the paths of its API."""
 
 from http import HTTPStatus
-from typing import Literal
 
 import msgspec
 
+from legato.server.http.bodies import TypedEvent
 from legato.server.http.errors import ApiError
 
 _PATH = "/v1/messages"
@@ -24,12 +24,15 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True):
     message: str
 
 
-class AnthropicErrorBody(msgspec.Struct, frozen=True):
-    """Attributes: `request_id` is that of the header `request-id`."""
+class AnthropicErrorBody(TypedEvent, frozen=True, tag="error"):
+    """An answer, or the last event of a stream.
+
+    Attributes:
+        request_id: that of the header `request-id`.
+    """
 
     error: AnthropicErrorDetail
     request_id: str
-    type: Literal["error"] = "error"
 
 
 def is_anthropic(path: str) -> bool:
@@ -37,8 +40,8 @@ def is_anthropic(path: str) -> bool:
     return path == _PATH or path.startswith(f"{_PATH}/")
 
 
-def anthropic_error(error: ApiError, request_id: str) -> bytes:
-    """The error object in JSON."""
+def anthropic_error(error: ApiError, request_id: str) -> AnthropicErrorBody:
+    """The same in Anthropic's words."""
     kind = _TYPES.get(error.status, "invalid_request_error")
     detail = AnthropicErrorDetail(kind, error.detail.message)
-    return msgspec.json.encode(AnthropicErrorBody(detail, request_id))
+    return AnthropicErrorBody(detail, request_id)

@@ -1,8 +1,9 @@
 """Bodies: JSON in, as it came or read strictly; JSON and events out."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from email.message import Message
+from functools import cache
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -74,9 +75,28 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def named_event(name: bytes, data: bytes) -> bytes:
-    """The same, for clients that go by names."""
-    return b"event: %b\ndata: %b\n\n" % (name, data)
+class TypedEvent(msgspec.Struct, frozen=True, tag_field="type"):
+    """For clients that tell events by their types, which are their names, too."""
+
+
+def typed_events(
+    events: Iterable[TypedEvent], encode: Callable[[TypedEvent], bytes] = encode_json
+) -> bytes:
+    """As a client reads them.
+
+    Args:
+        encode: makes JSON of an event, without line breaks.
+    """
+    return b"".join(
+        [b"event: %b\ndata: %b\n\n" % (_name(type(event)), encode(event)) for event in events]
+    )
+
+
+@cache
+def _name(kind: type[TypedEvent]) -> bytes:
+    tag = kind.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag.encode()
 
 
 class _Streamed(Response):

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from legato.server.http.anthropic_errors import anthropic_error, is_anthropic
+from legato.server.http.bodies import encode_json
 from legato.server.http.errors import ApiError, as_api_error, first_problem, invalid_request
 
 
@@ -20,7 +21,7 @@ class ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_anthropic(scope["path"]):
-            self.body = anthropic_error(self._error, scope["state"]["request_id"])
+            self.body = encode_json(anthropic_error(self._error, scope["state"]["request_id"]))
             self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 

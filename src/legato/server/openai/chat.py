@@ -11,13 +11,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.model.vocabulary import Vocabulary
-from legato.server.context import ArrivalDep, ContextDep
-from legato.server.generation.answer import respond
-from legato.server.generation.answer_format import Usage
-from legato.server.generation.chunks import InChunks, UsageField
-from legato.server.generation.job import Job
-from legato.server.generation.message import (
+from legato.engine.frontend.message import (
     TOOL_CALLS,
     Message,
     MessageDelta,
@@ -25,6 +19,12 @@ from legato.server.generation.message import (
     ToolCallDelta,
     read_message,
 )
+from legato.model.vocabulary import Vocabulary
+from legato.server.context import ArrivalDep, ContextDep
+from legato.server.generation.answer import respond
+from legato.server.generation.answer_format import Usage
+from legato.server.generation.chunks import InChunks, UsageField
+from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
 from legato.server.openai.logprobs import (
     ChatLogprobs,
@@ -180,7 +180,7 @@ class ChatFormat:
         is_first = choice not in self._readers
         if is_first:
             self._readers[choice] = MessageReader(self._syntax)
-        message = self._readers[choice].feed(delta)
+        message = self._readers[choice].feed(delta.text, delta.finish_reason)
         piece = ChatChunkChoice(
             index=choice,
             delta=self._delta(message, "assistant" if is_first else UNSET),
@@ -195,7 +195,7 @@ class ChatFormat:
         return self._chunk([], usage)
 
     def _choice(self, completion: Completion) -> ChatChoice:
-        message = read_message(completion, self._syntax)
+        message = read_message(completion.text, completion.finish_reason, self._syntax)
         return ChatChoice(
             index=completion.index,
             message=self._message(message),

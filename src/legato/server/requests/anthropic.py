@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
 from legato.core.sampling_params import MAX_STOP
 from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
@@ -13,6 +13,7 @@ from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions
 from legato.server.requests.request_model import (
     AtMost,
+    LenientModel,
     ModelRequest,
     Name,
     OrText,
@@ -20,19 +21,14 @@ from legato.server.requests.request_model import (
     by_type,
     only,
 )
+from legato.server.requests.tools import described_tool, named_tool
 
 
 def _as_blocks(text: str) -> list[Any]:
     return [{"type": "text", "text": text}]
 
 
-class _Block(RequestModel):
-    """What a client may have got of a message, and sends back as it came."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class TextBlock(_Block):
+class TextBlock(LenientModel):
     type: Annotated[str, only("text")]
     text: str
 
@@ -45,26 +41,26 @@ Texts = Annotated[
 ]
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: Name
     name: Name
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(LenientModel):
     type: Literal["tool_result"]
     tool_use_id: Name
     content: Texts = Field(default_factory=list)
     is_error: bool = False
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(LenientModel):
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(_Block):
+class RedactedThinkingBlock(LenientModel):
     """Nobody here can read it, and it is left out."""
 
     type: Literal["redacted_thinking"]
@@ -114,7 +110,7 @@ class AnthropicToolChoice(RequestModel):
     def chat(self) -> Any:
         """The `tool_choice` of a chat."""
         if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name}}
+            return named_tool(self.name)
         return "required" if self.type == "any" else self.type
 
 
@@ -129,6 +125,11 @@ class Thinking(RequestModel):
 class OutputFormat(RequestModel):
     type: Annotated[str, only("json_schema")]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+    def chat(self) -> dict[str, Any]:
+        """The `response_format` of a chat."""
+        schema = {"name": "output", "schema": self.schema_, "strict": True}
+        return {"type": self.type, "json_schema": schema}
 
 
 class OutputConfig(RequestModel):
@@ -169,7 +170,9 @@ class CountTokensRequest(ModelRequest):
             switch = self.thinking.type == "enabled"
             fields["chat_template_kwargs"] = {"enable_thinking": switch}
         if self.output_config is not None:
-            fields |= self._output_fields(self.output_config)
+            config = self.output_config
+            fields["reasoning_effort"] = config.effort
+            fields["response_format"] = config.format and config.format.chat()
         return ChatBody(fields, [place for place, _ in messages], _NAMES)
 
     def _chat_messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -188,20 +191,13 @@ class CountTokensRequest(ModelRequest):
             return {}
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         return {
-            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tools": [
+                described_tool(tool.name, tool.input_schema, tool.description, strict=tool.strict)
+                for tool in self.tools
+            ],
             "tool_choice": choice.chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
         }
-
-    @staticmethod
-    def _output_fields(config: OutputConfig) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if config.effort is not None:
-            fields["reasoning_effort"] = config.effort
-        if config.format is not None:
-            schema = {"name": "output", "schema": config.format.schema_, "strict": True}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return fields
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -280,12 +276,3 @@ def _text(blocks: list[TextBlock]) -> str:
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
     return {"id": block.id, "type": "function", "function": function}
-
-
-def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}

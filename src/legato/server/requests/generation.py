@@ -108,7 +108,6 @@ class StreamOptions(RequestModel):
 class GenerationOptions(ModelRequest):
     """What a request for generation may say in whichever API.
 
-
     Fields named as in `SamplingParams` and `ServiceParams` mean the same. Those of `SamplingParams`
     that are unset are the model's defaults.
     """

@@ -1,7 +1,6 @@
 """What a chat's answer is held to: by its tools, by the form of its content, or by both."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -13,13 +12,16 @@ from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import naming_fields
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.message_grammar import message_grammar
+from legato.server.requests.output_form import enforced
 from legato.server.requests.tools import Tool
 
 
 class MessageForm(msgspec.Struct, frozen=True):
-    """Attributes:
-    outputs: a grammar that compiles; None leaves the answer free.
-    syntax: of what is then written.
+    """What holds an answer, and how it is to be read.
+
+    Attributes:
+        outputs: a grammar that compiles; None leaves the answer free.
+        syntax: of what is then written.
     """
 
     outputs: StructuredOutputs | None
@@ -65,8 +67,6 @@ def _check_tools(
     for place, tool in described:
         if tool not in held or tool.function.parameters is None:
             continue
-        schema: dict[str, Any] = tool.function.parameters
-        if not tool.function.strict:
-            schema = {**schema, "x-guidance": {"lenient": True}}
+        schema = enforced(tool.function.parameters, is_strict=tool.function.strict)
         with naming_fields(**{"structured_outputs.json": f"{place}.parameters"}):
             checker.resolve(StructuredOutputs(json=schema))

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
+from legato.model.conversation import arguments_object
 from legato.server.limits import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -13,7 +13,14 @@ from legato.server.limits import (
     MAX_TEMPLATE_VARIABLES,
     MAX_TOOL_CALLS,
 )
-from legato.server.requests.request_model import AtMost, Name, PartError, RequestModel, only
+from legato.server.requests.request_model import (
+    AtMost,
+    LenientModel,
+    Name,
+    PartError,
+    RequestModel,
+    only,
+)
 from legato.server.requests.tools import Tools
 
 # Arguments of the template renderer that are not for the template.
@@ -30,12 +37,8 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
-_TEXT_PARTS = {  # key a type of parts, value which key has the text
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Key the type of a content part, value where its text is."""
 _MEDIA = ("audio", "images", "videos")
 
 
@@ -50,7 +53,7 @@ def _joined_text(value: Any) -> Any:
 
 def _part_text(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(_TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
+    text = part.get(TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
     if not isinstance(text, str):
         raise PartError(
             f"a content part of type {kind!r} is not supported; parts are "
@@ -67,37 +70,24 @@ MessageText = Annotated[
 ]
 
 
-class CalledFunction(RequestModel):
+class CalledFunction(LenientModel):
     """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Name
     arguments: str | dict[str, Any] = "{}"
 
     def for_template(self) -> dict[str, Any]:
-        """Templates want an object; what is none they may be able to write as it is."""
-        if isinstance(self.arguments, dict):
-            return {"name": self.name, "arguments": self.arguments}
-        try:
-            arguments = msgspec.json.decode(self.arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
+        return {"name": self.name, "arguments": arguments_object(self.arguments)}
 
 
-class MessageToolCall(RequestModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class MessageToolCall(LenientModel):
     id: Name = ""
     type: Annotated[str, only("function")] = "function"
     function: CalledFunction
 
 
-class ChatMessage(RequestModel):
+class ChatMessage(LenientModel):
     """One message. Histories of clients come with keys of their own, which are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: MessageText = ""

@@ -46,6 +46,15 @@ def _as_form(value: Any) -> StructuredOutputs:
 Form = Annotated[InstanceOf[StructuredOutputs], BeforeValidator(_as_form), WithJsonSchema(_FORM)]
 
 
+def enforced(schema: dict[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """A schema as `StructuredOutputs` takes it.
+
+    Args:
+        is_strict: whether it is refused for keywords that are not supported.
+    """
+    return schema if is_strict else {**schema, "x-guidance": {"lenient": True}}
+
+
 class JsonSchemaFormat(RequestModel):
     """Attributes: where `strict` is not true, keywords that are not supported are passed over."""
 
@@ -57,8 +66,7 @@ class JsonSchemaFormat(RequestModel):
     @property
     def enforced(self) -> dict[str, Any]:
         """The schema, as `StructuredOutputs` takes it."""
-        schema = self.schema_ or {}
-        return schema if self.strict else {**schema, "x-guidance": {"lenient": True}}
+        return enforced(self.schema_ or {}, is_strict=self.strict)
 
 
 class ResponseFormat(RequestModel):
@@ -118,7 +126,6 @@ class OutputForm(ModelRequest):
     @property
     def form_names(self) -> dict[str, str]:
         """Key a field of `output_form`, value what the client calls it."""
-        names = {f"structured_outputs.{field}": f"guided_{field}" for field in _GUIDED}
         if self.structured_outputs is not None:
             return {}
         if self.response_format is not None:
@@ -126,7 +133,7 @@ class OutputForm(ModelRequest):
                 "structured_outputs.json": "response_format.json_schema.schema",
                 "structured_outputs.structural_tag": "response_format",
             }
-        return names
+        return {f"structured_outputs.{field}": f"guided_{field}" for field in _GUIDED}
 
     @property
     def _forms(self) -> dict[str, StructuredOutputs]:

@@ -13,7 +13,6 @@ from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
 from legato.model.defaults import ModelDefaults
-from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
@@ -40,7 +39,7 @@ from legato.server.requests.outcome import (
     ResponseTerms,
 )
 from legato.server.requests.request_model import ModelRequest
-from legato.server.requests.response_items import shown_item
+from legato.server.requests.response_items import Placed, shown_item
 from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.serving import Kind, Serving
 from legato.server.requests.stored import Stored
@@ -50,7 +49,7 @@ from legato.server.requests.tokenization import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from legato.server.requests.truncation import Placed, truncated
+from legato.server.requests.truncation import truncated
 
 _PIECE_BYTES = 2**18
 
@@ -170,7 +169,7 @@ class RequestReader:
                 self._defaults.sampling,
                 max_tokens=request.output_limit,
                 logprobs=request.num_logprobs,
-                kept_special_tokens=self._marks(held.syntax),
+                kept_special_tokens=self._tokenizer.special_marks(held.syntax),
                 structured_outputs=held.outputs,
             )
             params = self._with_known_tokens(params)
@@ -281,11 +280,6 @@ class RequestReader:
                 f"for {allowed} (--max-completions)",
                 param="prompt" if num_prompts > allowed else "n",
             )
-
-    def _marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
-        """Ids of the marks that are special tokens, which a text leaves out."""
-        ids = (self._tokenizer.special_token_id(mark) for mark in syntax.marks)
-        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _check_fits(self, num_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenized, before that is done."""

@@ -54,6 +54,12 @@ class RequestModel(BaseModel):
         return described
 
 
+class LenientModel(RequestModel):
+    """One that ignores what it does not know: clients send back what they keep, with more in it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class PartError(ValueError):
     """What is wrong within the value of a field.
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
     Tag,
     TypeAdapter,
@@ -14,11 +13,10 @@ from pydantic import (
 )
 
 from legato.server.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
+from legato.server.requests.messages import TEXT_PARTS
 from legato.server.requests.outcome import InputItem
-from legato.server.requests.request_model import AtMost, Name, RequestModel, by_type
+from legato.server.requests.request_model import AtMost, LenientModel, Name, by_type
 
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Key the type of a content part, value where its text is."""
 _PART = {
     "type": "object",
     "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
@@ -38,12 +36,12 @@ def _as_texts(value: Any) -> Any:
 
 def _part_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXTS:
+    if kind not in TEXT_PARTS:
         raise ValueError(
             f"a content part of type {kind!r} is not supported; parts are "
             '{"type": "input_text", "text": "..."}'
         )
-    return part.get(_TEXTS[kind])
+    return part.get(TEXT_PARTS[kind])
 
 
 Texts = Annotated[
@@ -52,13 +50,7 @@ Texts = Annotated[
 """The texts of a content that is one text or a list of parts."""
 
 
-class _Item(RequestModel):
-    """What a client may have got of a response, and send back as it came: with more than counts."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class MessageItem(_Item):
+class MessageItem(LenientModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Texts
@@ -71,7 +63,7 @@ class MessageItem(_Item):
         return {"type": self.type, "role": self.role, "status": "completed", "content": content}
 
 
-class FunctionCallItem(_Item):
+class FunctionCallItem(LenientModel):
     type: Literal["function_call"]
     call_id: Name
     name: Name
@@ -81,7 +73,7 @@ class FunctionCallItem(_Item):
         return {**self.model_dump(), "status": "completed"}
 
 
-class FunctionCallOutputItem(_Item):
+class FunctionCallOutputItem(LenientModel):
     type: Literal["function_call_output"]
     call_id: Name
     output: Texts
@@ -91,14 +83,14 @@ class FunctionCallOutputItem(_Item):
         return {**self.model_dump(), "output": output, "status": "completed"}
 
 
-class ReasoningPart(_Item):
+class ReasoningPart(LenientModel):
     text: str
 
 
 _ReasoningParts = Annotated[list[ReasoningPart], AtMost(MAX_CONTENT_PARTS)]
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(LenientModel):
     """Its summary stands for a content that is not there."""
 
     type: Literal["reasoning"]
@@ -115,7 +107,7 @@ class ReasoningItem(_Item):
         return {"type": self.type, "summary": summary, "content": content}
 
 
-class ItemReference(_Item):
+class ItemReference(LenientModel):
     """Stands for an item of a stored response."""
 
     type: Literal["item_reference"] = "item_reference"
@@ -141,6 +133,8 @@ AnyItem = Annotated[
     ),
     BeforeValidator(_typed),
 ]
+Placed = tuple[str, Item]
+"""An item, and what the client calls it."""
 Items = Annotated[list[AnyItem], Field(fail_fast=True), AtMost(MAX_MESSAGES)]
 
 read_items = TypeAdapter(Items).validate_python
@@ -160,12 +154,8 @@ def shown_item(item: Item) -> InputItem:
     return InputItem(_PREFIXES[item.type], msgspec.json.encode(item.shown()))
 
 
-def messages_of(items: Iterable[tuple[str, Item]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The messages of a chat that items are; what one turn of the assistant made becomes one.
-
-    Args:
-        items: each with what the client calls it.
-    """
+def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The messages of a chat that items are; what one turn of the assistant made becomes one."""
     turn: dict[str, Any] = {}  # the assistant's message that is being put together
     place = ""
     for name, item in items:

@@ -12,8 +12,8 @@ from legato.server.requests.chat_body import ChatBody
 from legato.server.requests.generation import GenerationOptions, NumLogprobs
 from legato.server.requests.neutral import Metadata
 from legato.server.requests.request_model import AtMost, Name, OrText, RequestModel, only
-from legato.server.requests.response_items import AnyItem, Item, ItemReference, messages_of
-from legato.server.requests.truncation import Placed
+from legato.server.requests.response_items import AnyItem, Item, ItemReference, Placed, messages_of
+from legato.server.requests.tools import described_tool, named_tool
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (
@@ -201,8 +201,9 @@ class ResponsesRequest(GenerationOptions):
                 "logprobs": self.shows_logprobs,
                 "top_logprobs": (self.top_logprobs or 0) if self.shows_logprobs else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
+                "response_format": self.text and self.text.format and self.text.format.chat(),
+                "reasoning_effort": self.reasoning and self.reasoning.effort,
                 **self._tool_fields(),
-                **self._form_fields(),
             },
             places=[place for place, _ in messages],
             names=_NAMES,
@@ -261,18 +262,13 @@ class ResponsesRequest(GenerationOptions):
         if not self.tools:
             return {}
         return {
-            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tools": [
+                described_tool(tool.name, tool.parameters, tool.description, strict=tool.strict)
+                for tool in self.tools
+            ],
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
-
-    def _form_fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self.text is not None and self.text.format is not None:
-            fields["response_format"] = self.text.format.chat()
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            fields["reasoning_effort"] = self.reasoning.effort
-        return fields
 
 
 _NAMES = {
@@ -292,19 +288,7 @@ def _chat_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
     if choice["type"] == "function":
-        return _named(choice)
-    allowed = {"mode": choice["mode"], "tools": list(map(_named, choice["tools"]))}
+        return named_tool(choice["name"])
+    tools = [named_tool(tool["name"]) for tool in choice["tools"]]
+    allowed = {"mode": choice["mode"], "tools": tools}
     return {"type": "allowed_tools", "allowed_tools": allowed}
-
-
-def _named(function: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": function["name"]}}
-
-
-def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}

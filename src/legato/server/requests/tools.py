@@ -4,11 +4,18 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from legato.core.errors import InvalidRequestError
 from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
-from legato.server.requests.request_model import AtMost, Name, PartError, RequestModel, only
+from legato.server.requests.request_model import (
+    AtMost,
+    LenientModel,
+    Name,
+    PartError,
+    RequestModel,
+    only,
+)
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _SCHEMA = (
@@ -70,7 +77,7 @@ def _parts(path: _Path, schema: dict[str, Any]) -> Iterator[tuple[_Path, Any]]:
             yield from (((*path, key, i), part) for i, part in enumerate(value))
 
 
-class FunctionDefinition(RequestModel):
+class FunctionDefinition(LenientModel):
     """A function; what else a client says of it is ignored.
 
     Attributes:
@@ -78,17 +85,13 @@ class FunctionDefinition(RequestModel):
         strict: refuse a schema that cannot be held to, and hold every call to it.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$"), AtMost(MAX_TOOL_NAME_CHARS)]
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_checked_parameters)] | None = None
     strict: bool = False
 
 
-class Tool(RequestModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class Tool(LenientModel):
     type: Annotated[str, only("function")]
     function: FunctionDefinition
 
@@ -115,6 +118,24 @@ Tools = Annotated[
     list[Tool], Field(fail_fast=True), AfterValidator(_checked_tools), AtMost(MAX_TOOLS)
 ]
 Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True), AtMost(MAX_TOOLS)]
+
+
+def described_tool(
+    name: str, parameters: dict[str, Any] | None, description: str | None, *, strict: bool | None
+) -> dict[str, Any]:
+    """A `Tool` as a body has it."""
+    function = {
+        "name": name,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def named_tool(name: str | None) -> dict[str, Any]:
+    """A `NamedTool` as a body has it."""
+    return {"type": "function", "function": {"name": name}}
 
 
 class FunctionName(RequestModel):

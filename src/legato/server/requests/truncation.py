@@ -3,10 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from legato.server.requests.response_items import Item, MessageItem
-
-Placed = tuple[str, Item]
-"""An item, and what the client calls it."""
+from legato.server.requests.response_items import Item, MessageItem, Placed
 
 
 def truncated(items: Sequence[Placed], fits: Callable[[Sequence[Placed]], bool]) -> list[Placed]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from legato.server.http.bodies import encode_json, named_event
+from legato.server.http.bodies import TypedEvent, encode_json
 from legato.server.openai.logprobs import TokenLogprob
 from legato.server.openai.responses.output import (
     OutputItem,
@@ -12,41 +12,37 @@ from legato.server.openai.responses.output import (
 )
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="type"):
-    """One of a stream's; its `sequence_number`, from 0, it gets where it is written."""
-
-
-class ResponseCreated(Event, frozen=True, tag="response.created"):
+class ResponseCreated(TypedEvent, frozen=True, tag="response.created"):
     response: ResponseAnswer | msgspec.Raw
 
 
-class ResponseInProgress(Event, frozen=True, tag="response.in_progress"):
+class ResponseInProgress(TypedEvent, frozen=True, tag="response.in_progress"):
     response: ResponseAnswer | msgspec.Raw
 
 
-class ResponseCompleted(Event, frozen=True, tag="response.completed"):
+class ResponseCompleted(TypedEvent, frozen=True, tag="response.completed"):
     response: ResponseAnswer | msgspec.Raw
 
 
-class ResponseIncomplete(Event, frozen=True, tag="response.incomplete"):
+class ResponseIncomplete(TypedEvent, frozen=True, tag="response.incomplete"):
     response: ResponseAnswer | msgspec.Raw
 
 
-class ResponseFailed(Event, frozen=True, tag="response.failed"):
+class ResponseFailed(TypedEvent, frozen=True, tag="response.failed"):
     response: ResponseAnswer | msgspec.Raw
 
 
-class ItemAdded(Event, frozen=True, tag="response.output_item.added"):
+class ItemAdded(TypedEvent, frozen=True, tag="response.output_item.added"):
     output_index: int
     item: OutputItem
 
 
-class ItemDone(Event, frozen=True, tag="response.output_item.done"):
+class ItemDone(TypedEvent, frozen=True, tag="response.output_item.done"):
     output_index: int
     item: OutputItem
 
 
-class _OfItem(Event, frozen=True):
+class _OfItem(TypedEvent, frozen=True):
     item_id: str
     output_index: int
 
@@ -91,17 +87,13 @@ class ArgumentsDone(_OfItem, frozen=True, tag="response.function_call_arguments.
 
 
 class EventNumbers:
-    """Writes events, and numbers them."""
+    """Numbers events from 0, in the order in which they are written."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def written(self, events: list[Event]) -> bytes:
-        return b"".join(map(self._written, events))
-
-    def _written(self, event: Event) -> bytes:
+    def encode(self, event: TypedEvent) -> bytes:
+        """JSON of the next event."""
         number = b'{"sequence_number":%d,' % self._next
         self._next += 1
-        tag = type(event).__struct_config__.tag
-        assert isinstance(tag, str)
-        return named_event(tag.encode(), number + encode_json(event)[1:])
+        return number + encode_json(event)[1:]

@@ -8,15 +8,15 @@ import msgspec
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
+from legato.engine.frontend.message import MessageReader
 from legato.model.vocabulary import Vocabulary
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
-from legato.server.generation.message import MessageReader
-from legato.server.http.bodies import encode_json
+from legato.server.generation.typed_events import TypedEventWriter
+from legato.server.http.bodies import TypedEvent, encode_json
 from legato.server.http.errors import ApiError
 from legato.server.openai.logprobs import TokenLogprob, chat_logprobs
 from legato.server.openai.responses.events import (
-    Event,
     EventNumbers,
     ResponseCompleted,
     ResponseCreated,
@@ -74,48 +74,46 @@ class ResponsesFormat:
             "top_p": job.params.top_p,
         }
 
-    def whole(self) -> "_Whole":
-        return _Whole(self)
+    def whole(self) -> "ResponsesFormat":
+        return self
 
-    def events(self) -> "_Events":
-        return _Events(self)
+    def events(self) -> TypedEventWriter:
+        return TypedEventWriter(self, EventNumbers().encode)
 
-    def take(self, choice: int, delta: CompletionDelta) -> list[Event]:
-        """The events of one delta."""
+    def begun(self) -> list[TypedEvent]:
+        answer = self._answer("in_progress")
+        return [ResponseCreated(response=answer), ResponseInProgress(response=answer)]
+
+    def take(self, choice: int, delta: CompletionDelta) -> list[TypedEvent]:
         self._usage.add(choice, delta)
-        message = self._reader.feed(delta)
+        message = self._reader.feed(delta.text, delta.finish_reason)
         if message.reasoning:
             self._num_reasoning_tokens += len(delta.token_ids)
         self._finish_reason = delta.finish_reason or self._finish_reason
         return self._items.take(message, self._logprobs(delta))
 
-    def begun(self) -> list[Event]:
-        """The events before all others."""
-        answer = self._answer("in_progress")
-        return [ResponseCreated(response=answer), ResponseInProgress(response=answer)]
+    def ended(self) -> list[TypedEvent]:
+        events = self._items.close(self._end_status)
+        end = ResponseIncomplete if self._is_cut else ResponseCompleted
+        return [*events, end(response=msgspec.Raw(self._kept_answer()))]
 
-    def ended(self) -> tuple[list[Event], bytes]:
-        """The last events, and the response in JSON, which is kept as well."""
-        is_cut = self._finish_reason is FinishReason.LENGTH
-        status: Status = "incomplete" if is_cut else "completed"
-        events = self._items.close(status)
-        told = self._answer(
-            status,
-            usage=self._response_usage,
-            completed_at=None if is_cut else int(time.time()),
-            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
-        )
-        answer = encode_json(told)
-        if self._keep is not None and not self._keep(answer):
-            answer = encode_json(msgspec.structs.replace(told, store=False))
-        end = ResponseIncomplete if is_cut else ResponseCompleted
-        return [*events, end(response=msgspec.Raw(answer))], answer
-
-    def failed(self, error: ApiError) -> list[Event]:
+    def failed(self, error: ApiError) -> list[TypedEvent]:
         events = self._items.close("incomplete")
         problem = ResponseError("server_error", error.detail.message)
         answer = self._answer("failed", usage=self._response_usage, error=problem)
         return [*events, ResponseFailed(response=answer)]
+
+    def body(self) -> bytes:
+        self._items.close(self._end_status)
+        return self._kept_answer()
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._finish_reason is FinishReason.LENGTH
+
+    @property
+    def _end_status(self) -> Status:
+        return "incomplete" if self._is_cut else "completed"
 
     @property
     def _response_usage(self) -> ResponseUsage:
@@ -131,37 +129,15 @@ class ResponsesFormat:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}
         return ResponseAnswer(status=status, **fields)
 
-
-class _Whole:
-    def __init__(self, words: ResponsesFormat) -> None:
-        self._words = words
-
-    def take(self, choice: int, delta: CompletionDelta) -> None:
-        self._words.take(choice, delta)
-
-    def body(self) -> bytes:
-        _, answer = self._words.ended()
-        return answer
-
-
-class _Events:
-    def __init__(self, words: ResponsesFormat) -> None:
-        self._words = words
-        self._numbers = EventNumbers()
-        self._has_begun = False
-
-    def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        return self._begun() + self._numbers.written(self._words.take(choice, delta))
-
-    def end(self) -> bytes:
-        events, _ = self._words.ended()
-        return self._begun() + self._numbers.written(events)
-
-    def failed(self, error: ApiError) -> bytes:
-        return self._begun() + self._numbers.written(self._words.failed(error))
-
-    def _begun(self) -> bytes:
-        if self._has_begun:
-            return b""
-        self._has_begun = True
-        return self._numbers.written(self._words.begun())
+    def _kept_answer(self) -> bytes:
+        """The response at its end, in JSON, which says whether it is stored."""
+        answer = self._answer(
+            self._end_status,
+            usage=self._response_usage,
+            completed_at=None if self._is_cut else int(time.time()),
+            incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
+        )
+        data = encode_json(answer)
+        if self._keep is None or self._keep(data):
+            return data
+        return encode_json(msgspec.structs.replace(answer, store=False))

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from legato.server.generation.message import MessageDelta, ToolCallDelta
+from legato.engine.frontend.message import MessageDelta, ToolCallDelta
+from legato.server.http.bodies import TypedEvent
 from legato.server.openai.logprobs import TokenLogprob
 from legato.server.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
-    Event,
     ItemAdded,
     ItemDone,
     PartAdded,
@@ -48,9 +48,9 @@ class OutputItems:
         self._suffix = suffix
         self._open: _OpenItem | None = None
 
-    def take(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> list[Event]:
+    def take(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> list[TypedEvent]:
         """The events of what is new. Args: logprobs: of the delta's tokens."""
-        events: list[Event] = []
+        events: list[TypedEvent] = []
         if delta.reasoning:
             if not isinstance(self._open, _Reasoning):
                 self._begin(_Reasoning(*self._place("rs")), events)
@@ -68,9 +68,9 @@ class OutputItems:
                 events += self._open_item.add(call.arguments)
         return events
 
-    def close(self, status: Status) -> list[Event]:
+    def close(self, status: Status) -> list[TypedEvent]:
         """No more comes. Args: status: of the last item; those before it are complete."""
-        events: list[Event] = []
+        events: list[TypedEvent] = []
         if self._open is None and not self.done:
             # Clients look for the message of an answer that is empty, too.
             self._begin(_Message(*self._place("msg")), events)
@@ -83,13 +83,13 @@ class OutputItems:
         index = len(self.done) + (self._open is not None)
         return f"{prefix}_{self._suffix}_{index}", index
 
-    def _begin(self, item: "_OpenItem", events: list[Event]) -> None:
+    def _begin(self, item: "_OpenItem", events: list[TypedEvent]) -> None:
         if self._open is not None:
             self._end("completed", events)
         self._open = item
         events += item.begin()
 
-    def _end(self, status: Status, events: list[Event]) -> None:
+    def _end(self, status: Status, events: list[TypedEvent]) -> None:
         item = self._open_item.item(status)
         events += self._open_item.end(item)
         self.done.append(item)
@@ -104,14 +104,14 @@ class OutputItems:
 class _OpenItem(Protocol):
     """An item that is coming."""
 
-    def begin(self) -> list[Event]: ...
+    def begin(self) -> list[TypedEvent]: ...
 
-    def add(self, text: str) -> list[Event]: ...
+    def add(self, text: str) -> list[TypedEvent]: ...
 
     def item(self, status: Status) -> OutputItem:
         """As far as it has come."""
 
-    def end(self, item: OutputItem) -> list[Event]:
+    def end(self, item: OutputItem) -> list[TypedEvent]:
         """Args: item: it at its end."""
 
 
@@ -122,14 +122,14 @@ class _Message:
         self._texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[TypedEvent]:
         empty = OutputMessage(self._id, "in_progress", [])
         return [
             ItemAdded(self._index, empty),
             PartAdded(self._id, self._index, _PART, OutputText("")),
         ]
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[TypedEvent]:
         self._texts.append(text)
         return [TextDelta(self._id, self._index, _PART, text, list(logprobs))]
 
@@ -137,7 +137,7 @@ class _Message:
         part = OutputText("".join(self._texts), logprobs=self.logprobs)
         return OutputMessage(self._id, status, [part])
 
-    def end(self, item: OutputItem) -> list[Event]:
+    def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputMessage)
         [part] = item.content
         return [
@@ -153,21 +153,21 @@ class _Reasoning:
         self._index = index
         self._texts: list[str] = []
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[TypedEvent]:
         empty = OutputReasoning(self._id, "in_progress", [])
         return [
             ItemAdded(self._index, empty),
             PartAdded(self._id, self._index, _PART, ReasoningText("")),
         ]
 
-    def add(self, text: str) -> list[Event]:
+    def add(self, text: str) -> list[TypedEvent]:
         self._texts.append(text)
         return [ReasoningDelta(self._id, self._index, _PART, text)]
 
     def item(self, status: Status) -> OutputItem:
         return OutputReasoning(self._id, status, [ReasoningText("".join(self._texts))])
 
-    def end(self, item: OutputItem) -> list[Event]:
+    def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputReasoning)
         [part] = item.content
         return [
@@ -185,10 +185,10 @@ class _FunctionCall:
         self._name = call.name or ""
         self._texts: list[str] = []
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[TypedEvent]:
         return [ItemAdded(self._index, self.item("in_progress"))]
 
-    def add(self, text: str) -> list[Event]:
+    def add(self, text: str) -> list[TypedEvent]:
         self._texts.append(text)
         return [ArgumentsDelta(self._id, self._index, text)]
 
@@ -196,7 +196,7 @@ class _FunctionCall:
         arguments = "".join(self._texts)
         return OutputFunctionCall(self._id, status, self._call_id, self._name, arguments)
 
-    def end(self, item: OutputItem) -> list[Event]:
+    def end(self, item: OutputItem) -> list[TypedEvent]:
         assert isinstance(item, OutputFunctionCall)
         return [
             ArgumentsDone(self._id, self._index, self._name, item.arguments),

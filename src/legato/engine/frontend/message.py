@@ -3,11 +3,10 @@
 import msgspec
 
 from legato.core.outputs import FinishReason
-from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.output_text import overlap
+from legato.engine.frontend.spaced_text import SpacedText
+from legato.engine.frontend.tool_call import ToolCallReader
 from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
-from legato.server.generation.spaced_text import SpacedText
-from legato.server.generation.tool_call import ToolCallReader
 
 TOOL_CALLS = "tool_calls"
 """The finish reason of a message that stops with calls."""
@@ -36,7 +35,7 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
     """What is new of a message; all but `finish_reason` may be empty.
 
     Attributes:
-        finish_reason: as of `CompletionDelta`, or `TOOL_CALLS` where a message with calls stops.
+        finish_reason: as of a `CompletionDelta`, or `TOOL_CALLS` where a message with calls stops.
     """
 
     content: str
@@ -46,7 +45,12 @@ class MessageDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """Attributes: `arguments` is a JSON text, as the model wrote it: valid or not."""
+    """A call of a tool.
+
+    Attributes:
+        id: made for it, for what the tool gives back.
+        arguments: a JSON text, as the model wrote it: valid or not.
+    """
 
     id: str
     name: str
@@ -54,12 +58,12 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A whole message.
+    """A whole message of an assistant's.
 
     Attributes:
         content: None where the model wrote nothing but reasoning or calls.
         reasoning: None where it did not reason.
-        finish_reason: as of `MessageDelta`.
+        finish_reason: as of the completion, or "tool_calls" where a message with calls stops.
     """
 
     content: str | None
@@ -69,13 +73,13 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class MessageReader:
-    """Reads one completion, a delta at a time; what comes of it does not depend on how it is cut.
+    """Reads one completion, a text at a time; what comes of it does not depend on how it is cut.
 
     Text that may be the beginning of a mark, and space that may stand before one, wait for what
     follows. Text that looked like a call and is none is content.
 
     Args:
-        syntax: `Generation.message_syntax`; None where all text is content.
+        syntax: that of what follows the prompt; None where all text is content.
     """
 
     def __init__(self, syntax: MessageSyntax | None) -> None:
@@ -91,12 +95,8 @@ class MessageReader:
         self._num_calls = 0
         self._read = self._read_reasoning if self._syntax.is_reasoning_open else self._read_start
 
-    def feed(self, delta: CompletionDelta) -> MessageDelta:
-        """What the delta adds to the message."""
-        return self.feed_text(delta.text, delta.finish_reason)
-
-    def feed_text(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
-        """Args: finish_reason: set with the last text."""
+    def feed(self, text: str, finish_reason: FinishReason | None) -> MessageDelta:
+        """What the text adds to the message. Args: finish_reason: set with the last text."""
         if self._is_plain:
             return MessageDelta(text, finish_reason=finish_reason)
         text, self._held = self._held + text, ""
@@ -268,13 +268,14 @@ class MessageReader:
             self._content.release()
 
 
-def read_message(completion: Completion, syntax: MessageSyntax | None) -> Message:
+def read_message(
+    text: str, finish_reason: FinishReason | None, syntax: MessageSyntax | None
+) -> Message:
     """The message that a whole completion is."""
     reader = MessageReader(syntax)
-    text = completion.text
     pieces = [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)] or [""]
-    deltas = [reader.feed_text(piece, None) for piece in pieces]
-    deltas.append(reader.feed_text("", completion.finish_reason))
+    deltas = [reader.feed(piece, None) for piece in pieces]
+    deltas.append(reader.feed("", finish_reason))
     calls = _joined([call for delta in deltas for call in delta.tool_calls])
     content = "".join(delta.content for delta in deltas)
     reasoning = "".join(delta.reasoning for delta in deltas)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
-from legato.engine.frontend.completion import Completion
+from legato.engine.frontend.message import Message, MessageReader, read_message
 from legato.model.message_syntax import (
     HERMES,
     LLAMA,
@@ -18,7 +18,6 @@ from legato.model.message_syntax import (
     MessageSyntax,
     ToolCallSyntax,
 )
-from legato.server.generation.message import Message, MessageReader, read_message
 from tests.profiles import examples
 
 _THINK = Marks("<think>", "</think>")
@@ -29,9 +28,7 @@ Calls = list[tuple[str, str]]
 
 
 def _read(text: str, syntax: MessageSyntax, reason: FinishReason = FinishReason.STOP) -> Message:
-    completion = Completion(0)
-    completion.text, completion.finish_reason = text, reason
-    return read_message(completion, syntax)
+    return read_message(text, reason, syntax)
 
 
 def _calls(message: Message) -> Calls:
@@ -40,8 +37,8 @@ def _calls(message: Message) -> Calls:
 
 def _read_pieces(pieces: list[str], syntax: MessageSyntax) -> tuple[str, str, Calls, str | None]:
     reader = MessageReader(syntax)
-    deltas = [reader.feed_text(piece, None) for piece in pieces]
-    deltas.append(reader.feed_text("", FinishReason.STOP))
+    deltas = [reader.feed(piece, None) for piece in pieces]
+    deltas.append(reader.feed("", FinishReason.STOP))
     calls: Calls = []
     for delta in deltas:
         for call in delta.tool_calls:

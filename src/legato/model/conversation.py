@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from legato.model.message_syntax import HERMES
 
 _INSTRUCTIONS = """You can call functions. Their signatures are within <tools></tools>:
@@ -32,9 +34,9 @@ def with_tools_in_system_message(
         return list(messages)
     signatures = "\n".join(map(_json, tools))
     text = _INSTRUCTIONS.format(tools=signatures)
-    if messages and messages[0]["role"] == "system":
+    if messages and messages[0].get("role") == "system":
         first, *others = messages
-        return [{**first, "content": f"{first['content']}\n\n{text}"}, *others]
+        return [{**first, "content": _followed(first.get("content"), text)}, *others]
     return [{"role": "system", "content": text}, *messages]
 
 
@@ -43,7 +45,7 @@ def with_calls_in_content(messages: Sequence[Message]) -> list[Message]:
     written: list[Message] = []
     was_result = False
     for message in messages:
-        is_result = message["role"] == "tool"
+        is_result = message.get("role") == "tool"
         if is_result and was_result:
             written[-1]["content"] += f"\n{_result(message)}"
         elif is_result:
@@ -57,7 +59,8 @@ def with_calls_in_content(messages: Sequence[Message]) -> list[Message]:
 def with_role(messages: Sequence[Message], role: str, instead: str) -> list[Message]:
     """The conversation with one role for another."""
     return [
-        {**message, "role": instead} if message["role"] == role else message for message in messages
+        {**message, "role": instead} if message.get("role") == role else message
+        for message in messages
     ]
 
 
@@ -75,28 +78,53 @@ def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
     written: list[Message] = []
     for message in messages:
         message = dict(message)
-        if "tool_calls" in message:
+        if message.get("tool_calls"):
             message["tool_calls"] = [
                 {**call, "id": fitting(call.get("id", ""))} for call in message["tool_calls"]
             ]
-        if "tool_call_id" in message:
+        if message.get("tool_call_id"):
             message["tool_call_id"] = fitting(message["tool_call_id"])
         written.append(message)
     return written
 
 
+def arguments_object(arguments: Any) -> Any:
+    """A call's arguments, which templates want as an object; what is none they may yet write."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def content_text(content: Any) -> str:
+    """The text of a content, which may be missing or in parts."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _followed(content: Any, text: str) -> Any:
+    """A content with a text behind it."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n\n{text}"
+
+
 def _written_out(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = [
-        f"{HERMES.begin}\n{_json(call['function'])}\n{HERMES.end}"
-        for call in message.get("tool_calls", ())
+        f"{HERMES.begin}\n{_json(call['function'])}\n{HERMES.end}" for call in message["tool_calls"]
     ]
-    kept["content"] = "\n".join(filter(None, [message["content"], *calls]))
+    kept["content"] = "\n".join(filter(None, [content_text(message.get("content")), *calls]))
     return kept
 
 
 def _result(message: Message) -> str:
-    return f"<tool_response>\n{message['content']}\n</tool_response>"
+    return f"<tool_response>\n{content_text(message.get('content'))}\n</tool_response>"
 
 
 def _json(value: object) -> str:

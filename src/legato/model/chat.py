@@ -1,0 +1,88 @@
+"""Conversations as a model's chat template writes them, and how the model will go on from there."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from legato.model.conversation import (
+    Message,
+    with_calls_in_content,
+    with_ids_of,
+    with_role,
+    with_tools_in_system_message,
+)
+from legato.model.message_syntax import (
+    HERMES,
+    MessageSyntax,
+    reads_tool_calls,
+    reads_tools,
+    syntax_of,
+)
+from legato.model.response_template import declared_syntax
+
+if TYPE_CHECKING:  # it takes two thirds of a second to import
+    from legato.model.tokenizer import Tokenizer
+
+
+class RenderedChat(NamedTuple):
+    """Attributes: `syntax` has what the model writes, whether or not it is asked to."""
+
+    text: str
+    syntax: MessageSyntax
+
+
+def rendered_chat(
+    tokenizer: "Tokenizer",
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] = (),
+    *,
+    chat_template: str | None = None,
+    options: Mapping[str, Any],
+) -> RenderedChat:
+    """Write a conversation; what its template does not read is put into what it does.
+
+    Args:
+        tools: that the model is told of, in OpenAI's form.
+        chat_template: a template in place of the model's own.
+        options: further ones of `Tokenizer.render_chat`.
+
+    Raises:
+        Exception: as `Tokenizer.render_chat`.
+    """
+    template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
+    syntax = syntax_of(template)
+    if chat_template is None:
+        syntax = declared_syntax(tokenizer.response_template, syntax)
+    if not reads_tools(template):
+        syntax = msgspec.structs.replace(syntax, tool_calls=HERMES)
+    elif tools:
+        options = {"tools": tools, "xml_tools": tools, **options}
+    readable = _readable(messages, tools, template, syntax)
+    text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
+    return RenderedChat(text, _opened(syntax, text))
+
+
+def _readable(
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    template: str,
+    syntax: MessageSyntax,
+) -> list[Message]:
+    """As this template can read them."""
+    written = list(messages)
+    if "developer" not in template:
+        written = with_role(written, "developer", "system")
+    if not reads_tools(template):
+        written = with_tools_in_system_message(written, tools)
+    if not reads_tool_calls(template):
+        return with_calls_in_content(written)
+    id_chars = syntax.tool_calls and syntax.tool_calls.id_chars
+    return with_ids_of(written, id_chars) if id_chars else written
+
+
+def _opened(syntax: MessageSyntax, prompt: str) -> MessageSyntax:
+    """The syntax of what goes on from the prompt."""
+    reasoning = syntax.reasoning
+    is_open = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+    return msgspec.structs.replace(syntax, is_reasoning_open=is_open)
