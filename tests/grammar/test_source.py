@@ -11,7 +11,7 @@ from legato.core.errors import InvalidRequestError
 from legato.grammar.check import GrammarChecker
 from legato.grammar.compiled import compile_grammar
 from legato.grammar.source import grammar_source
-from legato.grammar.tokens import grammar_tokenizer, special_token_texts
+from legato.grammar.tokens import special_token_texts
 from legato.model.tokenizer import Tokenizer
 
 PERSON = {
@@ -93,11 +93,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"json": {"type": "array"}}, ["[1,\n  2]"], ["[1," + 30 * " " + "2]"]),
     ({"json": {"type": "array"}, "whitespace_pattern": "_"}, ["[1,_2]"], ["[1, 2]"]),
 ]
-
-
-@pytest.fixture(scope="module")
-def exact(tokenizer: Tokenizer) -> LLTokenizer:
-    return grammar_tokenizer(tokenizer.vocabulary)
 
 
 def takes(form: StructuredOutputs, text: str, tokenizer: Tokenizer, exact: LLTokenizer) -> bool:
