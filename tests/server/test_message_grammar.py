@@ -91,6 +91,14 @@ def test_required_calls(syntax: ToolCallSyntax) -> None:
     assert not one.takes(two)
 
 
+def test_alternatives_of_a_tool_that_is_not_strict_may_overlap() -> None:
+    either = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    tool = _tool("f", parameters={"type": "object", "properties": {"x": either}, "required": ["x"]})
+    held = Held(MessageSyntax(tool_calls=HERMES), tool, choice="required")
+    assert held.takes(written(HERMES, ("f", {"x": 1.5})))
+    assert not held.takes(written(HERMES, ("f", {"x": "1"})))
+
+
 @pytest.mark.parametrize("syntax", _SYNTAXES)
 def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
     plain = MessageSyntax(tool_calls=syntax)
