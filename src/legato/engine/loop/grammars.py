@@ -101,7 +101,7 @@ class Grammars:
                 outputs += self._begin(event, event.params.structured_outputs)
             elif isinstance(event, AbortRequest) and event.request_id in self._waiting:
                 self._waiting.pop(event.request_id).grammar.cancel()
-                outputs.append(_ended(event, FinishReason.ABORT))
+                outputs.append(_aborted(event))
             else:
                 passed.append(event)
         for waiting in [waiting for waiting in self._waiting.values() if waiting.grammar.done()]:
@@ -109,7 +109,7 @@ class Grammars:
             try:
                 self._ready[waiting.request.request_id] = waiting.grammar.result()
             except (GrammarError, InvalidRequestError, MemoryError) as error:
-                outputs.append(_ended(waiting.request, FinishReason.ERROR, _told(error)))
+                outputs.append(_failed(waiting.request, error))
             else:
                 passed.append(waiting.request)
         return passed, outputs
@@ -147,12 +147,17 @@ class Grammars:
         return self._compiled[form].copied()
 
 
-def _told(error: Exception) -> str:
-    return f"the grammar of the output does not compile: {error}"
+def _failed(request: AddRequest, error: Exception) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        finish_reason=FinishReason.ERROR,
+        error=f"the grammar of the output does not compile: {error}",
+        is_asked_for=not isinstance(error, MemoryError),
+    )
 
 
-def _ended(request: Event, reason: FinishReason, error: str | None = None) -> RequestOutput:
-    return RequestOutput(request_id=request.request_id, finish_reason=reason, error=error)
+def _aborted(request: AbortRequest) -> RequestOutput:
+    return RequestOutput(request_id=request.request_id, finish_reason=FinishReason.ABORT)
 
 
 def _refused(request: AddRequest, error: str) -> RequestOutput:
