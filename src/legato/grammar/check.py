@@ -15,7 +15,7 @@ from legato.core.worker import Worker
 from legato.grammar.compiled import CHECK_STACK_BYTES, GrammarError, compile_grammar
 from legato.grammar.place import faulty_place
 from legato.grammar.source import grammar_source, parse_json
-from legato.grammar.spelling import unspelled
+from legato.grammar.spelling import missing_bytes, unspelled
 from legato.grammar.tokens import small_tokenizer, special_token_texts
 from legato.model.vocabulary import Vocabulary
 
@@ -67,13 +67,17 @@ class GrammarChecker:
         return small_tokenizer(self._vocabulary())
 
     @cached_property
+    def _missing_bytes(self) -> frozenset[int]:
+        return missing_bytes(self._vocabulary())
+
+    @cached_property
     def _special_tokens(self) -> list[str]:
         return special_token_texts(self._vocabulary())
 
     def _check_spelling(self, outputs: StructuredOutputs) -> None:
         if not isinstance(outputs.json, str):
             return
-        found = unspelled(parse_json(outputs.json, "json"), self._vocabulary().text)
+        found = unspelled(parse_json(outputs.json, "json"), self._missing_bytes)
         if found is not None:
             place, text = found
             message = f"the model has no tokens for {text!r}, at {place} of the schema"
