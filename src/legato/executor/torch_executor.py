@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 _LOGITS_ROWS = 128
 """Rows of a prompt whose logits are in memory at once: [128, V] float32."""
 _ALL_FORBIDDEN = Fault(
-    "the request's own settings forbid every token that could come next", is_out_of_memory=False
+    "the request's own settings forbid every token that could come next", is_asked_for=True
 )
 _MASK_WAIT_S = 0.002
 """How long a step waits for masks, where it has chunks that need none."""
@@ -172,7 +172,7 @@ class TorchExecutor:
 
     def _fault(self, request_id: str) -> Fault:
         error = self._error(request_id)
-        return Fault(error, is_out_of_memory=False) if error else _ALL_FORBIDDEN
+        return Fault(error, is_asked_for=True) if error else _ALL_FORBIDDEN
 
     def _unsampled(self, plan: StepPlan) -> dict[str, Constraint]:
         """Whose last rows are not sampled: nothing may come, or it is not known in time what may.
