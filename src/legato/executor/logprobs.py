@@ -1,15 +1,14 @@
 """Log probabilities of chosen and of most likely tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from legato.core.outputs import TokenLogprobs
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """Of S positions, where they were computed or on the host.
 
     Attributes:
