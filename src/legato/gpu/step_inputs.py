@@ -88,9 +88,10 @@ class Layout:
     @property
     def _section_sizes(self) -> list[int]:
         num_rows, num_samples, _ = self.size
-        # Sampling first: it has numbers of 8 bytes.
+        # First what has numbers of 8 bytes, which nothing would not be a view of.
+        sampling = NUM_WORDS * max(1, num_samples)
         samples, rows = [num_samples] * 2, [num_rows] * 3
-        return [NUM_WORDS * num_samples, *samples, *rows, section_size(self.work_shape)]
+        return [sampling, *samples, *rows, section_size(self.work_shape)]
 
 
 class StepRows:
