@@ -136,7 +136,7 @@ class Stage:
         # Any promise: it is what makes the engine measure, or remember, how long steps take.
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
         self._machinery = load_parts(promising)
-        self.step_time = StepTimeModel(known_steps(self._machinery).steps)
+        self.step_time = StepTimeModel(known_steps(self._machinery).steps, self._machinery.rows)
         vocab_size = self._machinery.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 

@@ -39,7 +39,7 @@ class Truth:
         self._random = random.Random(seed)
         self._noise = noise
         factors = [self._random.uniform(1.0 - error, 1.0 + error) for _ in costs.vector]
-        self._costs = StepCosts.from_vector(np.array(costs.vector) * factors)
+        self._costs = StepCosts.from_vector(np.array(costs.vector) * factors, costs.rows)
 
     def step_time_s(self, plan: StepPlan) -> float:
         """Duration of a step in seconds, another each time it is asked for."""
@@ -93,6 +93,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
             clock,
             self.scheduler,
             belief=calibration,
+            rows=profile.costs.rows,
             step_time_s=truth.step_time_s,
             max_model_len=profile.max_model_len,
             kv_cache_tokens=profile.kv_cache_tokens,

@@ -15,6 +15,7 @@ from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.core.rows import RowCounts
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.loop.engine_loop import EngineLoop
@@ -60,6 +61,7 @@ def simulated_engine(
     config: SchedulerConfig,
     *,
     belief: Sequence[MeasuredStep],
+    rows: RowCounts,
     step_time_s: Callable[[StepPlan], float],
     max_model_len: int,
     kv_cache_tokens: int,
@@ -69,6 +71,7 @@ def simulated_engine(
 
     Args:
         belief: what a calibration tells the scheduler of steps.
+        rows: what their batches are padded to.
         step_time_s: what they take.
         is_sharing: whether there is a prefix cache.
     """
@@ -79,7 +82,7 @@ def simulated_engine(
         config.resolve(max_model_len),
         max_model_len=max_model_len,
         kv=kv,
-        step_time=StepTimeModel(belief),
+        step_time=StepTimeModel(belief, rows),
     )
     return EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s), clock)
 

@@ -9,7 +9,7 @@ import torch
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
-from legato.core.rows import row_counts
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
@@ -53,6 +53,7 @@ class EngineParts:
     Attributes:
         config: resolved.
         cache: what the cache keeps of each token.
+        rows: what batches are padded to.
         kernels: the native ones' set of instructions, or "torch".
         untaken: what of the cache's memory may be taken while there is nothing to do.
         grammars: where the executor finds those of requests.
@@ -65,6 +66,7 @@ class EngineParts:
     kv: KVCacheManager
     executor: TorchExecutor
     max_model_len: int
+    rows: RowCounts
     kernels: str
     untaken: UntakenPages | None
     grammars: Grammars
@@ -83,7 +85,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     start = StartParts()
     parts = load_parts(config, start)
     known = known_steps(parts)
-    step_time = StepTimeModel(known.steps)
+    step_time = StepTimeModel(known.steps, parts.rows)
     scheduler = Scheduler(
         parts.config.scheduler,
         max_model_len=parts.max_model_len,
@@ -182,6 +184,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
             grammar=grammars.__getitem__,
         ),
         max_model_len,
+        CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
         _untaken(config.cache, attention),
         grammars,
@@ -248,7 +251,9 @@ def _compile_kernels(model: Model, config: SchedulerConfig) -> None:
         return
     assert config.max_num_batched_tokens is not None
     most = config.max_num_batched_tokens + config.max_num_seqs
-    model.compile_kernels(num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
+    model.compile_kernels(
+        num_rows=CPU_ROWS.up_to(most), num_samples=CPU_ROWS.up_to(config.max_num_seqs)
+    )
 
 
 def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:

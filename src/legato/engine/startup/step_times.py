@@ -65,7 +65,7 @@ def measure_steps(parts: "EngineParts", calibration: Calibration) -> KnownSteps:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Measuring step times", total=1.0)
         steps = calibration.run(lambda share: progress.update(bar, completed=share))
-    quality = Quality.of(steps, wait.share)
+    quality = Quality.of(steps, calibration.rows, wait.share)
     if quality.doubt:
         logger.warning(
             "step times were measured beside something else, and are not kept: %s", quality.doubt
@@ -99,6 +99,7 @@ def new_calibration(
         max_model_len=parts.max_model_len,
         max_num_seqs=parts.config.scheduler.max_num_seqs,
         vocab_size=parts.spec.vocab_size,
+        rows=parts.rows,
         longest_step_s=longest_step_s,
     )
 
@@ -109,6 +110,7 @@ def measurements(parts: "EngineParts", steps: Sequence[MeasuredStep]) -> Measure
         figures="measured",
         about=calibration_file(parts).about,
         steps=[(shape_counts(shape), seconds) for shape, seconds in steps],
+        rows=parts.rows,
         max_model_len=parts.max_model_len,
         kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
     )
