@@ -189,7 +189,7 @@ class Stage:
             enable_prefix_caching=parts.config.cache.enable_prefix_caching,
         )
         scheduler = Scheduler(
-            config.resolve(parts.max_model_len),
+            config.resolve(parts.max_model_len, parts.model.device.type),
             max_model_len=parts.max_model_len,
             kv=kv,
             step_time=self.step_time,

@@ -81,17 +81,19 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
 
     def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
         profile = self.profile
+        config = self.scheduler.resolve(profile.max_model_len)
+        assert config.max_num_seqs is not None
         calibration = calibrate(
             profile.costs,
             max_model_len=profile.max_model_len,
-            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_seqs=config.max_num_seqs,
             noise=self.noise,
             seed=self.seed,
         )
         truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
         return simulated_engine(
             clock,
-            self.scheduler,
+            config,
             belief=calibration,
             rows=profile.costs.rows,
             step_time_s=truth.step_time_s,

@@ -78,13 +78,16 @@ def simulated_engine(
     block_size = CacheConfig().block_size
     num_blocks = -(-kv_cache_tokens // block_size)
     kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_sharing)
+    resolved = config.resolve(max_model_len)
+    assert resolved.num_steps_in_flight is not None
+    executor = SimulatedExecutor(clock, step_time_s, depth=resolved.num_steps_in_flight)
     scheduler = Scheduler(
-        config.resolve(max_model_len),
+        resolved,
         max_model_len=max_model_len,
         kv=kv,
         step_time=StepTimeModel(belief, rows),
     )
-    return EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s), clock)
+    return EngineLoop(scheduler, kv, executor, clock)
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):

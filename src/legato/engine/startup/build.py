@@ -122,8 +122,9 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     start = start or StartParts()
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
-    scheduler_config = config.scheduler.resolve(max_model_len)
     device = _device(config.model.device)
+    scheduler_config = config.scheduler.resolve(max_model_len, device.type)
+    assert scheduler_config.max_num_seqs is not None
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
@@ -250,6 +251,7 @@ def _compile_kernels(model: Model, config: SchedulerConfig) -> None:
     if not isinstance(model, PackedDecoder):
         return
     assert config.max_num_batched_tokens is not None
+    assert config.max_num_seqs is not None
     most = config.max_num_batched_tokens + config.max_num_seqs
     model.compile_kernels(
         num_rows=CPU_ROWS.up_to(most), num_samples=CPU_ROWS.up_to(config.max_num_seqs)
@@ -282,6 +284,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
         model=config.model.model,
         served_model_names=(config.model.model,),
         max_model_len=parts.max_model_len,
+        device=parts.model.device.type,
         vocab_size=parts.spec.vocab_size,
         cache=CacheInfo(
             num_blocks=kv.num_blocks,
@@ -307,6 +310,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "prefill order": f"{config.scheduler.prefill_order}",
             **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
             "max running": f"{config.scheduler.max_num_seqs}",
+            "steps in flight": f"{config.scheduler.num_steps_in_flight}",
         },
     )
 

@@ -92,12 +92,14 @@ def new_calibration(
     parts: "EngineParts", block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
 ) -> Calibration:
     """What measures the steps of this model; `block_ids`: None takes all."""
+    max_num_seqs = parts.config.scheduler.max_num_seqs
+    assert max_num_seqs is not None
     return Calibration(
         parts.executor,
         block_ids=range(parts.kv.num_blocks) if block_ids is None else block_ids,
         block_size=parts.kv.block_size,
         max_model_len=parts.max_model_len,
-        max_num_seqs=parts.config.scheduler.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         vocab_size=parts.spec.vocab_size,
         rows=parts.rows,
         longest_step_s=longest_step_s,
