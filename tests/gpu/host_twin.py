@@ -38,7 +38,7 @@ class TwinEvent:
 class HostTwin:
     """A `Device` on the CPU. On `meta` it computes nothing, so that any look at a value raises."""
 
-    num_processors = 4
+    num_processors = 1  # few items, each of which takes the interpreter a while
 
     def __init__(self, torch_device: str = "cpu") -> None:
         self.torch_device = torch.device(torch_device)

@@ -14,7 +14,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
 from legato.executor.logprobs import Scores, score
 from legato.executor.memory import raising_memory_error
-from legato.executor.sequence import SamplingRow
+from legato.executor.sequence import SamplingRow, SequenceState
 from legato.executor.sequences import (
     BegunStep,
     Sequences,
@@ -96,6 +96,7 @@ class GpuExecutor:
         self._slots = Slots(program.num_slots)
         self._block_table = BlockTable(device, program.block_table)
         self._settings = SamplingTable(program.num_slots)
+        self._holders: list[SequenceState | None] = [None] * program.num_slots
         self._staged = StagedInputs(device, program.max_words, depth + 1)
         windows = program.model.spec.sliding_windows
         self._window = None if None in windows else max(window or 0 for window in windows)
@@ -147,8 +148,7 @@ class GpuExecutor:
         """Have the device's tables and inputs be those of a step."""
         program = self._program
         slots = self._slots.take([chunk.request_id for chunk in step.plan.chunks])
-        for slot, sequence in zip(slots, step.sequences, strict=True):
-            self._settings.put(slot, sequence.message.params)
+        self._introduce(slots, step.sequences)
         block_rows = [sequence.block_row(chunk.block_ids) for chunk, sequence in step.pairs]
         rows = StepRows(step, slots, block_rows, block_size=program.block_size)
         size = self._runner.size(
@@ -164,10 +164,16 @@ class GpuExecutor:
         self._staged.copy(program.words, layout.num_words)
         return size, rows
 
+    def _introduce(self, slots: Sequence[int], sequences: Sequence[SequenceState]) -> None:
+        for slot, sequence in zip(slots, sequences, strict=True):
+            if self._holders[slot] is not sequence:
+                self._settings.put(slot, sequence.message.params)
+                self._holders[slot] = sequence
+
     def _sample(
         self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]
     ) -> None:
-        if not any(sequence.may_adjust_logits for sequence in step.sequences):
+        if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
             self._runner.sample(size)
             return
         sampled = sampled_rows(step, without=unsampled)

@@ -27,10 +27,10 @@ class HostBlocks:
 
     def __init__(self, device: Device, blocks: torch.Tensor, num_slots: int) -> None:
         self._device = device
-        self._blocks = blocks
-        num_layers, pair, _, num_values = blocks.shape
+        self._blocks = blocks.permute(2, 0, 1, 3)
         # What is copied at once is side by side.
-        self._slots = device.host_tensor(num_slots, num_layers, pair, num_values, dtype=blocks.dtype)
+        shape = num_slots, *self._blocks.shape[1:]
+        self._slots = device.host_tensor(*shape, dtype=blocks.dtype)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Have copies made, in their order, before the next step."""
@@ -41,21 +41,19 @@ class HostBlocks:
                 self._move_out(some) if to_host else self._move_in(some)
 
     def _move_out(self, moves: list[BlockMove]) -> None:
-        gathered = self._blocks.index_select(2, self._block_ids(moves))
+        rows = self._blocks.index_select(0, self._block_ids(moves))
         with self._device.beside(follows=True):
-            rows = gathered.permute(2, 0, 1, 3).contiguous()
             for row, move in zip(rows, moves, strict=True):
                 self._slots[move.slot].copy_(row, non_blocking=True)
-        self._device.lend(gathered)
+        self._device.lend(rows)
 
     def _move_in(self, moves: list[BlockMove]) -> None:
         with self._device.beside(follows=False):
-            shape = len(moves), *self._slots.shape[1:]
-            rows = torch.empty(shape, dtype=self._blocks.dtype, device=self._blocks.device)
+            rows = self._blocks.new_empty(len(moves), *self._blocks.shape[1:])
             for row, move in zip(rows, moves, strict=True):
                 row.copy_(self._slots[move.slot], non_blocking=True)
         self._device.join()
-        self._blocks.index_copy_(2, self._block_ids(moves), rows.permute(1, 2, 0, 3))
+        self._blocks.index_copy_(0, self._block_ids(moves), rows)
         self._device.lend(rows)
 
     def _block_ids(self, moves: list[BlockMove]) -> torch.Tensor:
