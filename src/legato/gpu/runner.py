@@ -1,6 +1,6 @@
-"""Steps as graphs: what they ask of the device is recorded once for each size, and then replayed.
+"""Steps as graphs: what they ask of the device is recorded once for each size, then replayed.
 
-Asking for some ten kernels a layer takes the host longer than the device takes for a step of decodes.
+Asking for ten kernels a layer takes the host longer than a step of decodes takes the device.
 """
 
 from collections.abc import Callable, Iterator

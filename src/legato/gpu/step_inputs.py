@@ -1,7 +1,7 @@
 """What the host tells the device of a step: one run of int32, which one copy takes up.
 
-Where each section lies follows from the step's size alone, so a captured graph finds its inputs: those
-of sampled rows lie where they always do, the others where it depends on the number of rows.
+Where each section lies follows from the step's size alone, so a captured graph finds its inputs.
+Those of sampled rows lie where they always do, so that a graph of these serves any number of rows.
 """
 
 import operator
@@ -145,9 +145,7 @@ class StepRows:
         columns = self._slots, self.firsts, self._counts, self._starts
         return list(map(Span, *(column.tolist() for column in columns)))
 
-    def write(
-        self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int
-    ) -> None:
+    def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
         """Fill in all sections but that of attention's items.
 
         Args:
