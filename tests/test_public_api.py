@@ -68,6 +68,7 @@ def test_the_settings_of_llm_are_these() -> None:
     assert list(parameters) == [
         "model",
         "revision",
+        "load_format",
         "tokenizer",
         "chat_template",
         "dtype",

@@ -74,7 +74,7 @@ _NOTES = {
         "generation-config override-generation-config"
     ),
     "the format is known by the files: safetensors beside config.json, or GGUF": (
-        "load-format config-format safetensors-load-strategy use-tqdm-on-load "
+        "config-format safetensors-load-strategy use-tqdm-on-load "
         "model-loader-extra-config ignore-patterns pt-load-map-location"
     ),
     "the checkpoint's config.json says it": (

@@ -23,6 +23,7 @@ DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
 Quantization = Literal["int8", "int4", "gguf"]
+LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
@@ -54,6 +55,14 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         DEFAULT_MODEL
     )
     revision: Annotated[str | None, Flag("branch, tag or commit of a hub model")] = None
+    load_format: Annotated[
+        LoadFormat,
+        Flag(
+            "where weights come from: the model's files, or dummy, random ones from a fixed seed, "
+            "for which config.json is enough",
+            default="what the files are",
+        ),
+    ] = "auto"
     tokenizer: Annotated[
         str | None,
         Flag(

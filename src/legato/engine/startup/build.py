@@ -122,7 +122,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     start = start or StartParts()
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
-    device = _device(config.model.device)
+    device = resolve_device(config.model.device)
     scheduler_config = config.scheduler.resolve(max_model_len, device.type)
     assert scheduler_config.max_num_seqs is not None
     if config.model.num_threads is not None:
@@ -268,7 +268,8 @@ def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
     return wanted
 
 
-def _device(wanted: str) -> torch.device:
+def resolve_device(wanted: str) -> torch.device:
+    """What "auto" stands for here; raises `ConfigError` where there is no such device."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
