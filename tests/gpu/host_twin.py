@@ -1,4 +1,4 @@
-"""A GPU that is not there: the same logic on the host's tensors, with graphs that are recordings."""
+"""A GPU that is not there: its logic on the host's tensors, with graphs that are recordings."""
 
 from __future__ import annotations
 

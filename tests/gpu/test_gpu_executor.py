@@ -24,9 +24,10 @@ def test_chunks_scores_swaps_drafts_and_a_failed_step(monkeypatch: pytest.Monkey
     hand.swap_out("long")
     hand.step(short=3)
     hand.swap_in("long")
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="boom"):
+    with monkeypatch.context() as patch:
         patch.setattr(program, "sample", boom)
-        hand.step(long=16, short=1)
+        with pytest.raises(RuntimeError, match="boom"):
+            hand.step(long=16, short=1)
     hand.step(long=16, short=1)
     hand.step({"short": [short.output[-1], 5]}, short=1)
     hand.finish()
