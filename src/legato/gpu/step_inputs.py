@@ -130,9 +130,7 @@ class StepRows:
         columns = self._slots, self.firsts, self._counts, self._starts
         return list(map(Span, *(column.tolist() for column in columns)))
 
-    def write(
-        self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int
-    ) -> None:
+    def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
         """Fill in all sections but that of attention's items.
 
         Args:
