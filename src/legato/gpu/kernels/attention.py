@@ -17,8 +17,8 @@ from legato.gpu.kernels.target import multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
 
 _LOG2_E = math.log2(math.e)
-_PARTS_AT_ONCE = 16
-"""Numbers of a row that a program merges at once: rows times parts."""
+_MERGED_AT_ONCE = 32
+"""Results that a program has in its registers: rows times parts."""
 
 
 class AttentionScratch(NamedTuple):
@@ -126,7 +126,7 @@ def _attend_list(
         padded_dim=padded_dim,
         tile_rows=work.shape.tile_rows,
         merge_rows=work.shape.merge_rows,
-        num_parts_at_once=_PARTS_AT_ONCE // work.shape.merge_rows,
+        num_parts_at_once=_MERGED_AT_ONCE // work.shape.merge_rows,
         merge_fields=MERGE_FIELDS,
         num_warps=4,
     )
@@ -161,7 +161,8 @@ def _keys_of(num_bytes: int, row_bytes: int) -> int:
     return max(16, min(64, num_bytes // row_bytes))
 
 
-@triton.jit
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["items"])
 def _attend_items(
     query,
     key_cache,
@@ -301,7 +302,7 @@ def _add_keys(
     return acc, new_top, total * kept + tl.sum(weight, axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["merges"])
 def _merge_parts(
     out,
     partial,

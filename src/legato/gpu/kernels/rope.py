@@ -81,7 +81,8 @@ def rotate_and_write(
     return qkv[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
 
 
-@triton.jit
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _rotate_and_write(
     qkv,
     table,
