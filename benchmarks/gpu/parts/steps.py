@@ -5,6 +5,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
 from legato.bench.made_up_steps import MadeUpSteps, TimedStep
@@ -23,10 +25,16 @@ def run(settings: Settings) -> Figures:
     begun_s = time.perf_counter()
     parts = load_parts(settings.engine())
     loaded_s = time.perf_counter() - begun_s
+    figures = of_parts(settings, parts)
+    loading = Row(name="loading and capture", value=loaded_s, unit="s")
+    return msgspec.structs.replace(figures, rows=[loading, *figures.rows])
+
+
+def of_parts(settings: Settings, parts: EngineParts) -> Figures:
+    """Of a model that is loaded."""
     measured = _Measured(settings, parts)
     measured.fill()
-    rows = [Row(name="loading and capture", value=loaded_s, unit="s")]
-    rows += [measured.decode(count) for count in settings.sizes.streams]
+    rows = [measured.decode(count) for count in settings.sizes.streams]
     rows.append(measured.decode(settings.sizes.mixed_streams, depth=1))
     rows.append(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
     rows += [measured.prefill(chunk) for chunk in settings.sizes.chunks]
