@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from benchmarks.gpu.parts import attention, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
+
 from legato.model.decoder import Decoder
 from legato.model.loader import open_checkpoint
 from tests.gpu.executors import make_executor
@@ -48,7 +48,8 @@ def settings(tmp_path: Path, device: torch.device) -> Settings:
 def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
     figures = attention.run(settings)
     names = [row.name for row in figures.rows]
-    assert len(names) == 8 and len(set(names)) == 8
+    assert len(names) == 8
+    assert len(set(names)) == 8
     assert names[:2] == ["Legato: 2 decodes at 20", "PyTorch: 2 decodes at 20"]
     assert all(row.value > 0 and row.least for row in figures.rows)
 

@@ -11,6 +11,7 @@ from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
 from legato.bench.made_up_steps import MadeUpSteps, TimedStep
 from legato.bench.work import operators_of
+from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.startup.build import EngineParts, load_parts
@@ -47,6 +48,17 @@ def of_parts(settings: Settings, parts: EngineParts) -> Figures:
             "and multiplying. Steps are timed on the host, from one result to the next.",
             f"KV cache: {measured.num_cache_tokens:,} tokens.",
         ],
+    )
+
+
+def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
+    """Decodes alone, whose time is that of reading weights and cache."""
+    measured = _Measured(settings, load_parts(settings.engine(quantization=quantization)))
+    measured.fill()
+    return Figures(
+        title=f"Decodes with weights in {quantization}",
+        rows=[measured.decode(count) for count in settings.sizes.streams],
+        notes=["The roofline is of the bytes that these weights have."],
     )
 
 
