@@ -135,7 +135,11 @@ class Recording(TorchDispatchMode):
 def _again(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> None:
     """Have the same tensors hold what comes of it now."""
     outputs = func(*args, **kwargs)
-    pairs = zip(outputs, result, strict=True) if isinstance(result, tuple | list) else [(outputs, result)]
+    pairs = (
+        zip(outputs, result, strict=True)
+        if isinstance(result, tuple | list)
+        else [(outputs, result)]
+    )
     for new, kept in pairs:
         if isinstance(new, torch.Tensor) and new.data_ptr() != kept.data_ptr():
             kept.copy_(new)

@@ -62,10 +62,10 @@ def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     weight = torch.randn(48, 256, generator=generator)
     weight *= torch.logspace(-3, 3, 48)[:, None]  # each output has a scale of its own
     rows = torch.randn(5, 256, generator=generator).bfloat16()
-    bias = (torch.randn(48, generator=generator) * 1e3).to(device).bfloat16() if has_bias else None
-    out = Fp8Linear(weight, bias, device)(rows.to(device)).cpu().double()
-    expected = rows.double() @ weight.double().T
-    if bias is not None:
-        expected += bias.cpu().double()
-    usual = weight.double().norm(dim=1)  # of a product with numbers of about one
-    assert (((out - expected) / usual).norm(dim=0) < 0.05 * 5**0.5).all()
+    usual = weight.norm(dim=1)  # of a product with numbers of about one
+    bias = (torch.randn(48, generator=generator) * usual).to(device).bfloat16()
+    out = Fp8Linear(weight, bias if has_bias else None, device)(rows.to(device)).cpu()
+    expected = rows.double() @ weight.double().T + (bias.cpu().double() if has_bias else 0.0)
+    errors = (out.double() - expected) / usual
+    assert errors.square().mean().sqrt() < 0.05
+    assert errors.abs().max() < 0.25

@@ -170,9 +170,7 @@ class Sequences:
             else:
                 chunks[chunk.request_id] = result
         self._masks.begin([(c, ()) for c in going_on if not c.has_ended])
-        return StepResult(
-            step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults
-        )
+        return StepResult(step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults)
 
     def _constraint(self, message: AddRequest) -> Constraint | None:
         if message.params.structured_outputs is None:

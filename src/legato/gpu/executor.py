@@ -170,9 +170,7 @@ class GpuExecutor:
                 self._settings.put(slot, sequence.message.params)
                 self._holders[slot] = sequence
 
-    def _sample(
-        self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]
-    ) -> None:
+    def _sample(self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
             self._runner.sample(size)
             return

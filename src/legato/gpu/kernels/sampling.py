@@ -113,20 +113,22 @@ def _sample(
             if _is_finite(best_given):
                 token = _NO_TOKEN
     elif kind == _DRAWN:
-        token = _draw(
+        halving = tl.load(halvings + row)
+        key, total = _filter(
             logits + start,
             likely + row.to(tl.int64) * max_depth * tile,
             vocab_size,
             best,
-            tl.load(halvings + row),
+            halving,
             tl.load(top_ks + row),
             tl.load(top_ps + row),
             tl.load(lowest_scores + row),
-            tl.load(uniforms + row),
             unit,
             tile,
             max_depth,
         )
+        point = (tl.load(uniforms + row) * total.to(tl.float64)).to(tl.int64)
+        token = _pick(logits + start, vocab_size, best, halving, key, point, unit, tile)
     tl.store(sampled + row, token)
     tl.store(last_token + tl.load(sample_slots + row), tl.maximum(token, 0))
 
@@ -152,7 +154,7 @@ def _likeliest(row, vocab_size, tile: tl.constexpr):
 
 
 @triton.jit
-def _draw(
+def _filter(
     row,
     likely,
     vocab_size,
@@ -161,83 +163,59 @@ def _draw(
     top_k,
     top_p,
     lowest_score,
-    uniform,
     unit: tl.constexpr,
     tile: tl.constexpr,
     max_depth: tl.constexpr,
 ):
-    """A token, by the inverse of the cumulative distribution over those that filters leave."""
-    lowest_key = _magnitude(lowest_score)
+    """The last key of the tokens that min_p, top_k and top_p leave, and the weight of them all."""
+    key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
-    is_filtered = has_top_k | (top_p < 1.0) | (lowest_key < _LAST_KEY)
-    total, likely_weight, num_likely, depth = _gather_likely(
-        row, likely, vocab_size, best, halving, is_filtered, unit, tile, max_depth
-    )
-    # A lane with more than max_depth of them has lost some: then all tokens are looked at.
-    num_gathered = tl.where(depth <= max_depth, depth * tile, 0)
-    key = lowest_key
-    if has_top_k:
-        is_enough = (num_gathered > 0) & (num_likely >= top_k)
-        source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
-        kth = _bisect(source, size, best, halving, top_k.to(tl.int64), unit, tile, False)
-        key = tl.minimum(key, kth)
-    if key < _LAST_KEY:
-        is_enough = (num_gathered > 0) & (key <= _LIKELY_KEY)
-        source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
-        total = _measure(source, size, best, halving, key, unit, tile, True)
-    if top_p < 1.0:
-        wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-        is_enough = (num_gathered > 0) & (likely_weight >= wanted)
-        source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
-        key = _bisect(source, size, best, halving, wanted, unit, tile, True)
-        total = _measure(source, size, best, halving, key, unit, tile, True)
-    point = (uniform * total.to(tl.float64)).to(tl.int64)
-    return _pick(row, vocab_size, best, halving, key, point, unit, tile)
+    total = _measure(row, vocab_size, best, halving, _LAST_KEY, unit, tile, True)
+    if has_top_k | (top_p < 1.0) | (key < _LAST_KEY):
+        num_likely, depth = _gather_likely(row, likely, vocab_size, best, halving, tile, max_depth)
+        # A lane with more than max_depth of them has lost some: then all tokens are looked at.
+        num_gathered = tl.where(depth <= max_depth, depth * tile, 0)
+        if has_top_k:
+            is_enough = (num_gathered > 0) & (num_likely >= top_k)
+            source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
+            wanted = top_k.to(tl.int64)
+            kth = _bisect(source, size, best, halving, wanted, unit, tile, False)
+            key = tl.minimum(key, kth)
+        if key < _LAST_KEY:
+            is_enough = (num_gathered > 0) & (key <= _LIKELY_KEY)
+            source, size = _source(is_enough, likely, num_gathered, row, vocab_size)
+            total = _measure(source, size, best, halving, key, unit, tile, True)
+        if top_p < 1.0:
+            wanted = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
+            gathered = _measure(likely, num_gathered, best, halving, _LAST_KEY, unit, tile, True)
+            source, size = _source(gathered >= wanted, likely, num_gathered, row, vocab_size)
+            key = _bisect(source, size, best, halving, wanted, unit, tile, True)
+            total = _measure(source, size, best, halving, key, unit, tile, True)
+    return key, total
 
 
 @triton.jit
 def _gather_likely(
-    row,
-    likely,
-    vocab_size,
-    best,
-    halving,
-    is_filtered,
-    unit: tl.constexpr,
-    tile: tl.constexpr,
-    max_depth: tl.constexpr,
+    row, likely, vocab_size, best, halving, tile: tl.constexpr, max_depth: tl.constexpr
 ):
-    """Weight of all tokens and of the likely ones; how many, in all and on the fullest lane.
+    """Number of the likely tokens, in all and on the fullest lane of the tiles.
 
     The first of each lane's likely logits go to `likely` [max_depth, tile], -inf behind them.
     """
     lane = tl.arange(0, tile)
-    total = tl.zeros([tile], tl.int64)
-    likely_weight = tl.zeros([tile], tl.int64)
     depth = tl.zeros([tile], tl.int32)
     for first in range(0, vocab_size, tile):
         logit = _load(row, first + lane, vocab_size)
-        weight, key = _weight(logit, best, halving, unit)
-        is_likely = key <= _LIKELY_KEY
-        total += weight
-        likely_weight += tl.where(is_likely, weight, 0)
-        if is_filtered:
-            place = likely + depth * tile + lane
-            is_kept = is_likely & (depth < max_depth)
-            tl.store(place, logit.to(likely.dtype.element_ty), mask=is_kept)
+        is_likely = _key(logit, best, halving) <= _LIKELY_KEY
+        is_kept = is_likely & (depth < max_depth)
+        tl.store(likely + depth * tile + lane, logit.to(likely.dtype.element_ty), mask=is_kept)
         depth += is_likely.to(tl.int32)
     deepest = tl.max(depth, axis=0)
-    if is_filtered:
-        for level in range(tl.minimum(deepest, max_depth)):
-            nothing = tl.full([tile], float("-inf"), likely.dtype.element_ty)
-            tl.store(likely + level * tile + lane, nothing, mask=depth <= level)
-        tl.debug_barrier()  # what one thread has written, another is about to read
-    return (
-        tl.sum(total, axis=0),
-        tl.sum(likely_weight, axis=0),
-        tl.sum(depth, axis=0),
-        deepest,
-    )
+    for level in range(tl.minimum(deepest, max_depth)):
+        nothing = tl.full([tile], float("-inf"), likely.dtype.element_ty)
+        tl.store(likely + level * tile + lane, nothing, mask=depth <= level)
+    tl.debug_barrier()  # what one thread has written, another is about to read
+    return tl.sum(depth, axis=0), deepest
 
 
 @triton.jit
@@ -301,14 +279,14 @@ def _pick(
 ):
     """The first token behind whose weight, summed from token 0 on, lies `point`."""
     lane = tl.arange(0, tile)
-    first = tl.full([], 0, tl.int32)
-    weights = _kept_weights(row, first + lane, vocab_size, best, halving, last_key, unit)
-    weight = tl.sum(weights, axis=0)
+    first = tl.full([], -tile, tl.int32)
+    weight = tl.full([], 0, tl.int64)
     while weight <= point:
         point -= weight
         first += tile
         weights = _kept_weights(row, first + lane, vocab_size, best, halving, last_key, unit)
         weight = tl.sum(weights, axis=0)
+    weights = _kept_weights(row, first + lane, vocab_size, best, halving, last_key, unit)
     return first + tl.sum((tl.cumsum(weights, axis=0) <= point).to(tl.int32), axis=0)
 
 
@@ -323,6 +301,11 @@ def _weight(logit, best, halving, unit: tl.constexpr):
     """int64 weight and int32 key of each logit."""
     score = tl.div_rn(logit - best, halving)
     return (tl.exp2(score) * unit).to(tl.int64), _magnitude(score)
+
+
+@triton.jit
+def _key(logit, best, halving):
+    return _magnitude(tl.div_rn(logit - best, halving))
 
 
 @triton.jit
