@@ -22,7 +22,7 @@ from legato.core.tenant import TenantName
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "gguf"]
+Quantization = Literal["int8", "int4", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
@@ -97,8 +97,9 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "what weights are held in, in blocks of 32: rounded to 8 or 4 bits, or as a GGUF file "
-            "has them where that is Q8_0, Q4_0 or Q4_1",
+            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or as a GGUF file "
+            "has them where that is Q8_0, Q4_0 or Q4_1; or on a GPU as fp8, 8-bit floats, to which "
+            "what they are multiplied with is rounded, too",
             default="none, in the dtype",
         ),
     ] = None
