@@ -36,6 +36,7 @@ def make_executor(
     num_blocks: int,
     device: Device | None = None,
     max_len: int = MAX_LEN,
+    max_rows: int = 160,
     **options: Any,
 ) -> tuple[GpuExecutor, StepProgram]:
     """On the weights of a decoder, and a cache that holds no numbers yet."""
@@ -56,7 +57,7 @@ def make_executor(
         block_size=block_size,
         num_slots=8,
         max_blocks=-(-max_len // block_size),
-        max_rows=160,
+        max_rows=max_rows,
         max_samples=16,
     )
     return GpuExecutor(program, device, **options), program

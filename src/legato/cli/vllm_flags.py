@@ -55,8 +55,9 @@ _NOTES = {
     "chunks are as long as --itl-slo allows, or as --max-num-batched-tokens": (
         "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
         "scheduler-delay-factor num-scheduler-steps multi-step-stream-outputs preemption-mode "
-        "scheduler-cls async-scheduling disable-async-output-proc stream-interval"
+        "scheduler-cls disable-async-output-proc stream-interval"
     ),
+    "it is --num-steps-in-flight": "async-scheduling",
     "it is --timeout-drain": "shutdown-timeout",
     "it is --max-header-size": "h11-max-*",
     "there is one HTTP process; texts are read by further ones already": (
@@ -73,7 +74,7 @@ _NOTES = {
         "generation-config override-generation-config"
     ),
     "the format is known by the files: safetensors beside config.json, or GGUF": (
-        "load-format config-format safetensors-load-strategy use-tqdm-on-load "
+        "config-format safetensors-load-strategy use-tqdm-on-load "
         "model-loader-extra-config ignore-patterns pt-load-map-location"
     ),
     "the checkpoint's config.json says it": (

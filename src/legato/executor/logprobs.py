@@ -36,7 +36,9 @@ class Scores(NamedTuple):
             num_top,
         )
         return [
-            TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+            TokenLogprobs(
+                token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True))
+            )
             for token, logprob, rank, ids, values, count in zip(*columns, strict=True)
         ]
 

@@ -65,9 +65,11 @@ class SampledRows:
 
     def part(self, indices: Sequence[int]) -> "SampledRows":
         """Some of them."""
-        columns = self.request_ids, self.rows, self.places
-        ids, rows, places = ([column[i] for i in indices] for column in columns)
-        return SampledRows(ids, rows, places)
+        return SampledRows(
+            [self.request_ids[i] for i in indices],
+            [self.rows[i] for i in indices],
+            [self.places[i] for i in indices],
+        )
 
     @property
     def scored(self) -> list[int]:
@@ -170,9 +172,7 @@ class Sequences:
             else:
                 chunks[chunk.request_id] = result
         self._masks.begin([(c, ()) for c in going_on if not c.has_ended])
-        return StepResult(
-            step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults
-        )
+        return StepResult(step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults)
 
     def _constraint(self, message: AddRequest) -> Constraint | None:
         if message.params.structured_outputs is None:

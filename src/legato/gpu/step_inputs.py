@@ -1,8 +1,10 @@
 """What the host tells the device of a step: one run of int32, which one copy takes up.
 
 Where each section lies follows from the step's size alone, so a captured graph finds its inputs.
+Those of sampled rows lie where they always do, so that a graph of these serves any number of rows.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -62,14 +64,20 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in the run each section of a step of one size is."""
+    """Where in the run each section of a step of one size is.
+
+    Attributes:
+        max_samples: Q of the largest step.
+    """
 
     size: StepSize
+    max_samples: int
     work_shape: WorkShape
 
     @classmethod
-    def of(cls, size: StepSize, tiling: Tiling) -> "Layout":
-        return cls(size, tiling.shape(size.num_rows, has_chunks=size.has_chunks))
+    def of(cls, size: StepSize, tiling: Tiling, max_samples: int) -> "Layout":
+        shape = tiling.shape(size.num_rows, has_chunks=size.has_chunks)
+        return cls(size, max_samples, shape)
 
     @property
     def num_words(self) -> int:
@@ -77,21 +85,28 @@ class Layout:
 
     def views(self, words: torch.Tensor) -> StepInputs:
         """The sections of `words`, int32 [at least num_words], as the device reads them."""
-        sampling, *rows, work = words[: self.num_words].split(self._section_sizes)
+        sections = words[: self.num_words].split(self._section_sizes)
+        sampling, *rows, work = map(operator.getitem, sections, self._used)
         return StepInputs(SamplingInputs.of(sampling), *rows, work_lists(work, self.work_shape))
 
     def sections(self, words: Int32s) -> list[Int32s]:
         """The same as the host writes them, in the order of `StepInputs`."""
         bounds = pairwise(accumulate(self._section_sizes, initial=0))
-        return [words[first:end] for first, end in bounds]
+        sections = [words[first:end] for first, end in bounds]
+        return list(map(operator.getitem, sections, self._used))
 
     @property
     def _section_sizes(self) -> list[int]:
-        num_rows, num_samples, _ = self.size
-        # First what has numbers of 8 bytes, which nothing would not be a view of.
-        sampling = NUM_WORDS * max(1, num_samples)
-        samples, rows = [num_samples] * 2, [num_rows] * 3
-        return [sampling, *samples, *rows, section_size(self.work_shape)]
+        # First what has numbers of 8 bytes.
+        samples, rows = [self.max_samples] * 2, [self.size.num_rows] * 3
+        return [NUM_WORDS * self.max_samples, *samples, *rows, section_size(self.work_shape)]
+
+    @property
+    def _used(self) -> list[slice]:
+        """What this step uses of each section. An empty one would have no numbers of 8 bytes."""
+        num_samples = self.size.num_samples
+        words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
+        return [words, samples, samples, *[slice(None)] * 4]
 
 
 class StepRows:
@@ -169,7 +184,8 @@ class StepRows:
         counts = end_blocks - first_blocks
         block, offset = np.divmod(position, self._block_size)
         place = (counts.cumsum() - counts - first_blocks)[chunk] + block
-        return blocks[place].astype(np.int64) * self._block_size + offset
+        places: Int64s = blocks[place].astype(np.int64) * self._block_size + offset
+        return places
 
     def _sources(self) -> Int64s:
         """Tokens that the host knows, and slots of those that the step before this one samples."""

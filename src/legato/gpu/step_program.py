@@ -69,6 +69,7 @@ class StepProgram:
         ints = partial(torch.zeros, dtype=torch.int32, device=place)
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.num_slots = num_slots
+        self.max_rows, self.max_samples = max_rows, max_samples
         self.tiling = Tiling(spec.num_heads, spec.num_kv_heads, device.num_processors)
         self.max_words = self.layout(StepSize(max_rows, max_samples, True)).num_words
         self.words = ints(self.max_words)
@@ -94,18 +95,25 @@ class StepProgram:
         return StepSize(num_rows, num_samples, has_chunks)
 
     def layout(self, size: StepSize) -> Layout:
-        return Layout.of(size, self.tiling)
+        return Layout.of(size, self.tiling, self.max_samples)
 
     def inputs(self, size: StepSize) -> StepInputs:
         return self.layout(size).views(self.words)
 
-    def forward(self, size: StepSize, *, num_layers: int | None = None) -> None:
+    def forward(self, size: StepSize) -> None:
         """From `words` to `residual`, and the logits of the sampled rows."""
-        inputs = self.inputs(size)
+        self.layers(size)
+        self.head(size)
+
+    def layers(self, size: StepSize, *, num_layers: int | None = None) -> None:
+        """From `words` to `residual`; all that sampled rows change is `head`, and then `sample`."""
         residual = self.residual[: size.num_rows]
-        self.model.compute_step(inputs, self._memory, residual, num_layers=num_layers)
+        self.model.compute_step(self.inputs(size), self._memory, residual, num_layers=num_layers)
+
+    def head(self, size: StepSize) -> None:
+        """From `residual` to the logits of the sampled rows; no matter how many rows there are."""
         if size.num_samples:
-            hidden = self.model.hidden_of(inputs.sample_rows, residual)
+            hidden = self.model.hidden_of(self.inputs(size).sample_rows, self.residual)
             self.model.write_logits(hidden, self.logits[: size.num_samples])
 
     def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:

@@ -1,8 +1,8 @@
 """Attention of a step as lists of work items, which the host writes and one kernel runs.
 
 A *tile* is some rows of one request: its decode, its drafts, or a slice of its chunk. An *item* is
-a tile and a part of the keys that it sees. Where the tiles alone would leave processors idle, or one
-has far more keys than others, its keys are split into parts; their results are merged afterwards.
+a tile and a part of the keys that it sees. Where the tiles would leave processors idle, or one has
+far more keys than others, its keys are split into parts; their results are merged afterwards.
 
 There are two kinds of tiles, since a tensor core's product has at least 16 rows, and pays with 128.
 The heads of a group are rows of one product, so that each key is read once for them:
@@ -36,9 +36,13 @@ MERGE_FIELDS = 4
 """first row, number of rows, scratch row of the first row in the first part, number of parts."""
 
 _KEYS = 64
-"""A part has a multiple of so many keys."""
-_PROGRAMS_PER_PROCESSOR = 2
-"""That keep it busy: one waits for memory, the other computes."""
+"""A part, but for the last of a tile, has a multiple of so many keys."""
+_NARROW_AT_ONCE, _WIDE_AT_ONCE = 3, 1
+"""Programs that a processor holds."""
+_MOST_WAVES = 4
+"""In which wide items are run, at most, where splitting them is to fill the last wave."""
+_PART_COST = 128
+"""What a part costs beside its keys, in keys: results to write, and to read and merge."""
 _SPARE_WIDE = 32
 """Chunks of a graph's step that need not end with a whole tile."""
 
@@ -66,14 +70,16 @@ class ListShape(NamedTuple):
         tile_rows: most rows of a tile.
         merge_rows: rows that are merged by one program.
         part_keys: keys that a part has at least.
-        num_parts: items that keep the device busy.
+        wave: items that the device runs at once.
+        most_waves: in which tiles are run that are split.
     """
 
     product_rows: int
     tile_rows: int
     merge_rows: int
     part_keys: int
-    num_parts: int
+    wave: int
+    most_waves: int
     num_items: int
     num_merges: int
 
@@ -84,8 +90,8 @@ class ListShape(NamedTuple):
 
     @property
     def scratch_rows(self) -> int:
-        """Rows of results that wait to be merged: fewer parts than this hold them."""
-        return 2 * self.num_parts * self.tile_rows
+        """Rows of results that wait to be merged."""
+        return self.most_waves * self.wave * self.tile_rows
 
 
 WorkShape = tuple[ListShape, ...]
@@ -113,29 +119,32 @@ class Tiling:
                 narrow ones, which is as right and slower.
         """
         group = self.num_heads // self.num_kv_heads
-        num_parts = -(-_PROGRAMS_PER_PROCESSOR * self.num_processors // self.num_kv_heads)
         narrow_rows = max(1, NARROW_ROWS // group)
+        narrow_wave = -(-_NARROW_AT_ONCE * self.num_processors // self.num_kv_heads)
         narrow = ListShape(
             product_rows=max(NARROW_ROWS, _power_of_two(group)),
             tile_rows=narrow_rows,
             merge_rows=1,
             part_keys=2 * _KEYS,
-            num_parts=num_parts,
-            num_items=num_rows + num_parts,
-            num_merges=num_parts * narrow_rows,
+            wave=narrow_wave,
+            most_waves=1,
+            num_items=num_rows + narrow_wave,
+            num_merges=narrow_wave // 2 * narrow_rows,
         )
         wide_rows = WIDE_ROWS // group
         if not has_chunks or wide_rows <= narrow_rows:
             return (narrow,)
         merge_rows = min(8, _power_of_two(wide_rows))
+        wide_wave = -(-_WIDE_AT_ONCE * self.num_processors // self.num_kv_heads)
         wide = ListShape(
             product_rows=WIDE_ROWS,
             tile_rows=wide_rows,
             merge_rows=merge_rows,
             part_keys=8 * _KEYS,
-            num_parts=num_parts,
-            num_items=num_rows // wide_rows + _SPARE_WIDE + num_parts,
-            num_merges=num_parts * -(-wide_rows // merge_rows),
+            wave=wide_wave,
+            most_waves=_MOST_WAVES,
+            num_items=num_rows // wide_rows + _SPARE_WIDE + _MOST_WAVES * wide_wave,
+            num_merges=_MOST_WAVES * wide_wave // 2 * -(-wide_rows // merge_rows),
         )
         return (narrow, wide)
 
@@ -201,7 +210,7 @@ def write_work(
     narrow, *wide = shape
     if wide:
         tiles = _cut(tiles, wide[0].tile_rows)
-        is_wide = _largest(tiles[:, 2], wide[0].num_items - wide[0].num_parts)
+        is_wide = _largest(tiles[:, 2], wide[0].num_items - wide[0].most_waves * wide[0].wave)
         is_wide &= tiles[:, 2] > narrow.tile_rows
         _write_list(section[narrow.size :], wide[0], tiles[is_wide], sliding_window)
         tiles = tiles[~is_wide]
@@ -264,17 +273,21 @@ def _write_list(
 
 
 def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
-    """Keys of a part of each tile: about as many for all, so that they take as long.
+    """Keys of a part of each tile, such that all are done soonest.
 
-    There are no more than `num_parts` parts beyond the tiles, fewer than `num_parts` tiles are
-    split, and those have fewer than twice as many parts.
+    The parts of tiles that are split are no more than `most_waves * wave` together.
     """
-    fair = np.maximum(shape.part_keys, _whole(-(-num_keys.sum() // shape.num_parts)))
-    return _whole(-(-num_keys // -(-num_keys // fair)))
-
-
-def _whole(num_keys: Int64s) -> Int64s:
-    return -(-num_keys // _KEYS) * _KEYS
+    best, soonest = num_keys, np.inf
+    for num_waves in range(1, shape.most_waves + 1):
+        fair = num_keys * (num_waves * shape.wave) // num_keys.sum()
+        counts = np.maximum(1, np.minimum(fair, num_keys // shape.part_keys))
+        part_keys = -(-num_keys // counts)
+        # Items start in the order of their lengths: each wave takes as long as its first.
+        longest = np.sort(part_keys.repeat(counts))[:: -shape.wave].sum()
+        time = longest + _PART_COST * counts.sum() / shape.wave
+        if time < soonest:
+            best, soonest = part_keys, time
+    return np.where(best < num_keys, -(-best // _KEYS) * _KEYS, num_keys)
 
 
 def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> None:

@@ -12,6 +12,7 @@ from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
 from legato.model.checkpoint import Checkpoint
+from legato.model.checkpoint_dummy import open_dummy_checkpoint
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
@@ -19,7 +20,7 @@ from legato.model.finite import check_finite
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
-from legato.model.source import resolve_source
+from legato.model.source import configured_source
 from legato.model.spec import DecoderSpec
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         ConfigError: there is no such model.
         UnsupportedModelError: Legato cannot run it.
     """
-    source = resolve_source(config.model, config.revision)
+    source = configured_source(config)
+    if config.load_format == "dummy":
+        return open_dummy_checkpoint(config, source)
     if source.is_gguf:
         return open_gguf_checkpoint(source.path)
     if config.quantization == "gguf":
@@ -75,7 +78,7 @@ def load_model(
     _check_shapes(checkpoint)
     model = _empty_model(checkpoint.spec, dtype, device, kernels)
     with _one_thread() if kernels is not None else nullcontext():
-        model.load_weights(_read_weights(checkpoint, dtype, quantization))
+        model.load_weights(_read_weights(checkpoint, dtype, device, quantization))
     return model
 
 
@@ -123,9 +126,12 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
 
 
 def _read_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization | None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None,
 ) -> NamedWeights:
-    for name, tensor in _with_progress(checkpoint):
+    for name, tensor in _with_progress(checkpoint, device):
         if not _is_redundant(name, checkpoint):
             weight = _as_wanted(name, tensor, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
@@ -160,9 +166,9 @@ def _some_of(names: list[str]) -> str:
     return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
 
 
-def _with_progress(checkpoint: Checkpoint) -> NamedWeights:
+def _with_progress(checkpoint: Checkpoint, device: torch.device) -> NamedWeights:
     """The tensors, with a bar on a terminal and a line in the log elsewhere."""
-    tensors = checkpoint.tensors()
+    tensors = checkpoint.tensors(device)
     description = f"Loading {checkpoint.name}"
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))

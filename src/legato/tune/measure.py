@@ -99,6 +99,7 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     machine = Machine.fit(
         steps,
         [],
+        rows=parts.rows,
         delays=Delays(),
         max_model_len=parts.max_model_len,
         kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,

@@ -9,7 +9,7 @@ import torch
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
-from legato.core.rows import row_counts
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
@@ -53,6 +53,7 @@ class EngineParts:
     Attributes:
         config: resolved.
         cache: what the cache keeps of each token.
+        rows: what batches are padded to.
         kernels: the native ones' set of instructions, or "torch".
         untaken: what of the cache's memory may be taken while there is nothing to do.
         grammars: where the executor finds those of requests.
@@ -65,6 +66,7 @@ class EngineParts:
     kv: KVCacheManager
     executor: TorchExecutor
     max_model_len: int
+    rows: RowCounts
     kernels: str
     untaken: UntakenPages | None
     grammars: Grammars
@@ -83,7 +85,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
     start = StartParts()
     parts = load_parts(config, start)
     known = known_steps(parts)
-    step_time = StepTimeModel(known.steps)
+    step_time = StepTimeModel(known.steps, parts.rows)
     scheduler = Scheduler(
         parts.config.scheduler,
         max_model_len=parts.max_model_len,
@@ -120,8 +122,9 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     start = start or StartParts()
     checkpoint = open_checkpoint(config.model)
     max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
-    scheduler_config = config.scheduler.resolve(max_model_len)
-    device = _device(config.model.device)
+    device = resolve_device(config.model.device)
+    scheduler_config = config.scheduler.resolve(max_model_len, device.type)
+    assert scheduler_config.max_num_seqs is not None
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
     dtype = resolve_dtype(config.model, checkpoint)
@@ -182,6 +185,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
             grammar=grammars.__getitem__,
         ),
         max_model_len,
+        CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
         _untaken(config.cache, attention),
         grammars,
@@ -247,8 +251,11 @@ def _compile_kernels(model: Model, config: SchedulerConfig) -> None:
     if not isinstance(model, PackedDecoder):
         return
     assert config.max_num_batched_tokens is not None
+    assert config.max_num_seqs is not None
     most = config.max_num_batched_tokens + config.max_num_seqs
-    model.compile_kernels(num_rows=row_counts(most), num_samples=row_counts(config.max_num_seqs))
+    model.compile_kernels(
+        num_rows=CPU_ROWS.up_to(most), num_samples=CPU_ROWS.up_to(config.max_num_seqs)
+    )
 
 
 def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
@@ -261,7 +268,8 @@ def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
     return wanted
 
 
-def _device(wanted: str) -> torch.device:
+def resolve_device(wanted: str) -> torch.device:
+    """What "auto" stands for here; raises `ConfigError` where there is no such device."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -277,6 +285,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
         model=config.model.model,
         served_model_names=(config.model.model,),
         max_model_len=parts.max_model_len,
+        device=parts.model.device.type,
         vocab_size=parts.spec.vocab_size,
         cache=CacheInfo(
             num_blocks=kv.num_blocks,
@@ -302,6 +311,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "prefill order": f"{config.scheduler.prefill_order}",
             **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
             "max running": f"{config.scheduler.max_num_seqs}",
+            "steps in flight": f"{config.scheduler.num_steps_in_flight}",
         },
     )
 

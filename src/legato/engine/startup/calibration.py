@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.base import Executor
@@ -31,8 +32,12 @@ class Calibration:
     Args:
         block_ids: of the cache, to be written to; none of them may hold anything.
         max_model_len: positions to go up to, as far as the time suffices.
+        rows: what the executor pads batches to.
         longest_step_s: steps grow as long as they stay well below it.
         clock: in seconds.
+
+    Attributes:
+        rows: as given.
     """
 
     def __init__(
@@ -44,9 +49,11 @@ class Calibration:
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        rows: RowCounts = CPU_ROWS,
         longest_step_s: float = 0.5,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.rows = rows
         self._executor = executor
         self._clock = clock
         self._block_ids = block_ids

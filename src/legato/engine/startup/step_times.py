@@ -65,7 +65,7 @@ def measure_steps(parts: "EngineParts", calibration: Calibration) -> KnownSteps:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Measuring step times", total=1.0)
         steps = calibration.run(lambda share: progress.update(bar, completed=share))
-    quality = Quality.of(steps, wait.share)
+    quality = Quality.of(steps, calibration.rows, wait.share)
     if quality.doubt:
         logger.warning(
             "step times were measured beside something else, and are not kept: %s", quality.doubt
@@ -92,13 +92,16 @@ def new_calibration(
     parts: "EngineParts", block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
 ) -> Calibration:
     """What measures the steps of this model; `block_ids`: None takes all."""
+    max_num_seqs = parts.config.scheduler.max_num_seqs
+    assert max_num_seqs is not None
     return Calibration(
         parts.executor,
         block_ids=range(parts.kv.num_blocks) if block_ids is None else block_ids,
         block_size=parts.kv.block_size,
         max_model_len=parts.max_model_len,
-        max_num_seqs=parts.config.scheduler.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         vocab_size=parts.spec.vocab_size,
+        rows=parts.rows,
         longest_step_s=longest_step_s,
     )
 
@@ -109,6 +112,7 @@ def measurements(parts: "EngineParts", steps: Sequence[MeasuredStep]) -> Measure
         figures="measured",
         about=calibration_file(parts).about,
         steps=[(shape_counts(shape), seconds) for shape, seconds in steps],
+        rows=parts.rows,
         max_model_len=parts.max_model_len,
         kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
     )

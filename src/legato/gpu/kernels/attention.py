@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.target import multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
 
 _LOG2_E = math.log2(math.e)
@@ -89,7 +90,7 @@ def _attend_list(
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     padded_dim = triton.next_power_of_2(head_dim)
-    how = _how(work.shape.product_rows, padded_dim, query.element_size())
+    how = _how(work.shape.product_rows, padded_dim * query.element_size())
     _attend_items[(num_kv_heads * work.shape.num_items,)](
         query,
         key_cache,
@@ -111,6 +112,7 @@ def _attend_list(
         product_rows=work.shape.product_rows,
         num_keys=how.num_keys,
         has_window=sliding_window is not None,
+        wide_rows=WIDE_ROWS,
         item_fields=ITEM_FIELDS,
         num_warps=how.num_warps,
         num_stages=how.num_stages,
@@ -138,12 +140,25 @@ class _How(NamedTuple):
     num_stages: int
 
 
-def _how(product_rows: int, padded_dim: int, item_bytes: int) -> _How:
-    row_bytes = padded_dim * item_bytes
-    num_keys = max(16, min(64, 64 * 256 // row_bytes))
+def _how(product_rows: int, row_bytes: int) -> _How:
+    """As much as fits into registers and shared memory.
+
+    The block table is read ahead of the keys and values that it names: of five stages, three are
+    theirs.
+
+    Args:
+        row_bytes: of a key.
+    """
     if product_rows < WIDE_ROWS:
-        return _How(num_keys, 4, 3)
-    return _How(num_keys, 8, 3)
+        return _How(_keys_of(16 * 1024, row_bytes), 4, 5)
+    if multiplies_from_shared_memory():
+        return _How(_keys_of(16 * 1024, row_bytes), 8, 5)
+    # Both operands and the results are in registers.
+    return _How(_keys_of(8 * 1024, row_bytes), 8, 5)
+
+
+def _keys_of(num_bytes: int, row_bytes: int) -> int:
+    return max(16, min(64, num_bytes // row_bytes))
 
 
 @triton.jit
@@ -169,6 +184,7 @@ def _attend_items(
     product_rows: tl.constexpr,
     num_keys: tl.constexpr,
     has_window: tl.constexpr,
+    wide_rows: tl.constexpr,
     item_fields: tl.constexpr,
 ):
     item = items + (tl.program_id(0) // num_kv_heads) * item_fields
@@ -199,45 +215,34 @@ def _attend_items(
     keys = key_cache + kv_head * block_size * head_dim
     values = value_cache + kv_head * block_size * head_dim
 
-    # Keys [first_key, seen) are hidden from some rows by the window, [seen, hidden) from none, and
-    # [hidden, end_key) from some by causality, or are not there.
-    seen = first_key
     if has_window:
         first_key = tl.maximum(first_key, position + 1 - window)
-        hidden_keys = tl.maximum(tl.minimum(position + num_rows - window, end_key) - first_key, 0)
-        seen = first_key + tl.cdiv(hidden_keys, num_keys) * num_keys
-    num_whole = tl.maximum(tl.minimum(position + 1, end_key) - seen, 0) // num_keys
-    hidden = seen + num_whole * num_keys
-    if has_window:
-        for start in range(first_key, seen, num_keys):
+    if product_rows >= wide_rows and not has_window:
+        # Each row sees these keys, and each is there. A narrow item's few are not worth two loops,
+        # of which the second waits for memory anew.
+        num_whole = tl.maximum(tl.minimum(position + 1, end_key) - first_key, 0) // num_keys
+        for start in range(first_key, first_key + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
-                acc, top, total, q, keys, values, table, start, end_key, row_position,
-                scale, window, block_stride, head_dim, padded_dim, block_size, num_keys,
-                has_window, True,
+                acc, top, total, q, keys, values, table, start, end_key, row_position, scale,
+                window, block_stride, head_dim, padded_dim, block_size, num_keys, has_window, False,
             )  # fmt: skip
-    for start in range(seen, hidden, num_keys):
+        first_key += num_whole * num_keys
+    for start in range(first_key, end_key, num_keys):
         acc, top, total = _add_keys(
-            acc, top, total, q, keys, values, table, start, end_key, row_position,
-            scale, window, block_stride, head_dim, padded_dim, block_size, num_keys,
-            has_window, False,
-        )  # fmt: skip
-    for start in range(hidden, end_key, num_keys):
-        acc, top, total = _add_keys(
-            acc, top, total, q, keys, values, table, start, end_key, row_position,
-            scale, window, block_stride, head_dim, padded_dim, block_size, num_keys,
-            has_window, True,
+            acc, top, total, q, keys, values, table, start, end_key, row_position, scale,
+            window, block_stride, head_dim, padded_dim, block_size, num_keys, has_window, True,
         )  # fmt: skip
 
     # A row that sees none of a part's keys has a result of zeros there, which weighs nothing.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if scratch_row < 0:
-        at = (first_row + row).to(tl.int64) * num_heads + head
-        place = out + at[:, None] * head_dim + dim[None, :]
+        whole = (first_row + row).to(tl.int64) * num_heads + head
+        place = out + whole[:, None] * head_dim + dim[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=is_row)
     else:
-        at = (scratch_row + row) * num_heads + head
-        tl.store(partial + at[:, None] * head_dim + dim[None, :], result, mask=is_row)
-        tl.store(log_sum + at, top + tl.log2(total), mask=row < num_rows)
+        part = (scratch_row + row) * num_heads + head
+        tl.store(partial + part[:, None] * head_dim + dim[None, :], result, mask=is_row)
+        tl.store(log_sum + part, top + tl.log2(total), mask=row < num_rows)
 
 
 @triton.jit

@@ -126,18 +126,19 @@ def _rotate_and_write(
     tl.store(query + half, (high * cos[None, :] + low * sin[None, :]).to(type), mask=is_query)
 
     slot = tl.load(slot_mapping + row)
-    if slot >= 0:
-        key = heads + (num_heads + kv_head) * head_dim + at
-        low = tl.load(key, mask=is_pair, other=0.0).to(tl.float32)
-        high = tl.load(key + half, mask=is_pair, other=0.0).to(tl.float32)
-        if has_norm:
-            inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / head_dim + eps)
-            low = low * inverse * tl.load(k_norm + at, mask=is_pair, other=0.0)
-            high = high * inverse * tl.load(k_norm + half + at, mask=is_pair, other=0.0)
-        place = (slot // block_size).to(tl.int64) * block_stride
-        place += (kv_head * block_size + slot % block_size) * head_dim
-        tl.store(key_cache + place + at, (low * cos - high * sin).to(type), mask=is_pair)
-        tl.store(key_cache + place + half + at, (high * cos + low * sin).to(type), mask=is_pair)
-        value = key + num_kv_heads * head_dim
-        tl.store(value_cache + place + at, tl.load(value, mask=is_pair), mask=is_pair)
-        tl.store(value_cache + place + half + at, tl.load(value + half, mask=is_pair), mask=is_pair)
+    if slot < 0:
+        return
+    key = heads + (num_heads + kv_head) * head_dim + at
+    low = tl.load(key, mask=is_pair, other=0.0).to(tl.float32)
+    high = tl.load(key + half, mask=is_pair, other=0.0).to(tl.float32)
+    if has_norm:
+        inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / head_dim + eps)
+        low = low * inverse * tl.load(k_norm + at, mask=is_pair, other=0.0)
+        high = high * inverse * tl.load(k_norm + half + at, mask=is_pair, other=0.0)
+    place = (slot // block_size).to(tl.int64) * block_stride
+    place += (kv_head * block_size + slot % block_size) * head_dim
+    tl.store(key_cache + place + at, (low * cos - high * sin).to(type), mask=is_pair)
+    tl.store(key_cache + place + half + at, (high * cos + low * sin).to(type), mask=is_pair)
+    value = key + num_kv_heads * head_dim
+    tl.store(value_cache + place + at, tl.load(value, mask=is_pair), mask=is_pair)
+    tl.store(value_cache + place + half + at, tl.load(value + half, mask=is_pair), mask=is_pair)
