@@ -117,7 +117,8 @@ LAUNCHES = {
     "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
     "gate": Launch(_silu_mul, (90,)),
     "embed": Launch(_embed, (90,)),
-    "4 bits, 64 rows": Launch(partial(_codes, 4, 64)),
+    "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
+    "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     # An Ampere has no such floats.
     "round to 8-bit floats": Launch(_round, (90,)),
