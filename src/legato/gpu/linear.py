@@ -4,17 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.gpu.kernels.quantized import MOST_ROWS, dequantize, multiply, round_rows
+from legato.gpu.kernels.quantized import dequantize, multiply, round_rows
 from legato.model.quantization import BLOCK, QuantizedWeight
 
 _HALF = BLOCK // 2
+_MOST_ROWS = 512
+"""Of a product with codes; for more, making a plain matrix of the codes first is less work."""
 
 
 class QuantizedLinear(nn.Module):
     """A projection whose weights stay in codes: they are read, not what they stand for.
 
-    Few rows are multiplied with them as they are; for more, of which there are few such steps, they
-    are first written out in the rows' dtype.
+    Some rows, such as those of decodes, are multiplied with them as they are. For more, they are
+    written out in the rows' dtype first.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out]."""
         weight = (self._codes, self._scales, self._minima)
-        if len(rows) > MOST_ROWS:
+        if len(rows) > _MOST_ROWS:
             plain = rows.new_empty(self.shape)
             dequantize(*weight, plain)
             return F.linear(rows, plain, self._bias)

@@ -1,7 +1,7 @@
 """What computes steps: a loaded model, its cache and an executor, wherever they are."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,13 +9,14 @@ from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import RowCounts
+from legato.engine.startup.calibration import SHORTEST_CHUNK
 from legato.engine.startup.parts import StartParts
 from legato.executor.base import Executor
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.untaken_pages import UntakenPages
 from legato.grammar.compiled import Grammar
 from legato.kv.manager import KVCacheManager
-from legato.model.base import CacheSpec, Model
+from legato.model.base import SCALE_BYTES, CacheSpec, Model
 from legato.model.checkpoint import Checkpoint
 
 
@@ -47,10 +48,10 @@ class Wanted:
 
     @property
     def max_rows(self) -> int:
-        """That a step may have."""
+        """That a step may have, those of a calibration among them."""
         budget = self.config.scheduler.max_num_batched_tokens
         assert budget is not None
-        return budget + self.max_num_seqs
+        return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
 
     @property
     def blocks_per_request(self) -> int:
@@ -76,6 +77,23 @@ class Machinery:
     rows: RowCounts
     kernels: str
     untaken: UntakenPages | None = None
+
+
+def wanted_cache(wanted: Wanted, cache: CacheSpec) -> CacheSpec:
+    """What a model's cache keeps, of which it told its own.
+
+    Raises:
+        ConfigError: the scales behind the numbers of a block would not lie at multiples of their
+            size.
+    """
+    config = wanted.config.cache
+    cache = replace(cache, is_quantized=config.kv_cache_dtype == "int8")
+    if cache.is_quantized and config.block_size * cache.head_dim % SCALE_BYTES:
+        raise ConfigError(
+            f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
+            f"be a multiple of {SCALE_BYTES}"
+        )
+    return cache
 
 
 def make_kv(wanted: Wanted, cache: CacheSpec, memory_bytes: int) -> KVCacheManager:
