@@ -20,6 +20,8 @@ PARTS = {
     "steps": 150.0,
     "streams": 150.0,
     "peers": 120.0,
+    "fp8": 90.0,
+    "int4": 90.0,
 }
 """Key the name, value the seconds after which it is given up. What later parts need goes first."""
 

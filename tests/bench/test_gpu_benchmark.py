@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-
 from benchmarks.gpu import runner
 from benchmarks.gpu.figures import Figures, Row, section
 from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import ceilings, correctness, peers, steps, streams
+from benchmarks.gpu.parts import ceilings, correctness, int4, peers, steps, streams
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
+
 from legato.bench.work import Roofline
 from legato.core.config import ModelConfig
 from legato.model.loader import open_checkpoint
@@ -102,6 +102,10 @@ def test_steps(settings: Settings) -> None:
     ]
 
 
+def test_quantized_decodes(settings: Settings) -> None:
+    assert names(int4.run(settings)) == ["ITL of 1 stream at 40", "ITL of 3 streams at 40"]
+
+
 def test_streams_end_to_end(settings: Settings) -> None:
     figures = streams.run(settings)
     assert len(names(figures)) == 8
@@ -126,7 +130,8 @@ def test_tests_that_fail_are_named(tmp_path: Path) -> None:
         ("skipped", 1),
     ]
     assert figures.failure == "1 tests"
-    assert "test_wrong" in figures.notes[0] and "1 == 2" in figures.notes[0]
+    assert "test_wrong" in figures.notes[0]
+    assert "1 == 2" in figures.notes[0]
     assert correctness.of_tests([tmp_path / "test_none.py"]).failure
 
 
@@ -151,7 +156,8 @@ def test_a_second_call_goes_on_where_the_first_one_ended(
 def test_a_part_that_breaks_says_where(settings: Settings) -> None:
     broken = msgspec.structs.replace(settings, model="/nowhere")
     failure = measured(broken, "steps").failure
-    assert "there is no model at '/nowhere'" in failure and "in _resolve" in failure
+    assert "there is no model at '/nowhere'" in failure
+    assert "in _resolve" in failure
 
 
 def test_a_page(settings: Settings) -> None:
@@ -163,7 +169,7 @@ def test_a_page(settings: Settings) -> None:
     text = page(settings, found)
     assert "| ITL | 6 ms | 5 ms | 1.20 | 1.20 |" in text
     assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
-    assert "Not measured yet: ceilings, correctness, attention, streams, peers." in text
+    assert "Not measured yet: ceilings, correctness, attention, streams, peers, fp8, int4." in text
     assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
 
 

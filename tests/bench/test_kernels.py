@@ -71,4 +71,11 @@ def test_operators_of_a_mixed_step_take_longer_than_its_total() -> None:
     operators = operators_of(LLAMA_8B, shape, token_bytes=TOKEN_BYTES, weight_bytes=WEIGHT_BYTES)
     total = work_of(LLAMA_8B, shape, token_bytes=TOKEN_BYTES, weight_bytes=WEIGHT_BYTES)
     assert operators.keys() >= {"attention of decodes", "attention of chunks", "logits"}
+    assert H100.operators_s(operators) == pytest.approx(18.7e-3, rel=0.01)
     assert H100.operators_s(operators) / H100.least_s(total) > 1.3
+
+
+def test_a_prompt_of_an_8b_model_is_multiplying() -> None:
+    shape = step_shape(chunk=8192, samples=True)
+    operators = operators_of(LLAMA_8B, shape, token_bytes=TOKEN_BYTES, weight_bytes=WEIGHT_BYTES)
+    assert 8192 / H100.operators_s(operators) == pytest.approx(49_400, rel=0.01)

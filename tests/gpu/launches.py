@@ -19,17 +19,30 @@ from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import rounded
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
 from legato.gpu.work_items import Tiling, section_size, work_lists
+from legato.model.base import SCALE_BYTES
 
 _META = torch.device("meta")
 _BLOCK_SIZE = 32
 
 
+def _cache(num_kv_heads: int, head_dim: int, *, is_quantized: bool) -> torch.Tensor:
+    """Keys and values of a layer."""
+    dtype = torch.int8 if is_quantized else torch.bfloat16
+    numbers = head_dim + (SCALE_BYTES if is_quantized else 0)
+    return torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, numbers, dtype=dtype)
+
+
 def _attend(
-    num_heads: int, num_kv_heads: int, head_dim: int, sliding_window: int | None = None
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    sliding_window: int | None = None,
+    *,
+    is_quantized: bool = False,
 ) -> None:
     num_rows = 512
     query = torch.empty(num_rows, num_heads, head_dim, dtype=torch.bfloat16)
-    cache = torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+    cache = _cache(num_kv_heads, head_dim, is_quantized=is_quantized)
     shape = Tiling(num_heads, num_kv_heads, 132).shape(num_rows, has_chunks=True)
     attend(
         query,
@@ -44,10 +57,17 @@ def _attend(
     )
 
 
-def _rotate(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool) -> None:
+def _rotate(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    has_norm: bool = False,
+    is_quantized: bool = False,
+) -> None:
     num_rows = 512
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    cache = torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+    cache = _cache(num_kv_heads, head_dim, is_quantized=is_quantized)
     norm = torch.empty(head_dim) if has_norm else None
     rotate_and_write(
         torch.empty(num_rows, width, dtype=torch.bfloat16),
@@ -109,7 +129,9 @@ LAUNCHES = {
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
-    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=False)),
+    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
+    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
+    "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
     "sample": Launch(partial(_sample, torch.bfloat16)),
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),

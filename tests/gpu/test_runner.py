@@ -45,7 +45,7 @@ class Recorder:
     def __init__(self) -> None:
         self.num_captured = 0
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
         self.num_captured += 1
         return lambda: None
 

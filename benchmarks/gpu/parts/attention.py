@@ -149,7 +149,7 @@ class AttentionCase:
         for whole in (self.keys, self.values):
             padded = F.pad(whole, (0, 0, 0, num_each * _BLOCK_SIZE - self._end))
             blocks = padded.unflatten(2, (num_each, _BLOCK_SIZE)).transpose(1, 2).flatten(0, 1)
-            cache = torch.empty_like(blocks)
+            cache = torch.empty_like(blocks, memory_format=torch.contiguous_format)
             cache[places] = blocks
             caches.append(cache)
         return caches[0], caches[1], places.view(self._count, num_each).int()

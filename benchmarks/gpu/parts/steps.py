@@ -5,10 +5,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
 from legato.bench.made_up_steps import MadeUpSteps, TimedStep
 from legato.bench.work import operators_of
+from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.startup.build import EngineParts, load_parts
@@ -23,10 +26,16 @@ def run(settings: Settings) -> Figures:
     begun_s = time.perf_counter()
     parts = load_parts(settings.engine())
     loaded_s = time.perf_counter() - begun_s
+    figures = of_parts(settings, parts)
+    loading = Row(name="loading and capture", value=loaded_s, unit="s")
+    return msgspec.structs.replace(figures, rows=[loading, *figures.rows])
+
+
+def of_parts(settings: Settings, parts: EngineParts) -> Figures:
+    """Of a model that is loaded."""
     measured = _Measured(settings, parts)
     measured.fill()
-    rows = [Row(name="loading and capture", value=loaded_s, unit="s")]
-    rows += [measured.decode(count) for count in settings.sizes.streams]
+    rows = [measured.decode(count) for count in settings.sizes.streams]
     rows.append(measured.decode(settings.sizes.mixed_streams, depth=1))
     rows.append(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
     rows += [measured.prefill(chunk) for chunk in settings.sizes.chunks]
@@ -39,6 +48,17 @@ def run(settings: Settings) -> Figures:
             "and multiplying. Steps are timed on the host, from one result to the next.",
             f"KV cache: {measured.num_cache_tokens:,} tokens.",
         ],
+    )
+
+
+def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
+    """Decodes alone, whose time is that of reading weights and cache."""
+    measured = _Measured(settings, load_parts(settings.engine(quantization=quantization)))
+    measured.fill()
+    return Figures(
+        title=f"Decodes with weights in {quantization}",
+        rows=[measured.decode(count) for count in settings.sizes.streams],
+        notes=["The roofline is of the bytes that these weights have."],
     )
 
 

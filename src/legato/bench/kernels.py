@@ -81,7 +81,7 @@ def measure_kernels(
     num_tokens = min(max(sizes.streams) * sizes.context, steps.num_cache_tokens)
     steps.fill(num_tokens, prompt=sizes.prompt, chunk=sizes.chunk)
     measured = []
-    for name, chunks in _shapes(steps, sizes, parts.config.scheduler.max_num_seqs):
+    for name, chunks in _shapes(steps, sizes, parts):
         on_progress(f"{kernels}: {name}")
         measured.append(_measured(steps, parts, name, chunks))
         steps.end()
@@ -91,9 +91,10 @@ def measure_kernels(
 
 
 def _shapes(
-    steps: MadeUpSteps, sizes: _Sizes, max_num_seqs: int
+    steps: MadeUpSteps, sizes: _Sizes, parts: EngineParts
 ) -> Iterator[tuple[str, list[ScheduledChunk]]]:
-    context, chunk = sizes.context, sizes.chunk
+    context, chunk, max_num_seqs = sizes.context, sizes.chunk, parts.config.scheduler.max_num_seqs
+    assert max_num_seqs is not None
     for count in sizes.streams:
         if count > max_num_seqs or count * context > steps.num_cache_tokens:
             continue
@@ -101,7 +102,8 @@ def _shapes(
             steps.add(f"{i}", num_prompt_tokens=context, first_slot=i * context, num_tokens=context)
         rows = [steps.chunk(f"{i}", context - 1, 1) for i in range(count)]
         yield f"{count} streams at {context:,}", rows
-    for start in (0, sizes.deep):
+    most = min(parts.max_model_len, steps.num_cache_tokens)
+    for start in (0, min(sizes.deep, most - chunk)):
         end = start + chunk
         steps.add("chunk", num_prompt_tokens=end, first_slot=0, num_tokens=end)
         yield f"{chunk} tokens at {start:,}", [steps.chunk("chunk", start, chunk)]

@@ -23,10 +23,13 @@ _NOTES = {
         "allowed-local-media-path allowed-media-domains *multimodal* language-model-only"
     ),
     "TLS is a reverse proxy's, such as nginx or Caddy": "ssl-* enable-ssl-refresh",
-    "there is nothing to compile or to capture; --kernels says what computes the layers": (
+    "on a GPU, graphs are captured for fixed numbers of rows; a CPU has none": (
         "enforce-eager compilation-config *cuda*graph* max-seq-len-to-capture O optimization-level "
+        "performance-mode"
+    ),
+    "a GPU runs Legato's own Triton kernels; --kernels says what computes the layers on a CPU": (
         "attention-backend disable-cascade-attn kernel-config attention-config enable-flashinfer-* "
-        "moe-backend performance-mode *-prefill-backend"
+        "moe-backend *-prefill-backend"
     ),
     "no request is ever logged; --trace FILE.jsonl records them, without their texts": (
         "disable-log-requests enable-log-requests enable-log-outputs max-log-len enable-log-deltas "

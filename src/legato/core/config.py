@@ -137,8 +137,9 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Share | None,
         Flag(
-            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken "
-            "when there is nothing to do, or as it is used",
+            "instead of a size: on a CPU, the fraction of the free memory that the cache may take, "
+            "when there is nothing to do or as it is used; on a GPU, the fraction of all its "
+            "memory that may be in use, the weights and what steps take among it",
             metavar="FRACTION",
             default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
             one_of="cache size",
@@ -321,6 +322,17 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         """A step that holds the longest prompt beside all decodes."""
         assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
+
+    def most_batched_tokens(self, max_model_len: int, device: str) -> int:
+        """The largest token budget that a server that was started with this may be given later.
+
+        On a CPU, that is also what any whole prompt takes. A GPU's memory for steps is taken at the
+        start.
+        """
+        assert self.max_num_batched_tokens is not None
+        if device != "cpu":
+            return self.max_num_batched_tokens
+        return max(self.max_num_batched_tokens, self.whole_prompt_tokens(max_model_len))
 
     def resolve(self, max_model_len: int, device: str = "cpu") -> "SchedulerConfig":
         """Replace "auto" by numbers.

@@ -4,7 +4,6 @@ Where each section lies follows from the step's size alone, so a captured graph 
 Those of sampled rows lie where they always do, so that a graph of these serves any number of rows.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -85,15 +84,26 @@ class Layout:
 
     def views(self, words: torch.Tensor) -> StepInputs:
         """The sections of `words`, int32 [at least num_words], as the device reads them."""
-        sections = words[: self.num_words].split(self._section_sizes)
-        sampling, *rows, work = map(operator.getitem, sections, self._used)
-        return StepInputs(SamplingInputs.of(sampling), *rows, work_lists(work, self.work_shape))
+        sections = words[: self.num_words].split_with_sizes(self._section_sizes)
+        sampling, rows, slots, source, positions, mapping, work = (
+            section[used] for section, used in zip(sections, self._used, strict=True)
+        )
+        return StepInputs(
+            SamplingInputs.of(sampling),
+            rows,
+            slots,
+            source,
+            positions,
+            mapping,
+            work_lists(work, self.work_shape),
+        )
 
     def sections(self, words: Int32s) -> list[Int32s]:
         """The same as the host writes them, in the order of `StepInputs`."""
         bounds = pairwise(accumulate(self._section_sizes, initial=0))
-        sections = [words[first:end] for first, end in bounds]
-        return list(map(operator.getitem, sections, self._used))
+        return [
+            words[first:end][used] for (first, end), used in zip(bounds, self._used, strict=True)
+        ]
 
     @property
     def _section_sizes(self) -> list[int]:

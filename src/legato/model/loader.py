@@ -2,9 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -24,6 +25,8 @@ from legato.model.source import configured_source
 from legato.model.spec import DecoderSpec
 
 logger = logging.getLogger(__name__)
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 _MAX_NAMES = 5
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -75,10 +78,32 @@ def load_model(
     """
     if quantization == "fp8" and device.type == "cpu":
         raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
-    _check_shapes(checkpoint)
-    model = _empty_model(checkpoint.spec, dtype, device, kernels)
     with _one_thread() if kernels is not None else nullcontext():
-        model.load_weights(_read_weights(checkpoint, dtype, device, quantization))
+        return fill_model(
+            lambda: _empty_model(checkpoint.spec, dtype, device, kernels),
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+        )
+
+
+def fill_model(
+    make: Callable[[], AnyModel],
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> AnyModel:
+    """Have a model made, unless its checkpoint is not as it should be, and fill it.
+
+    Raises:
+        UnsupportedModelError: as `load_model`.
+    """
+    _check_shapes(checkpoint)
+    model = make()
+    model.load_weights(_read_weights(checkpoint, dtype, device, quantization))
     return model
 
 
