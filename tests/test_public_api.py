@@ -68,6 +68,7 @@ def test_the_settings_of_llm_are_these() -> None:
     assert list(parameters) == [
         "model",
         "revision",
+        "load_format",
         "tokenizer",
         "chat_template",
         "dtype",
@@ -91,6 +92,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "shed_load",
         "max_num_batched_tokens",
         "max_num_seqs",
+        "num_steps_in_flight",
         "max_waiting",
         "tenant_weights",
         "admission_optimism",

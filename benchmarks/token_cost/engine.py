@@ -48,13 +48,16 @@ def main(step_s: float, fd: int) -> int:
 
 def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]:
     num_tokens, max_model_len = _PROFILE.kv_cache_tokens, _PROFILE.max_model_len
+    scheduler = config.scheduler.resolve(max_model_len)
+    assert scheduler.max_num_seqs is not None
     engine = simulated_engine(
         _WallClock(),
-        config.scheduler,
+        scheduler,
+        rows=_PROFILE.costs.rows,
         belief=calibrate(
             _PROFILE.costs,
             max_model_len=max_model_len,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_seqs=scheduler.max_num_seqs,
             noise=0.0,
             seed=0,
         ),

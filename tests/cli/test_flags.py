@@ -29,7 +29,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--model", "m", "--revision", "r", "--dtype", "float32", "--device", "cpu",
         "--max-model-len", "128", "--num-threads", "3", "--block-size", "8",
         "--kv-cache-memory", "2GiB", "--max-num-batched-tokens", "64", "--max-num-seqs", "4",
-        "--max-waiting", "0", "--policy", "prefill-first", "--no-enable-chunked-prefill",
+        "--num-steps-in-flight", "2", "--max-waiting", "0",
+        "--policy", "prefill-first", "--no-enable-chunked-prefill",
     )  # fmt: skip
     assert config == EngineConfig(
         model=ModelConfig(
@@ -45,6 +46,7 @@ def test_every_flag_reaches_its_field() -> None:
             policy="prefill-first",
             max_num_batched_tokens=64,
             max_num_seqs=4,
+            num_steps_in_flight=2,
             enable_chunked_prefill=False,
             max_waiting=0,
         ),

@@ -128,3 +128,25 @@ def test_auto_is_resolved_once(settings: dict[str, Any], budget: int, order: str
     assert config.max_num_batched_tokens == budget
     assert config.prefill_order == order
     assert config.resolve(max_model_len=100) == config
+
+
+@pytest.mark.parametrize("itl_slo_s", [None, 0.025])
+def test_a_gpu_has_defaults_of_its_own(itl_slo_s: float | None) -> None:
+    config = SchedulerConfig(itl_slo_s=itl_slo_s).resolve(1000, "cuda")
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (8192, 256)
+    assert config.num_steps_in_flight == 2
+    assert SchedulerConfig(num_steps_in_flight=1).resolve(1000, "cuda").num_steps_in_flight == 1
+    whole = SchedulerConfig(enable_chunked_prefill=False).resolve(1000, "cuda")
+    assert whole.max_num_batched_tokens == 1256
+
+
+def test_a_gpu_has_no_memory_for_longer_steps_than_it_was_started_with() -> None:
+    for device, most in (("cpu", 1004), ("cuda", 500)):
+        config = SchedulerConfig(max_num_batched_tokens=500, max_num_seqs=4).resolve(1000, device)
+        assert config.most_batched_tokens(1000, device) == most
+
+
+def test_a_cpu_has_one_step_in_flight() -> None:
+    assert SchedulerConfig().resolve(1000).num_steps_in_flight == 1
+    with pytest.raises(ConfigError, match="num_steps_in_flight"):
+        SchedulerConfig(num_steps_in_flight=3)

@@ -39,7 +39,7 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
         case "choice":
             return st.sampled_from(field.choices)
         case "count" | "size":
-            return st.integers(1, 2**62)
+            return st.integers(1, 2) | st.integers(1, 2**62)
         case "number":
             return _quantiles if field.flag.behind else st.floats(0.0, 1.0)
         case "duration":

@@ -14,6 +14,7 @@ from psutil import cpu_count
 from legato.bench.simulation.profiles import load_profile
 from legato.cli.main import main
 from legato.core.plan import StepPlan
+from legato.core.rows import CPU_ROWS
 from legato.engine.startup import calibration, quality
 from legato.engine.startup.calibration import Calibration
 from legato.engine.startup.core_wait import CoreWait
@@ -68,7 +69,7 @@ def calibrated_beside(share: float, factor: float, seed: int = 0) -> tuple[Quali
         clock=clock,
     ).run(lambda _: None)
     costs = fit(steps)
-    return Quality.of(steps, 0.0), [costs.seconds(s) / COSTS.seconds(s) for s in TYPICAL]
+    return Quality.of(steps, CPU_ROWS, 0.0), [costs.seconds(s) / COSTS.seconds(s) for s in TYPICAL]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
-from legato.core.rows import padded_rows
+from legato.core.rows import CPU_ROWS
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.executor.attention.context import slot_runs
@@ -100,7 +100,7 @@ def test_every_field_says_what_loops_would(step: Step) -> None:
 
 def assert_padded(rows: torch.Tensor, expected: list[int]) -> None:
     assert rows.dtype == torch.int64
-    assert len(rows) == padded_rows(len(expected))
+    assert len(rows) == CPU_ROWS.padded(len(expected))
     assert rows.tolist() == expected + [0] * (len(rows) - len(expected))
 
 

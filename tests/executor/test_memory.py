@@ -25,4 +25,4 @@ def test_memory_beyond_the_limit_is_not_free(monkeypatch: pytest.MonkeyPatch) ->
     mapped = psutil.Process().memory_info().vms
     for limit, most in ((mapped + 2**24, 2**24), (2**20, 0)):
         monkeypatch.setattr(memory, "address_space_bytes", lambda limit=limit: limit)
-        assert 0 <= free_memory_bytes(torch.device("cpu")) <= most
+        assert 0 <= free_memory_bytes() <= most

@@ -136,7 +136,10 @@ LINEAR = StepCosts(step_s=0.01, row_s=(1e-3,) * 5, area_s=1e-6)
 
 
 def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
-    """No step is much shorter than allowed, but where the prompt ends."""
+    """No step is shorter than allowed by more than the rows that it does without, to pad none.
+
+    Each of these would take 4 ms at the end of the prompt, where its attention is longest.
+    """
     model = steady_model(LINEAR, 4000)
     harness = Harness(
         budget=2048,
@@ -157,7 +160,7 @@ def test_a_long_prompt_gets_the_time_that_the_promise_leaves() -> None:
     beside_s = gaps_s[4:-1]
     assert len(beside_s) > 10
     assert max(beside_s) <= 0.2
-    assert min(beside_s) > 0.17
+    assert min(beside_s) > 0.19 - 15 * 4e-3
 
 
 def test_slack_is_spent_where_only_a_pace_is_promised() -> None:

@@ -3,16 +3,18 @@
 import copy
 from bisect import bisect_left
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.errors import ConfigError
 from legato.core.plan import ScheduledChunk, StepPlan
-from legato.core.rows import padded_rows
+from legato.core.rows import CPU_ROWS, GPU_ROWS
+from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_costs import NUM_TERMS, ROW_BOUNDS, StepCosts, features
 from legato.scheduler.step_shape import StepShape
-from tests.scheduler.step_times import step_shape, true_costs
+from tests.scheduler.step_times import calibrate, step_shape, true_costs
 
 ROUNDING = 1e-9
 
@@ -28,6 +30,14 @@ def shapes() -> st.SearchStrategy[StepShape]:
     )
 
 
+def padded_costs() -> st.SearchStrategy[StepCosts]:
+    return st.builds(
+        lambda costs, rows: msgspec.structs.replace(costs, rows=rows),
+        true_costs(),
+        st.sampled_from([CPU_ROWS, GPU_ROWS]),
+    )
+
+
 def seconds_with_chunk(costs: StepCosts, shape: StepShape, start: int, num_tokens: int) -> float:
     longer = copy.copy(shape)
     if num_tokens:
@@ -35,9 +45,9 @@ def seconds_with_chunk(costs: StepCosts, shape: StepShape, start: int, num_token
     return costs.seconds(longer)
 
 
-@given(costs=true_costs(), shape=shapes())
+@given(costs=padded_costs(), shape=shapes())
 def test_seconds_are_the_features_times_the_costs(costs: StepCosts, shape: StepShape) -> None:
-    product = sum(x * c for x, c in zip(features(shape), costs.vector, strict=True))
+    product = sum(x * c for x, c in zip(features(shape, costs.rows), costs.vector, strict=True))
     assert costs.seconds(shape) == pytest.approx(product)
 
 
@@ -57,7 +67,7 @@ def test_a_chunk_costs_what_it_makes_the_step_longer(
 
 
 @given(
-    costs=true_costs(),
+    costs=padded_costs(),
     shape=shapes(),
     start=st.integers(0, 3000),
     cap=st.integers(0, 300),
@@ -75,10 +85,47 @@ def test_the_longest_chunk_is_the_inverse_of_the_seconds(
     assert longest == cap or seconds[longest + 1] > limit_s - ROUNDING
 
 
+@given(
+    costs=padded_costs(),
+    shape=shapes(),
+    start=st.integers(0, 3000),
+    num_tokens=st.integers(1, 2000),
+)
+def test_a_chunk_ends_where_padding_begins_if_that_computes_more_a_second(
+    costs: StepCosts, shape: StepShape, start: int, num_tokens: int
+) -> None:
+    chosen = costs.unpadded_chunk(shape, start, num_tokens)
+    if chosen == num_tokens:
+        return
+    num_rows = shape.num_tokens + chosen
+    assert ROW_BOUNDS[0] <= chosen < num_tokens
+    assert costs.rows.padded(num_rows) == num_rows
+    rate, whole = (n / seconds_with_chunk(costs, shape, start, n) for n in (chosen, num_tokens))
+    assert rate > whole
+
+
+def test_rows_that_are_not_computed_make_a_chunk_shorter_and_those_that_are_do_not() -> None:
+    """On a GPU that multiplies by rows, or by nothing but its weights."""
+    beside = step_shape(num_decodes=100, context=500)
+    by_rows = StepCosts(step_s=1e-3, row_s=(20e-6,) * 5, rows=GPU_ROWS)
+    assert by_rows.unpadded_chunk(beside, 0, 500) == 412
+    assert by_rows.unpadded_chunk(beside, 0, 412) == 412
+    by_steps = StepCosts(step_s=20e-3, row_s=(20e-6,) * 5, rows=GPU_ROWS)
+    assert by_steps.unpadded_chunk(beside, 0, 130) == 130
+
+
+def test_costs_are_found_where_batches_are_padded_far() -> None:
+    costs = StepCosts(step_s=5e-3, row_s=(0.0, 5e-6, 15e-6, 20e-6, 20e-6), rows=GPU_ROWS)
+    found = fit(calibrate(costs, 4000), GPU_ROWS)
+    shape = step_shape(num_decodes=70, context=100, chunk=300)
+    assert found.seconds(shape) == pytest.approx(costs.seconds(shape), rel=0.01)
+    assert found.rows_s(370) == found.rows_s(384) < found.rows_s(385)
+
+
 @given(num_tokens=st.integers(0, 2500))
 def test_each_row_that_is_computed_costs_by_its_segment(num_tokens: int) -> None:
     slopes = (1.0, 10.0, 100.0, 1000.0, 10000.0)
-    rows = range(1, padded_rows(num_tokens) + 1)
+    rows = range(1, CPU_ROWS.padded(num_tokens) + 1)
     expected = sum(slopes[bisect_left(ROW_BOUNDS, row)] for row in rows)
     assert StepCosts(step_s=0.0, row_s=slopes).rows_s(num_tokens) == expected
 

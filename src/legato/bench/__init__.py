@@ -1,1 +1,1 @@
-"""Floor 5: workloads, load on servers over HTTP, simulation, and reports of both."""
+"""Floor 6: workloads, load on servers over HTTP, simulation, and reports of both."""

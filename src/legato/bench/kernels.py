@@ -1,69 +1,67 @@
-"""How near the steps of a model come to what the machine can do: its roofline.
-
-A step has to read the weights and the cached keys and values, and to multiply: the longer of the
-two is the least that it can take (Williams, Waterman and Patterson, 2009).
-"""
+"""How near the steps of a model come to what the machine can do."""
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import torch
 
+from legato.bench.made_up_steps import MadeUpSteps
+from legato.bench.work import Roofline, Work, work_of
 from legato.core.config import EngineConfig, Kernels
-from legato.core.plan import ScheduledChunk, StepPlan
-from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
-from legato.core.step_record import ChunkKind
-from legato.core.token_ids import token_array
+from legato.core.plan import ScheduledChunk
 from legato.engine.startup.build import EngineParts, load_parts
-from legato.model.spec import DecoderSpec
 from legato.scheduler.step_shape import StepShape
 
-_CONTEXT = 512
-_PROMPT = 4096
-_DEEP = 6000
-_CHUNK = 512
-_STREAMS = (1, 8, 32, 64)
 _REPEATS = 15
-_READ_BYTES = 512 * 2**20
-_MATRIX = 2048
 
 OnProgress = Callable[[str], None]
 
 
-class Roofline(msgspec.Struct, frozen=True):
-    """What the machine was seen to do."""
+class _Sizes(NamedTuple):
+    """What is measured on a kind of device.
 
-    bytes_a_s: float
-    flops_a_s: float
+    Attributes:
+        context: of the streams, in tokens.
+        deep: position of the second of two chunks.
+        read_bytes, matrix: of the roofline.
+    """
 
-    def least_s(self, work: "Work") -> float:
-        return max(work.num_bytes / self.bytes_a_s, work.num_flops / self.flops_a_s)
+    streams: tuple[int, ...]
+    context: int
+    prompt: int
+    deep: int
+    chunk: int
+    read_bytes: int
+    matrix: int
 
 
-class Work(msgspec.Struct, frozen=True):
-    """What a step cannot do without."""
-
-    num_bytes: float
-    num_flops: float
+_SIZES = {
+    "cpu": _Sizes((1, 8, 32, 64), 512, 4096, 6000, 512, 512 * 2**20, 2048),
+    "cuda": _Sizes((1, 32, 128, 256), 1024, 8192, 6000, 2048, 4 * 2**30, 8192),
+}
 
 
 class MeasuredKernel(msgspec.Struct, frozen=True):
-    """Attributes: seconds: the median of several steps, sampling included."""
+    """Attributes: seconds: the median of several steps, by the executor's own clock."""
 
     name: str
     work: Work
     seconds: float
 
 
-def measure_roofline() -> Roofline:
-    """Read a large array, and multiply large bfloat16 matrices, with all of torch's threads."""
-    values = torch.ones(_READ_BYTES // 4)
-    left, right = torch.ones(2, _MATRIX, _MATRIX, dtype=torch.bfloat16)
-    read_s = min(_seconds(values.sum) for _ in range(5))
-    multiply_s = min(_seconds(lambda: left @ right) for _ in range(10))
-    return Roofline(_READ_BYTES / read_s, 2 * _MATRIX**3 / multiply_s)
+def measure_roofline(device: torch.device) -> Roofline:
+    """Read a large array, and multiply large bfloat16 matrices, of random numbers.
+
+    A GPU's clock depends on how many bits change.
+    """
+    sizes = _SIZES[device.type]
+    values = torch.randn(sizes.read_bytes // 4, device=device)
+    left, right = torch.randn(2, sizes.matrix, sizes.matrix, device=device).bfloat16()
+    read_s = min(_seconds(values.sum, device) for _ in range(5))
+    multiply_s = min(_seconds(lambda: left @ right, device) for _ in range(10))
+    return Roofline(sizes.read_bytes / read_s, 2 * sizes.matrix**3 / multiply_s)
 
 
 def measure_kernels(
@@ -76,103 +74,58 @@ def measure_kernels(
         chunk takes at a deep position beyond one at 0.
     """
     model = msgspec.structs.replace(config.model, kernels=kernels)
-    steps = _Steps(load_parts(msgspec.structs.replace(config, model=model)))
+    parts = load_parts(msgspec.structs.replace(config, model=model))
+    sizes = _SIZES[parts.model.device.type]
+    steps = MadeUpSteps(parts)
     on_progress(f"{kernels}: filling the cache")
-    steps.fill()
+    num_tokens = min(max(sizes.streams) * sizes.context, steps.num_cache_tokens)
+    steps.fill(num_tokens, prompt=sizes.prompt, chunk=sizes.chunk)
     measured = []
-    for name, chunks in steps.shapes():
+    for name, chunks in _shapes(steps, sizes, parts):
         on_progress(f"{kernels}: {name}")
-        measured.append(steps.measure(name, chunks))
+        measured.append(_measured(steps, parts, name, chunks))
+        steps.end()
     first, deep = measured[-2:]
     attention = (deep.work.num_flops - first.work.num_flops) / (deep.seconds - first.seconds)
     return measured, attention
 
 
-class _Steps:
-    """Made-up plans on one executor."""
-
-    def __init__(self, parts: EngineParts) -> None:
-        self._executor = parts.executor
-        self._spec = parts.spec
-        self._model = parts.model
-        self._cache = parts.cache
-        self._block_size = parts.kv.block_size
-        self._known: set[str] = set()
-        self._step_id = 0
-
-    def fill(self) -> None:
-        """Write what the shapes read: memory that was never written reads faster than it will."""
-        for start in range(0, max(_STREAMS) * _CONTEXT, _PROMPT):
-            first = start // self._block_size
-            for position in range(0, _PROMPT, _CHUNK):
-                self._run([self._chunk(f"fill {first}", position, _CHUNK, first)])
-        for position in range(0, _DEEP, _CHUNK):
-            self._run([self._chunk("deep", position, min(_CHUNK, _DEEP - position), 0)])
-
-    def shapes(self) -> Iterator[tuple[str, list[ScheduledChunk]]]:
-        for count in _STREAMS:
-            first = range(0, count * _CONTEXT // self._block_size, _CONTEXT // self._block_size)
-            rows = [self._chunk(f"row {i}", _CONTEXT - 1, 1, at) for i, at in enumerate(first)]
-            yield f"{count} streams at {_CONTEXT:,}", rows
-        yield f"{_CHUNK} tokens at 0", [self._chunk("first", 0, _CHUNK, 0)]
-        yield f"{_CHUNK} tokens at {_DEEP:,}", [self._chunk("deep", _DEEP, _CHUNK, 0)]
-
-    def measure(self, name: str, chunks: list[ScheduledChunk]) -> MeasuredKernel:
-        plan = self._run(chunks)
-        times_s = sorted(_seconds(lambda: self._run(chunks)) for _ in range(_REPEATS))
-        work = work_of(
-            self._spec,
-            StepShape.of(plan),
-            token_bytes=self._cache.token_bytes,
-            weight_bytes=self._model.num_weight_bytes,
-        )
-        return MeasuredKernel(name, work, times_s[len(times_s) // 2])
-
-    def _chunk(self, name: str, start: int, num_tokens: int, first_block: int) -> ScheduledChunk:
-        num_blocks = -(-(start + num_tokens) // self._block_size)
-        blocks = tuple(range(first_block, first_block + num_blocks))
-        kind: ChunkKind = "decode" if num_tokens == 1 else "prefill"
-        return ScheduledChunk(name, start, num_tokens, blocks, 1, kind)
-
-    def _run(self, chunks: list[ScheduledChunk]) -> StepPlan:
-        new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]
-        self._known.update(new)
-        self._step_id += 1
-        requests = tuple(_request(name) for name in new)
-        plan = StepPlan(step_id=self._step_id, chunks=tuple(chunks), new_requests=requests)
-        self._executor.submit(plan)
-        self._executor.collect()
-        return plan
+def _shapes(
+    steps: MadeUpSteps, sizes: _Sizes, parts: EngineParts
+) -> Iterator[tuple[str, list[ScheduledChunk]]]:
+    context, chunk, max_num_seqs = sizes.context, sizes.chunk, parts.config.scheduler.max_num_seqs
+    assert max_num_seqs is not None
+    for count in sizes.streams:
+        if count > max_num_seqs or count * context > steps.num_cache_tokens:
+            continue
+        for i in range(count):
+            steps.add(f"{i}", num_prompt_tokens=context, first_slot=i * context, num_tokens=context)
+        rows = [steps.chunk(f"{i}", context - 1, 1) for i in range(count)]
+        yield f"{count} streams at {context:,}", rows
+    most = min(parts.max_model_len, steps.num_cache_tokens)
+    for start in (0, min(sizes.deep, most - chunk)):
+        end = start + chunk
+        steps.add("chunk", num_prompt_tokens=end, first_slot=0, num_tokens=end)
+        yield f"{chunk} tokens at {start:,}", [steps.chunk("chunk", start, chunk)]
 
 
-def work_of(spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int) -> Work:
-    """Weights, keys and values that a step reads, and what it multiplies.
-
-    Args:
-        token_bytes: of a token's keys and values in the cache.
-        weight_bytes: of all weights.
-    """
-    qkv_size = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    layer = spec.hidden_size * (
-        qkv_size + spec.num_heads * spec.head_dim + 3 * spec.intermediate_size
+def _measured(
+    steps: MadeUpSteps, parts: EngineParts, name: str, chunks: list[ScheduledChunk]
+) -> MeasuredKernel:
+    steps.run(chunks)
+    times_s = sorted(steps.run(chunks).seconds for _ in range(_REPEATS))
+    work = work_of(
+        parts.spec,
+        StepShape.of_chunks(chunks),
+        token_bytes=parts.cache.token_bytes,
+        weight_bytes=parts.model.num_weight_bytes,
     )
-    layers, head = spec.num_layers * layer, spec.vocab_size * spec.hidden_size
-    num_keys = shape.decode_context + shape.prefill_context
-    num_pairs = shape.decode_context + shape.prefill_area
-    attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * num_pairs
-    return Work(
-        num_bytes=weight_bytes + token_bytes * num_keys,
-        num_flops=2 * (layers * shape.num_tokens + head * shape.num_samples) + attention,
-    )
+    return MeasuredKernel(name, work, times_s[len(times_s) // 2])
 
 
-def _request(name: str) -> AddRequest:
-    tokens = token_array(1000 + 7 * i % 10_000 for i in range(_DEEP + _CHUNK))
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=10_000)
-    return AddRequest(request_id=name, prompt_token_ids=tokens, params=params)
-
-
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
     started_s = time.perf_counter()
     call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - started_s

@@ -1,1 +1,1 @@
-"""Floor 7: the `legato` command."""
+"""Floor 8: the `legato` command."""

@@ -10,7 +10,8 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from legato.bench.kernels import MeasuredKernel, Roofline
+    from legato.bench.kernels import MeasuredKernel
+    from legato.bench.work import Roofline
 
     Measured = dict[Kernels, tuple[list[MeasuredKernel], float]]
 
@@ -24,8 +25,8 @@ def add_kernels_parser(
         "kernels",
         help="compare steps with what the machine can do",
         description="Measure decode steps and prefill chunks with each set of kernels that runs "
-        "here, or only with those of --kernels, beside what reading memory and multiplying would "
-        "take at least.",
+        "on this processor, or only with those of --kernels, or on a GPU, beside what reading "
+        "memory and multiplying would take at least.",
     )
     add_engine_flags(parser)
     parser.set_defaults(benchmark=_kernels)
@@ -35,16 +36,18 @@ def _kernels(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from legato.bench.kernels import measure_kernels, measure_roofline
+    from legato.engine.startup.build import resolve_device
 
     console, config, measured = Console(highlight=False, soft_wrap=True), engine_config(args), {}
-    wanted = config.model.kernels
+    device, wanted = resolve_device(config.model.device), config.model.kernels
+    several = _KERNELS if wanted == "auto" and device.type == "cpu" else (wanted,)
     with console.status("measuring the machine") as status:
-        roofline = measure_roofline()
-        for kernels in _KERNELS if wanted == "auto" else (wanted,):
+        roofline = measure_roofline(device)
+        for kernels in several:
             try:
                 measured[kernels] = measure_kernels(config, kernels, status.update)
             except ConfigError as error:
-                if wanted != "auto":
+                if len(several) == 1:
                     raise
                 console.print(str(error))
     console.print(_table(measured, roofline))

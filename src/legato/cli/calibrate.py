@@ -58,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
     steps, quality = known.steps, known.quality
     assert quality is not None
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(fit(steps)))
+    console.print(_table(fit(steps, parts.rows)))
     console.print(
         f"{len(steps)} steps, of which half are predicted within {quality.median_error:.1%} and "
         f"95 % within {quality.p95_error:.1%}"
     )
     if args.plot is not None:
-        _plot(steps, args.plot)
+        _plot(steps, fit(steps, parts.rows), args.plot)
         console.print(f"plotted to {args.plot}")
     if quality.doubt:
         console.print(
@@ -115,13 +115,10 @@ def _table(costs: "StepCosts") -> "Table":
     return table
 
 
-def _plot(steps: "list[MeasuredStep]", path: Path) -> None:
+def _plot(steps: "list[MeasuredStep]", costs: "StepCosts", path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    from legato.scheduler.cost_fit import fit
-
-    costs = fit(steps)
     predicted_s = np.array([costs.seconds(shape) for shape, _ in steps])
     measured_s = np.array([seconds for _, seconds in steps])
     has_prefill = [shape.num_prefill_chunks > 0 for shape, _ in steps]

@@ -23,10 +23,13 @@ _NOTES = {
         "allowed-local-media-path allowed-media-domains *multimodal* language-model-only"
     ),
     "TLS is a reverse proxy's, such as nginx or Caddy": "ssl-* enable-ssl-refresh",
-    "there is nothing to compile or to capture; --kernels says what computes the layers": (
+    "on a GPU, graphs are captured for fixed numbers of rows; a CPU has none": (
         "enforce-eager compilation-config *cuda*graph* max-seq-len-to-capture O optimization-level "
+        "performance-mode"
+    ),
+    "a GPU runs Legato's own Triton kernels; --kernels says what computes the layers on a CPU": (
         "attention-backend disable-cascade-attn kernel-config attention-config enable-flashinfer-* "
-        "moe-backend performance-mode *-prefill-backend"
+        "moe-backend *-prefill-backend"
     ),
     "no request is ever logged; --trace FILE.jsonl records them, without their texts": (
         "disable-log-requests enable-log-requests enable-log-outputs max-log-len enable-log-deltas "
@@ -55,8 +58,9 @@ _NOTES = {
     "chunks are as long as --itl-slo allows, or as --max-num-batched-tokens": (
         "long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
         "scheduler-delay-factor num-scheduler-steps multi-step-stream-outputs preemption-mode "
-        "scheduler-cls async-scheduling disable-async-output-proc stream-interval"
+        "scheduler-cls disable-async-output-proc stream-interval"
     ),
+    "it is --num-steps-in-flight": "async-scheduling",
     "it is --timeout-drain": "shutdown-timeout",
     "it is --max-header-size": "h11-max-*",
     "there is one HTTP process; texts are read by further ones already": (
@@ -73,7 +77,7 @@ _NOTES = {
         "generation-config override-generation-config"
     ),
     "the format is known by the files: safetensors beside config.json, or GGUF": (
-        "load-format config-format safetensors-load-strategy use-tqdm-on-load "
+        "config-format safetensors-load-strategy use-tqdm-on-load "
         "model-loader-extra-config ignore-patterns pt-load-map-location"
     ),
     "the checkpoint's config.json says it": (
@@ -100,7 +104,7 @@ _NOTES = {
         "kv-cache-metrics*"
     ),
     "requests say chat_template_kwargs": "default-chat-template-kwargs",
-    "--quantization takes int8, int4 and gguf": "allow-deprecated-quantization",
+    "--quantization takes int8, int4, fp8 and gguf": "allow-deprecated-quantization",
     "listen on --host and --port": "uds",
     "a proxy that serves under a path strips it": "root-path",
     "there are no plugins": (

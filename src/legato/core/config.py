@@ -22,7 +22,8 @@ from legato.core.tenant import TenantName
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "gguf"]
+Quantization = Literal["int8", "int4", "fp8", "gguf"]
+LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
@@ -30,10 +31,17 @@ Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
+StepsInFlight = Annotated[int, msgspec.Meta(ge=1, le=2)]
+
 _IDLE_SHARE = 0.25
 """Of the tightest TTFT SLO, for a step that nobody's next token waits for."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
+_BUDGETS = {"cpu": (512, 2048), "cuda": (8192, 8192)}
+"""Tokens of a step, without and with an ITL or TPOT SLO; key the kind of device, as of the next."""
+_STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2}
 
 _promise = partial(Flag, group="promises")
 
@@ -47,6 +55,14 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         DEFAULT_MODEL
     )
     revision: Annotated[str | None, Flag("branch, tag or commit of a hub model")] = None
+    load_format: Annotated[
+        LoadFormat,
+        Flag(
+            "where weights come from: the model's files, or dummy, random ones from a fixed seed, "
+            "for which config.json is enough",
+            default="what the files are",
+        ),
+    ] = "auto"
     tokenizer: Annotated[
         str | None,
         Flag(
@@ -81,8 +97,9 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "what weights are held in, in blocks of 32: rounded to 8 or 4 bits, or as a GGUF file "
-            "has them where that is Q8_0, Q4_0 or Q4_1",
+            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or as a GGUF file "
+            "has them where that is Q8_0, Q4_0 or Q4_1; or on a GPU as fp8, 8-bit floats, to which "
+            "what they are multiplied with is rounded, too",
             default="none, in the dtype",
         ),
     ] = None
@@ -120,8 +137,9 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Share | None,
         Flag(
-            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken "
-            "when there is nothing to do, or as it is used",
+            "instead of a size: on a CPU, the fraction of the free memory that the cache may take, "
+            "when there is nothing to do or as it is used; on a GPU, the fraction of all its "
+            "memory that may be in use, the weights and what steps take among it",
             metavar="FRACTION",
             default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
             one_of="cache size",
@@ -203,11 +221,21 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Flag(
             "token budget of a step",
             metavar="TOKENS",
-            default="512; 2048 under an ITL or TPOT SLO; without chunked prefill the smallest that "
-            "any prompt fits in",
+            default="512; 2048 under an ITL or TPOT SLO; 8192 on a GPU; without chunked prefill "
+            "the smallest that any prompt fits in",
         ),
     ] = None
-    max_num_seqs: Annotated[Count, Flag("most requests running at once")] = 64
+    max_num_seqs: Annotated[
+        Count | None, Flag("most requests running at once", default="64; 256 on a GPU")
+    ] = None
+    num_steps_in_flight: Annotated[
+        StepsInFlight | None,
+        Flag(
+            "steps that a GPU is given at once: with 2 it goes on to the next while the tokens of "
+            "the last are read",
+            default="2 on a GPU, 1 on a CPU",
+        ),
+    ] = None
     max_waiting: Annotated[
         int, msgspec.Meta(ge=0), Flag("requests that may wait; one more is refused")
     ] = 1024
@@ -292,19 +320,37 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     def whole_prompt_tokens(self, max_model_len: int) -> int:
         """A step that holds the longest prompt beside all decodes."""
+        assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
 
-    def resolve(self, max_model_len: int) -> "SchedulerConfig":
+    def most_batched_tokens(self, max_model_len: int, device: str) -> int:
+        """The largest token budget that a server that was started with this may be given later.
+
+        On a CPU, that is also what any whole prompt takes. A GPU's memory for steps is taken at the
+        start.
+        """
+        assert self.max_num_batched_tokens is not None
+        if device != "cpu":
+            return self.max_num_batched_tokens
+        return max(self.max_num_batched_tokens, self.whole_prompt_tokens(max_model_len))
+
+    def resolve(self, max_model_len: int, device: str = "cpu") -> "SchedulerConfig":
         """Replace "auto" by numbers.
+
+        Args:
+            device: the kind that the model is on, "cpu" or "cuda".
 
         Raises:
             ConfigError: without chunked prefill, a budget that the longest prompt would not fit in
                 beside the running decodes, so that it could wait for ever.
         """
+        if self.max_num_seqs is None:
+            running = msgspec.structs.replace(self, max_num_seqs=_MAX_NUM_SEQS[device])
+            return running.resolve(max_model_len, device)
         whole_prompt = self.whole_prompt_tokens(max_model_len)
         budget = self.max_num_batched_tokens
         if budget is None:
-            chunked = 2048 if self.promises_pace else 512
+            chunked = _BUDGETS[device][self.promises_pace]
             budget = chunked if self.enable_chunked_prefill else whole_prompt
         if not self.enable_chunked_prefill and budget < whole_prompt:
             raise ConfigError(
@@ -312,7 +358,12 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 f"max_num_seqs = {whole_prompt}, got {budget}"
             )
         order = self.prefill_order or ("edf" if self.promises_ttft else "fcfs")
-        return msgspec.structs.replace(self, max_num_batched_tokens=budget, prefill_order=order)
+        return msgspec.structs.replace(
+            self,
+            max_num_batched_tokens=budget,
+            num_steps_in_flight=self.num_steps_in_flight or _STEPS_IN_FLIGHT[device],
+            prefill_order=order,
+        )
 
 
 class CalibrationConfig(Config, frozen=True, kw_only=True):

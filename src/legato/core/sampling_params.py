@@ -116,6 +116,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0
 
     @property
+    def may_adjust_logits(self) -> bool:
+        """Whether its logits are changed before temperature and filters choose among them."""
+        return (
+            bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.allowed_token_ids is not None
+            or bool(self.bad_words_token_ids)
+            or self.structured_outputs is not None
+        )
+
+    @property
     def needs_values(self) -> bool:
         """Whether a token cannot be sampled before the values of all before it are on the host."""
         return (

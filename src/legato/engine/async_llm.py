@@ -24,7 +24,7 @@ from legato.engine.prompts import (
     ReadPrompt,
     text_of,
 )
-from legato.model.source import resolve_source
+from legato.model.source import configured_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -219,7 +219,7 @@ class AsyncLLM:
 
     async def _started(self) -> EngineClient:
         model = self._config.model
-        source = await asyncio.to_thread(resolve_source, model.model, model.revision)
+        source = await asyncio.to_thread(configured_source, model)
         loading = asyncio.create_task(
             asyncio.to_thread(
                 text_of, model, source, skip_tokenizer_init=self._text.skip_tokenizer_init

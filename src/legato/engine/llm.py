@@ -31,7 +31,7 @@ from legato.engine.prompts import (
 )
 from legato.engine.startup.build import build_engine
 from legato.model.defaults import within_vocabulary
-from legato.model.source import resolve_source
+from legato.model.source import configured_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,7 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig, text_config: TextConfig) -> None:
-        source = resolve_source(config.model.model, config.model.revision)
+        source = configured_source(config.model)
         text = text_of(config.model, source, skip_tokenizer_init=text_config.skip_tokenizer_init)
         self._vocabulary = text.vocabulary
         self._engine, self.info = build_engine(config)

@@ -87,13 +87,14 @@ class Text(NamedTuple):
 
 
 def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bool) -> Text:
-    """Load what is beside a checkpoint.
+    """Load what is beside a checkpoint. Beside dummy weights there need be no tokenizer.
 
     Raises:
         ConfigError: there is no such tokenizer, or no such file of a template.
         UnsupportedModelError: the tokenizer or a file of settings cannot be used.
     """
-    if skip_tokenizer_init:
+    has_own = source.has_tokenizer or config.load_format != "dummy"
+    if skip_tokenizer_init or not (has_own or config.tokenizer):
         return Text(None, _NO_VOCABULARY, load_defaults(source, None))
     from legato.model.text_loader import load_text
     from legato.model.text_source import text_source
@@ -203,7 +204,8 @@ _INSTEAD = {"stop": "stop_token_ids", "bad_words": "bad_words_token_ids"}
 
 def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
     return InvalidRequestError(
-        f"the tokenizer was skipped (skip_tokenizer_init): {reason}", param=param
+        f"no tokenizer was loaded, by skip_tokenizer_init or for want of one: {reason}",
+        param=param,
     )
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from legato.core.plan import ScheduledChunk
-from legato.core.rows import padded_rows
+from legato.core.rows import CPU_ROWS
 from legato.executor.sequence import SequenceState
 
 Int32s = npt.NDArray[np.int32]
@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 class PackedBatch:
     """T tokens of R chunks, S rows of which are sampled.
 
-    What the model computes is padded (`padded_rows`) to P and Q rows; what comes of the last P - T
+    What the model computes is padded (`CPU_ROWS`) to P and Q rows; what comes of the last P - T
     and Q - S is not read. What the model reads is on its device. What attention reads is in host
     memory, since a backend first makes its own view of it, once a step, and some need its values
     to do so.
@@ -92,6 +92,6 @@ def _input_ids(chunks: Sequence[ScheduledChunk], sequences: Sequence[SequenceSta
 
 def _padded(values: Int64s, device: torch.device) -> torch.Tensor:
     """With zeros behind them, up to a number of rows that kernels know."""
-    padded = np.zeros(padded_rows(len(values)), dtype=np.int64)
+    padded = np.zeros(CPU_ROWS.padded(len(values)), dtype=np.int64)
     padded[: len(values)] = values
     return torch.from_numpy(padded).to(device, non_blocking=True)

@@ -34,10 +34,14 @@ def to_scores(
     Returns:
         float32 [S, V], 0 for the best token.
     """
+    halvings = torch.tensor([halving_of(p.temperature) for p in params], dtype=torch.float32)
+    return logits.sub_(best[:, None]).div_(halvings.to(logits.device)[:, None])
+
+
+def halving_of(temperature: float) -> float:
+    """The difference of logits that halves a probability; in the range of float32."""
     limits = torch.finfo(torch.float32)  # beyond them 0 / 0 and inf / inf lurk
-    halving = torch.tensor([p.temperature * math.log(2) for p in params], dtype=torch.float64)
-    halving = halving.clamp_(limits.tiny, limits.max).to(logits.device, torch.float32)
-    return logits.sub_(best[:, None]).div_(halving[:, None])
+    return min(max(temperature * math.log(2), limits.tiny), limits.max)
 
 
 def to_weights(scores: torch.Tensor) -> torch.Tensor:
@@ -73,16 +77,28 @@ def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def uniforms(rows: Sequence[SamplingRow]) -> torch.Tensor:
     """One number in [0, 1) a row, from its seed and how many tokens it has.
 
+    Returns:
+        float64 [S], multiples of 2**-53, on the CPU.
+    """
+    seeds = np.array([_seed(row) for row in rows], dtype=np.int64)
+    counts = np.array([row.num_output_tokens for row in rows], dtype=np.int64)
+    return torch.from_numpy(uniform_numbers(seeds, counts))
+
+
+def uniform_numbers(
+    seeds: npt.NDArray[np.int64], num_output_tokens: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """The numbers of rows with these seeds and so many tokens, both [S].
+
     Output i of a SplitMix64 generator (Steele, Lea and Flood, 2014) that starts at the hashed seed;
     hashed, because the streams of neighbouring seeds must not be shifts of each other.
 
     Returns:
-        float64 [S], multiples of 2**-53, on the CPU.
+        float64 [S], multiples of 2**-53 in [0, 1).
     """
-    seeds = np.array([_seed(row) for row in rows], dtype=np.int64).astype(np.uint64)
-    counts = np.array([row.num_output_tokens + 1 for row in rows], dtype=np.uint64)
-    bits = _mix(_mix(seeds) + counts * np.uint64(0x9E3779B97F4A7C15))
-    return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)
+    counts = (num_output_tokens + 1).astype(np.uint64)
+    bits = _mix(_mix(seeds.astype(np.uint64)) + counts * np.uint64(0x9E3779B97F4A7C15))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _seed(row: SamplingRow) -> int:

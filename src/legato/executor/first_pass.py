@@ -4,11 +4,12 @@ Weights that are numbers each can still be so large that their products are none
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 import torch
 
 from legato.core.errors import UnsupportedModelError
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
@@ -33,28 +34,50 @@ def check_forward(
     Raises:
         UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
     """
+    plan = first_plan(vocab_size=vocab_size, max_len=max_len, block_size=block_size)
+    sequences = [SequenceState(request) for request in plan.new_requests]
+    batch = pack(plan.chunks, sequences, block_size=block_size, device=model.device)
+
+    def values(num_layers: int | None) -> torch.Tensor:
+        step = attention.begin_step(batch)
+        hidden = model.forward(batch.input_ids, batch.positions, step, num_layers=num_layers)
+        return hidden if num_layers is not None else model.compute_logits(hidden)
+
+    check_layers(values, model.cache.num_layers, model.dtype)
+
+
+def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
+    """A short prompt from all over the vocabulary, in the first blocks."""
     num_tokens = min(_MAX_TOKENS, max_len, vocab_size)
     prompt = range(0, vocab_size, vocab_size // num_tokens)[:num_tokens]
     request = AddRequest(
         request_id="first-pass",
         prompt_token_ids=token_array(prompt),
-        params=SamplingParams(max_tokens=1),
+        params=SamplingParams(temperature=0.0, max_tokens=1),
     )
     blocks = tuple(range(-(-num_tokens // block_size)))
     chunk = ScheduledChunk(request.request_id, 0, num_tokens, blocks, 1, "prefill")
-    batch = pack([chunk], [SequenceState(request)], block_size=block_size, device=model.device)
+    return StepPlan(step_id=0, chunks=(chunk,), new_requests=(request,))
 
-    def hidden(num_layers: int | None = None) -> torch.Tensor:
-        step = attention.begin_step(batch)
-        return model.forward(batch.input_ids, batch.positions, step, num_layers=num_layers)
 
-    if _is_finite(model.compute_logits(hidden())):
+def check_layers(
+    values: Callable[[int | None], torch.Tensor], num_layers: int, dtype: torch.dtype
+) -> None:
+    """Name the first layer that computes what is no number.
+
+    Args:
+        values: the logits, or what so many layers compute.
+
+    Raises:
+        UnsupportedModelError: a layer, or the output projection, returns NaN or infinities.
+    """
+    if _is_finite(values(None)):
         return
-    counts = range(1, model.cache.num_layers + 1)
-    num_sound = bisect_left(counts, True, key=lambda count: not _is_finite(hidden(count)))
+    counts = range(1, num_layers + 1)
+    num_sound = bisect_left(counts, True, key=lambda count: not _is_finite(values(count)))
     where = f"model.layers.{num_sound}" if num_sound < len(counts) else "the output projection"
     reason = "the checkpoint is damaged"
-    if model.dtype == torch.float16:
+    if dtype == torch.float16:
         reason += ", or its values are too large for float16: try --dtype bfloat16"
     raise UnsupportedModelError(f"{where} computes NaN or infinities: {reason}")
 

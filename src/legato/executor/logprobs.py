@@ -1,35 +1,65 @@
 """Log probabilities of chosen and of most likely tokens."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from legato.core.outputs import TokenLogprobs
 
 
-def compute_logprobs(
-    logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]
-) -> list[TokenLogprobs]:
-    """Score the tokens that stand at S positions, and the most likely ones beside them.
+class Scores(NamedTuple):
+    """Of S positions, where they were computed or on the host.
+
+    Attributes:
+        chosen: int64 [S], the tokens that stand there.
+        logprobs: float32 [S], theirs.
+        ranks: int64 [S], theirs, from 1.
+        top_ids: int64 [S, N], the most likely tokens.
+        top_logprobs: float32 [S, N].
+    """
+
+    chosen: torch.Tensor
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+    def entries(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """S of them, with so many most likely tokens each."""
+        columns = (
+            self.chosen.tolist(),
+            self.logprobs.tolist(),
+            self.ranks.tolist(),
+            self.top_ids.tolist(),
+            self.top_logprobs.tolist(),
+            num_top,
+        )
+        return [
+            TokenLogprobs(
+                token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True))
+            )
+            for token, logprob, rank, ids, values, count in zip(*columns, strict=True)
+        ]
+
+
+def score(logits: torch.Tensor, chosen: torch.Tensor, most_top: int) -> Scores:
+    """Score tokens, and the most likely ones beside them; nothing waits for a device.
 
     Args:
         logits: float32 [S, V], as the model made them; not changed.
         chosen: int64 [S].
-        num_top: S counts of most likely tokens to return.
+        most_top: most likely tokens that any position wants.
     """
     logprobs = logits.log_softmax(dim=-1)
-    chosen = chosen[:, None]
-    ranks = 1 + (logits > logits.gather(1, chosen)).sum(dim=-1)
-    top = logprobs.topk(min(max(num_top, default=0), logits.shape[1]))
-    columns = (
-        chosen[:, 0].tolist(),
-        logprobs.gather(1, chosen)[:, 0].tolist(),
-        ranks.tolist(),
-        top.indices.tolist(),
-        top.values.tolist(),
-        num_top,
-    )
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token_id, logprob, rank, ids, values, count in zip(*columns, strict=True)
-    ]
+    places = chosen[:, None]
+    ranks = 1 + (logits > logits.gather(1, places)).sum(dim=-1)
+    top = logprobs.topk(min(most_top, logits.shape[1]))
+    return Scores(chosen, logprobs.gather(1, places)[:, 0], ranks, top.indices, top.values)
+
+
+def compute_logprobs(
+    logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """`score`, with `num_top` most likely tokens for each of S positions."""
+    return score(logits, chosen, max(num_top, default=0)).entries(num_top)

@@ -14,28 +14,28 @@ from legato.core.memory import address_space_bytes, is_shortage
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_UTILIZATION = {"cuda": 0.9, "cpu": 0.25}
+_DEFAULT_UTILIZATION = 0.25
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that nobody uses and that this process may take, on a GPU or on the host."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def free_memory_bytes() -> int:
+    """Of the host: memory that nobody uses and that this process may take."""
     available, limit = int(psutil.virtual_memory().available), address_space_bytes()
     if limit is None:
         return available
     return max(0, min(available, limit - int(psutil.Process().memory_info().vms)))
 
 
+def host_cache_bytes(config: CacheConfig) -> int:
+    """Of a cache in the host's memory."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    return int(free_memory_bytes() * (config.gpu_memory_utilization or _DEFAULT_UTILIZATION))
+
+
 def num_cache_blocks(
-    config: CacheConfig,
-    *,
-    bytes_per_block: int,
-    blocks_per_request: int,
-    max_num_seqs: int,
-    device: torch.device,
+    memory_bytes: int, *, bytes_per_block: int, blocks_per_request: int, max_num_seqs: int
 ) -> int:
-    """Blocks that the configured memory holds, but no more than the running requests can fill.
+    """Blocks that the memory holds, but no more than the running requests can fill.
 
     Args:
         blocks_per_request: for one request of `max_model_len` tokens.
@@ -43,10 +43,6 @@ def num_cache_blocks(
     Raises:
         ConfigError: not even one such request fits.
     """
-    memory_bytes = config.kv_cache_memory_bytes
-    if memory_bytes is None:
-        fraction = config.gpu_memory_utilization or _DEFAULT_UTILIZATION[device.type]
-        memory_bytes = int(free_memory_bytes(device) * fraction)
     num_blocks = min(memory_bytes // bytes_per_block, blocks_per_request * max_num_seqs)
     if num_blocks < blocks_per_request:
         raise ConfigError(

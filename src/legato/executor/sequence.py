@@ -47,6 +47,7 @@ class SequenceState:
     Attributes:
         token_ids: int64 [capacity], the first `num_tokens` of which are known, and those behind
             them guesses of the last step, or nothing.
+        may_adjust_logits: whether its settings change its logits, now or later.
         num_prompt_logprobs: prompt tokens whose log probabilities were already returned, which a
             recomputation after preemption must not return again.
     """
@@ -61,6 +62,7 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
+        self.may_adjust_logits = message.params.may_adjust_logits
         self._limits = TokenLimits.of(message.params)
         self._block_ids: Sequence[int] = ()
         self._block_row = np.zeros(0, dtype=np.int32)

@@ -70,6 +70,10 @@ class KVCacheManager:
         return self._pool.num_blocks
 
     @property
+    def num_host_slots(self) -> int:
+        return self._host.num_slots
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that no request uses; the cached ones among them are evicted when needed."""
         return self._pool.num_free + self._tree.num_unused

@@ -17,12 +17,13 @@ class Checkpoint:
         name: for messages.
         dtype: that "auto" stands for.
         shapes: of what `tensors` yields, under the same names and as the files' headers say.
-        tensors: begins to read them, on the CPU; a tensor may be of another dtype and may share
-            memory with the file. A GGUF file yields weights as they are quantized.
+        tensors: begins to read them, for a model on a device; a tensor may still be on the CPU, be
+            of another dtype and share memory with the file. A GGUF file yields weights as they are
+            quantized.
     """
 
     name: str
     spec: DecoderSpec
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
-    tensors: Callable[[], NamedWeights]
+    tensors: Callable[[torch.device], NamedWeights]

@@ -177,7 +177,7 @@ def _refuse_window(file: GGUFFile) -> None:
         )
 
 
-def _read_tensors(file: GGUFFile, spec: DecoderSpec) -> NamedWeights:
+def _read_tensors(file: GGUFFile, spec: DecoderSpec, _: torch.device) -> NamedWeights:
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     for name in file.tensors:
         if name == _ROPE_FACTORS:

@@ -14,6 +14,7 @@ from legato.model.base import NamedWeights
 from legato.model.checkpoint import Checkpoint
 from legato.model.description import Description
 from legato.model.json_file import read_json
+from legato.model.spec import DecoderSpec
 from legato.model.validation import check_sizes, refusing_what_fails
 
 _SINGLE_FILE = "model.safetensors"
@@ -43,6 +44,24 @@ def open_hf_checkpoint(folder: Path) -> Checkpoint:
         UnsupportedModelError: files are missing or broken, the weights are pickled, or the model is
             one that Legato cannot run.
     """
+    description, spec = read_description(folder)
+    files = _weight_files(folder)
+    headers = _headers(files)
+    return Checkpoint(
+        name=str(folder),
+        spec=spec,
+        dtype=said_dtype(description) or _used_dtype(headers),
+        shapes={name: header.shape for name, header in headers.items()},
+        tensors=partial(_read_tensors, files),
+    )
+
+
+def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
+    """What config.json says.
+
+    Raises:
+        UnsupportedModelError: there is none, or the model is one that Legato cannot run.
+    """
     path = folder / "config.json"
     contents = read_json(path)
     if not contents:
@@ -51,16 +70,13 @@ def open_hf_checkpoint(folder: Path) -> Checkpoint:
         check_supported(contents)
         sizes = {name: contents.get(name) for name in _SIZES}
         check_sizes(path, contents.get("num_hidden_layers"), **sizes)
-        description, spec = described(contents)
-    files = _weight_files(folder)
-    headers = _headers(files)
-    return Checkpoint(
-        name=str(folder),
-        spec=spec,
-        dtype=_auto_dtype(description, headers),
-        shapes={name: header.shape for name, header in headers.items()},
-        tensors=partial(_read_tensors, files),
-    )
+        return described(contents)
+
+
+def said_dtype(description: Description) -> torch.dtype | None:
+    """What the configuration says, if Legato computes in that."""
+    name = description.torch_dtype if description.dtype is None else description.dtype
+    return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -112,17 +128,13 @@ def _headers(files: Sequence[Path]) -> dict[str, _Header]:
     return headers
 
 
-def _auto_dtype(description: Description, headers: Mapping[str, _Header]) -> torch.dtype:
-    """What the configuration says, if Legato computes in that, or else the weights themselves."""
-    name = description.torch_dtype if description.dtype is None else description.dtype
-    for dtype in _FLOAT_TYPES.values():
-        if str(dtype) == f"torch.{name}":
-            return dtype
+def _used_dtype(headers: Mapping[str, _Header]) -> torch.dtype:
+    """That of the weights themselves, or the narrowest of several."""
     used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
     return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
 
 
-def _read_tensors(files: Sequence[Path]) -> NamedWeights:
+def _read_tensors(files: Sequence[Path], _: torch.device) -> NamedWeights:
     for path in files:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)

@@ -2,9 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -12,6 +13,7 @@ from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import Model, NamedWeights
 from legato.model.checkpoint import Checkpoint
+from legato.model.checkpoint_dummy import open_dummy_checkpoint
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
 from legato.model.decoder import Decoder
@@ -19,10 +21,12 @@ from legato.model.finite import check_finite
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
-from legato.model.source import resolve_source
+from legato.model.source import configured_source
 from legato.model.spec import DecoderSpec
 
 logger = logging.getLogger(__name__)
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 _MAX_NAMES = 5
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -35,7 +39,9 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         ConfigError: there is no such model.
         UnsupportedModelError: Legato cannot run it.
     """
-    source = resolve_source(config.model, config.revision)
+    source = configured_source(config)
+    if config.load_format == "dummy":
+        return open_dummy_checkpoint(config, source)
     if source.is_gguf:
         return open_gguf_checkpoint(source.path)
     if config.quantization == "gguf":
@@ -66,13 +72,38 @@ def load_model(
             weights as with others.
 
     Raises:
+        ConfigError: the device cannot compute with weights quantized like that.
         UnsupportedModelError: tensors are missing, unexpected, of the wrong shape, or have values
             that are no finite numbers.
     """
-    _check_shapes(checkpoint)
-    model = _empty_model(checkpoint.spec, dtype, device, kernels)
+    if quantization == "fp8" and device.type == "cpu":
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
     with _one_thread() if kernels is not None else nullcontext():
-        model.load_weights(_read_weights(checkpoint, dtype, quantization))
+        return fill_model(
+            lambda: _empty_model(checkpoint.spec, dtype, device, kernels),
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+        )
+
+
+def fill_model(
+    make: Callable[[], AnyModel],
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> AnyModel:
+    """Have a model made, unless its checkpoint is not as it should be, and fill it.
+
+    Raises:
+        UnsupportedModelError: as `load_model`.
+    """
+    _check_shapes(checkpoint)
+    model = make()
+    model.load_weights(_read_weights(checkpoint, dtype, device, quantization))
     return model
 
 
@@ -120,9 +151,12 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
 
 
 def _read_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, quantization: Quantization | None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None,
 ) -> NamedWeights:
-    for name, tensor in _with_progress(checkpoint):
+    for name, tensor in _with_progress(checkpoint, device):
         if not _is_redundant(name, checkpoint):
             weight = _as_wanted(name, tensor, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
@@ -141,7 +175,7 @@ def _as_wanted(
         return tensor
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)
-    return tensor if quantization in (None, "gguf") else quantize(tensor, 8)
+    return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
 
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
@@ -157,9 +191,9 @@ def _some_of(names: list[str]) -> str:
     return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
 
 
-def _with_progress(checkpoint: Checkpoint) -> NamedWeights:
+def _with_progress(checkpoint: Checkpoint, device: torch.device) -> NamedWeights:
     """The tensors, with a bar on a terminal and a line in the log elsewhere."""
-    tensors = checkpoint.tensors()
+    tensors = checkpoint.tensors(device)
     description = f"Loading {checkpoint.name}"
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))

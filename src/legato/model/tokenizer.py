@@ -223,10 +223,10 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
         with refusing_what_fails(source.path):
             backend, options = build_gguf_tokenizer(metadata)
             return _tokenizer(_Pretrained(backend, **options), chat_template)
-    if not (source.path / "tokenizer.json").is_file():
+    if not source.has_tokenizer:
         raise UnsupportedModelError(
             f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
-            "AutoTokenizer and save_pretrained"
+            "AutoTokenizer and save_pretrained, or name another's by --tokenizer"
         )
     # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
     with refusing_what_fails(source.path):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.nonnegative import solve_nonnegative
 from legato.scheduler.step_costs import NUM_TERMS, ROW_TERMS, StepCosts, features
 from legato.scheduler.step_shape import StepShape
@@ -41,20 +42,22 @@ class CostFit:
 
     Args:
         prior: steps measured by a calibration; may be empty.
+        rows: what their batches are padded to.
     """
 
-    def __init__(self, prior: Sequence[MeasuredStep] = ()) -> None:
+    def __init__(self, prior: Sequence[MeasuredStep] = (), rows: RowCounts = CPU_ROWS) -> None:
+        self._rows = rows
         self._gram = np.zeros((NUM_TERMS, NUM_TERMS))
         self._target = np.zeros(NUM_TERMS)
         self._prior_gram = np.zeros((NUM_TERMS, NUM_TERMS))
         self._prior_target = np.zeros(NUM_TERMS)
         if prior:
-            gram, target = _robust_sums(prior)
+            gram, target = _robust_sums(prior, rows)
             self._prior_gram, self._prior_target = _PRIOR_WEIGHT * gram, _PRIOR_WEIGHT * target
 
     def add(self, shape: StepShape, seconds: float, weight: float) -> None:
         """Take in one step, forgetting a little of those before it."""
-        row = np.array(features(shape)) / seconds
+        row = np.array(features(shape, self._rows)) / seconds
         self._gram *= _FORGETTING
         self._gram += weight * np.outer(row, row)
         self._target *= _FORGETTING
@@ -63,13 +66,13 @@ class CostFit:
     def solve(self) -> StepCosts:
         """The costs that fit best."""
         return StepCosts.from_vector(
-            _solve(self._gram + self._prior_gram, self._target + self._prior_target)
+            _solve(self._gram + self._prior_gram, self._target + self._prior_target), self._rows
         )
 
 
-def fit(steps: Sequence[MeasuredStep]) -> StepCosts:
+def fit(steps: Sequence[MeasuredStep], rows: RowCounts = CPU_ROWS) -> StepCosts:
     """The costs that fit measured steps best, whatever their order; outliers count less."""
-    return StepCosts.from_vector(_solve(*_robust_sums(steps)))
+    return StepCosts.from_vector(_solve(*_robust_sums(steps, rows)), rows)
 
 
 def disturbed(steps: Sequence[MeasuredStep], costs: StepCosts) -> float:
@@ -87,16 +90,16 @@ def outlier_weight(residual: float) -> float:
     return min(1.0, _OUTLIER / max(abs(residual), 1e-9))
 
 
-def _robust_sums(steps: Sequence[MeasuredStep]) -> tuple[np.ndarray, np.ndarray]:
+def _robust_sums(steps: Sequence[MeasuredStep], rows: RowCounts) -> tuple[np.ndarray, np.ndarray]:
     """Gram matrix and target by iteratively reweighted least squares."""
     # Divided by the measured seconds, so that errors are relative and each row's target is 1.
-    rows = np.array([[x / seconds for x in features(shape)] for shape, seconds in steps])
-    weights = np.ones(len(rows))
+    amounts = np.array([[x / seconds for x in features(shape, rows)] for shape, seconds in steps])
+    weights = np.ones(len(amounts))
     for _ in range(_ROBUST_ROUNDS):
-        costs = _solve((rows.T * weights) @ rows, rows.T @ weights)
-        predicted = np.maximum(rows @ costs, 1e-9)
+        costs = _solve((amounts.T * weights) @ amounts, amounts.T @ weights)
+        predicted = np.maximum(amounts @ costs, 1e-9)
         weights = np.array([outlier_weight(r) for r in 1.0 / predicted - 1.0])
-    return (rows.T * weights) @ rows, rows.T @ weights
+    return (amounts.T * weights) @ amounts, amounts.T @ weights
 
 
 def _solve(gram: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ class Forecast:
         self, config: SchedulerConfig, queues: Queues, model: StepTimeModel, budget: StepBudget
     ) -> None:
         assert config.max_num_batched_tokens is not None
+        assert config.max_num_seqs is not None
         self._longest_chunk = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._idle_limit_s = config.idle_limit_s

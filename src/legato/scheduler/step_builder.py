@@ -69,7 +69,9 @@ class StepBuilder:
         self._turns = turns
         self._lengths = lengths
         assert config.max_num_batched_tokens is not None
+        assert config.max_num_seqs is not None
         self._most = config.max_num_batched_tokens
+        self._most_running = config.max_num_seqs
         self._config = config
         self._now_s = now_s
         self._begins_s = begins_s
@@ -287,7 +289,7 @@ class StepBuilder:
         """What it does not find, be it for what is kept for other tenants."""
         kept_places, kept_pace = (_KEPT_PLACES, _KEPT_PACE) if for_others else (0.0, 0.0)
         if not self._has_place(request, kept_places):
-            is_full = len(self._queues.running) >= self._config.max_num_seqs
+            is_full = len(self._queues.running) >= self._most_running
             return "max_num_seqs" if is_full else "memory"
         return None if self._can_pace(request, kept_pace) else "pace"
 
@@ -309,7 +311,7 @@ class StepBuilder:
         num_running = len(self._queues.running)
         if not num_running:
             return self._kv.fits(request)
-        if num_running >= max(1, int((1.0 - kept) * self._config.max_num_seqs)):
+        if num_running >= max(1, int((1.0 - kept) * self._most_running)):
             return False
         kept_blocks = int(kept * self._kv.num_blocks)
         # What they will want is only worked out between what they want at least and at most.

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from legato.core.errors import ConfigError
-from legato.core.rows import padded_rows
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.step_shape import StepShape, chunk_area
 
 ROW_BOUNDS = (16, 64, 256, 1024)
@@ -18,7 +18,9 @@ ROW_TERMS = slice(7, NUM_TERMS)
 """Those of `row_s` in `StepCosts.vector`."""
 
 
-class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepCosts(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Seconds a unit, none negative, so that more work never costs less.
 
     Attributes:
@@ -29,6 +31,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         area_s: of a query-key pair in the attention of a prefill chunk.
         context_s: of a key that a prefill chunk reads.
         sample_s: of a row whose logits are computed.
+        rows: what batches are padded to, so that a token may cost as much as a hundred do.
     """
 
     step_s: float
@@ -39,6 +42,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     area_s: float = 0.0
     context_s: float = 0.0
     sample_s: float = 0.0
+    rows: RowCounts = CPU_ROWS
 
     def __post_init__(self) -> None:
         if len(self.row_s) != len(ROW_BOUNDS) + 1:
@@ -47,18 +51,19 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError("step costs must not be negative")
 
     @classmethod
-    def from_vector(cls, vector: np.ndarray) -> "StepCosts":
+    def from_vector(cls, vector: np.ndarray, rows: RowCounts = CPU_ROWS) -> "StepCosts":
         """Inverse of `vector`: float [NUM_TERMS]."""
-        step, decode_row, decode_context, chunk, area, context, sample, *rows = map(float, vector)
+        step, decode_row, decode_context, chunk, area, context, sample, *row = map(float, vector)
         return cls(
             step_s=step,
-            row_s=tuple(rows),
+            row_s=tuple(row),
             decode_row_s=decode_row,
             decode_context_s=decode_context,
             chunk_s=chunk,
             area_s=area,
             context_s=context,
             sample_s=sample,
+            rows=rows,
         )
 
     @property
@@ -90,7 +95,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def rows_s(self, num_tokens: int) -> float:
         """What the tokens of a batch cost apart from attention."""
-        return _rows_s(self.row_s, num_tokens)
+        return _rows_s(self.row_s, self.rows, num_tokens)
 
     def chunk_cost_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
         """How much longer the step gets by one more prefill chunk."""
@@ -113,27 +118,37 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.chunk_cost_s(shape, start, cap) <= room_s:
             return cap
         # What does not depend on the length is worked out once.
-        num_rows, row_s, area_s, context_s = (
-            shape.num_tokens,
-            self.row_s,
-            self.area_s,
-            self.context_s,
-        )
-        room_s -= self.chunk_s + self.sample_s + context_s * start - _rows_s(row_s, num_rows)
+        num_rows, row_s, rows = shape.num_tokens, self.row_s, self.rows
+        area_s, context_s = self.area_s, self.context_s
+        room_s -= self.chunk_s + self.sample_s + context_s * start - _rows_s(row_s, rows, num_rows)
         return bisect_left(
             range(1, cap + 1),
             True,
             key=lambda n: (
-                _rows_s(row_s, num_rows + n) + area_s * chunk_area(start, n) + context_s * n
+                _rows_s(row_s, rows, num_rows + n) + area_s * chunk_area(start, n) + context_s * n
                 > room_s
             ),
         )
 
+    def unpadded_chunk(self, shape: StepShape, start: int, num_tokens: int) -> int:
+        """The chunk, or less of it, so that it ends where padding begins.
+
+        It is less where more tokens a second are then computed of the prompt. What does not shrink
+        with the chunk may be most of the step.
+        """
+        shorter = self.rows.full(shape.num_tokens + num_tokens) - shape.num_tokens
+        if not ROW_BOUNDS[0] <= shorter < num_tokens:
+            return num_tokens
+        step_s = self.seconds(shape)
+        longer_s = step_s + self.chunk_cost_s(shape, start, num_tokens)
+        shorter_s = step_s + self.chunk_cost_s(shape, start, shorter)
+        return shorter if shorter * longer_s > num_tokens * shorter_s else num_tokens
+
 
 @lru_cache(maxsize=8192)
-def _rows_s(row_s: tuple[float, ...], num_tokens: int) -> float:
+def _rows_s(row_s: tuple[float, ...], rows: RowCounts, num_tokens: int) -> float:
     seconds, low = 0.0, 0
-    num_tokens = padded_rows(num_tokens)
+    num_tokens = rows.padded(num_tokens)
     for bound, slope in zip(ROW_BOUNDS, row_s, strict=False):
         if num_tokens <= bound:
             return seconds + (num_tokens - low) * slope
@@ -142,7 +157,7 @@ def _rows_s(row_s: tuple[float, ...], num_tokens: int) -> float:
     return seconds + (num_tokens - low) * row_s[-1]
 
 
-def features(shape: StepShape) -> list[float]:
+def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
     """The amounts that `StepCosts.vector` is multiplied with: [NUM_TERMS]."""
     amounts = [
         1.0,
@@ -153,7 +168,7 @@ def features(shape: StepShape) -> list[float]:
         float(shape.prefill_context),
         float(shape.num_samples),
     ]
-    num_rows, low = padded_rows(shape.num_tokens), 0
+    num_rows, low = rows.padded(shape.num_tokens), 0
     for bound in (*ROW_BOUNDS, num_rows):
         amounts.append(float(max(0, min(num_rows, bound) - low)))
         low = bound

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
 from legato.scheduler.margin import Margin
 from legato.scheduler.step_costs import StepCosts
@@ -29,16 +30,18 @@ class StepTimeModel:
 
     Args:
         prior: steps measured by a calibration.
+        rows: what batches are padded to.
     """
 
-    def __init__(self, prior: Sequence[MeasuredStep] = ()) -> None:
+    def __init__(self, prior: Sequence[MeasuredStep] = (), rows: RowCounts = CPU_ROWS) -> None:
+        self._rows = rows
         self._num_steps = 0
         self._margin = Margin()
         self.begin_again(prior)
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
         """Believe in a new calibration, and in nothing else but the margin."""
-        self._fit = CostFit(prior)
+        self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
         self._scale = 1.0
         self._surprising = {False: 0.0, True: 0.0}
@@ -63,13 +66,16 @@ class StepTimeModel:
     def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
         """Most prefill tokens from `start` on with which the step, margin included, ends in time.
 
+        Where time bounds them, it is a few less if that spares the step its padding.
+
         Args:
             limit_s: how long the step may take.
             cap: most tokens to return.
         """
         assert self._costs is not None
         allowed_s = limit_s / self.caution
-        return self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
+        longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
+        return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
 
     @property
     def margin(self) -> float:

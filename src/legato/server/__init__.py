@@ -1,1 +1,1 @@
-"""Floor 5: the OpenAI-compatible HTTP API."""
+"""Floor 6: the OpenAI-compatible HTTP API."""

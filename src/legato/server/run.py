@@ -17,7 +17,7 @@ from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.process.messages import EngineInfo
-from legato.model.source import resolve_source
+from legato.model.source import configured_source
 from legato.model.text_source import TextSource, text_source
 from legato.observe.traces.spans import check_spans_can_be_made
 from legato.server.config import ServerConfig
@@ -55,7 +55,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
-        source = resolve_source(engine_config.model.model, engine_config.model.revision)
+        source = configured_source(engine_config.model)
         text = text_source(engine_config.model, source)
         if source.passed_over:
             names = ", ".join(source.passed_over)

@@ -36,7 +36,7 @@ def budget_rows(
     machine: Machine, load: TypicalLoad, budgets: Sequence[BudgetTime], itl_slo_s: float | None
 ) -> list[BudgetRow]:
     """One row a measured budget."""
-    belief = fit(machine.belief)
+    belief = fit(machine.belief, machine.costs.rows)
     rows = []
     for budget in budgets:
         shape = _shape(load, budget.num_tokens)

@@ -53,6 +53,7 @@ def learn(config: EngineConfig, workload: Workload, prompts: RandomPrompts, tell
         idle.machine.belief,
         recording.measured_steps(),
         larger=idle.steps,
+        rows=idle.machine.costs.rows,
         delays=recording.delays(run.records, run.start_s),
         max_model_len=idle.machine.max_model_len,
         kv_cache_tokens=idle.machine.kv_cache_tokens,

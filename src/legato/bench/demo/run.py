@@ -136,7 +136,7 @@ class Stage:
         # Any promise: it is what makes the engine measure, or remember, how long steps take.
         promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
         self._machinery = load_parts(promising)
-        self.step_time = StepTimeModel(known_steps(self._machinery).steps)
+        self.step_time = StepTimeModel(known_steps(self._machinery).steps, self._machinery.rows)
         vocab_size = self._machinery.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 
@@ -189,7 +189,7 @@ class Stage:
             enable_prefix_caching=parts.config.cache.enable_prefix_caching,
         )
         scheduler = Scheduler(
-            config.resolve(parts.max_model_len),
+            config.resolve(parts.max_model_len, parts.model.device.type),
             max_model_len=parts.max_model_len,
             kv=kv,
             step_time=self.step_time,

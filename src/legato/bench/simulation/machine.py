@@ -13,6 +13,7 @@ from legato.bench.simulation.run import simulated_engine
 from legato.bench.simulation.step_errors import ErrorSampler, StepErrors
 from legato.core.config import SchedulerConfig
 from legato.core.plan import StepPlan
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep, fit
@@ -44,6 +45,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         recorded: Sequence[MeasuredStep],
         *,
         larger: Sequence[MeasuredStep] = (),
+        rows: RowCounts = CPU_ROWS,
         delays: Delays,
         max_model_len: int,
         kv_cache_tokens: int,
@@ -56,8 +58,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             larger: further steps of the idle engine, of which a scheduler is not told: those with
                 more tokens than a calibration goes up to.
+            rows: what batches are padded to.
         """
-        costs = fit([*calibration, *larger, *recorded])
+        costs = fit([*calibration, *larger, *recorded], rows)
         return cls(
             belief=list(calibration),
             costs=costs,
@@ -100,6 +103,7 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
             clock,
             self.scheduler,
             belief=machine.belief,
+            rows=machine.costs.rows,
             step_time_s=step_time_s,
             max_model_len=machine.max_model_len,
             kv_cache_tokens=machine.kv_cache_tokens,

@@ -61,6 +61,7 @@ def write_machine(path: Path, machine: Machine, about: dict[str, str]) -> None:
             figures="measured",
             about=about,
             steps=[(shape_counts(shape), seconds) for shape, seconds in machine.belief],
+            rows=machine.costs.rows,
             costs=machine.costs,
             errors=machine.errors,
             delays=machine.delays,

@@ -39,7 +39,7 @@ class Truth:
         self._random = random.Random(seed)
         self._noise = noise
         factors = [self._random.uniform(1.0 - error, 1.0 + error) for _ in costs.vector]
-        self._costs = StepCosts.from_vector(np.array(costs.vector) * factors)
+        self._costs = StepCosts.from_vector(np.array(costs.vector) * factors, costs.rows)
 
     def step_time_s(self, plan: StepPlan) -> float:
         """Duration of a step in seconds, another each time it is asked for."""
@@ -81,18 +81,21 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
 
     def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
         profile = self.profile
+        config = self.scheduler.resolve(profile.max_model_len)
+        assert config.max_num_seqs is not None
         calibration = calibrate(
             profile.costs,
             max_model_len=profile.max_model_len,
-            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_seqs=config.max_num_seqs,
             noise=self.noise,
             seed=self.seed,
         )
         truth = Truth(profile.costs, error=self.truth_error, noise=self.noise, seed=self.seed)
         return simulated_engine(
             clock,
-            self.scheduler,
+            config,
             belief=calibration,
+            rows=profile.costs.rows,
             step_time_s=truth.step_time_s,
             max_model_len=profile.max_model_len,
             kv_cache_tokens=profile.kv_cache_tokens,

@@ -59,7 +59,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     def of_file(cls, file: ProfileFile, roofline: Roofline | None) -> "Profile":
         """What the file does not tell is the roofline's, or the default."""
         profile = (
-            cls(figures=file.figures, costs=file.costs or fit(file.measured_steps))
+            cls(figures=file.figures, costs=file.costs or fit(file.measured_steps, file.rows))
             if roofline is None
             else cls.of_roofline(roofline, file.figures)
         )

@@ -15,6 +15,7 @@ from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.core.rows import RowCounts
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.loop.engine_loop import EngineLoop
@@ -60,6 +61,7 @@ def simulated_engine(
     config: SchedulerConfig,
     *,
     belief: Sequence[MeasuredStep],
+    rows: RowCounts,
     step_time_s: Callable[[StepPlan], float],
     max_model_len: int,
     kv_cache_tokens: int,
@@ -69,19 +71,23 @@ def simulated_engine(
 
     Args:
         belief: what a calibration tells the scheduler of steps.
+        rows: what their batches are padded to.
         step_time_s: what they take.
         is_sharing: whether there is a prefix cache.
     """
     block_size = CacheConfig().block_size
     num_blocks = -(-kv_cache_tokens // block_size)
     kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_sharing)
+    resolved = config.resolve(max_model_len)
+    assert resolved.num_steps_in_flight is not None
+    executor = SimulatedExecutor(clock, step_time_s, depth=resolved.num_steps_in_flight)
     scheduler = Scheduler(
-        config.resolve(max_model_len),
+        resolved,
         max_model_len=max_model_len,
         kv=kv,
-        step_time=StepTimeModel(belief),
+        step_time=StepTimeModel(belief, rows),
     )
-    return EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s), clock)
+    return EngineLoop(scheduler, kv, executor, clock)
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,8 @@ class EngineClient:
         self.deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        self.most_batched_tokens = _most_batched_tokens(config.scheduler, info.max_model_len)
+        resolved = config.scheduler.resolve(info.max_model_len, info.device)
+        self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._running: dict[str, _Running] = {}  # key engine request id
         self._ids = itertools.count()
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
@@ -176,7 +177,7 @@ class EngineClient:
             ConfigError: they contradict each other, or want longer steps than this engine may run.
             EngineDeadError: there is no engine just now.
         """
-        resolved = scheduler.resolve(self.info.max_model_len)
+        resolved = scheduler.resolve(self.info.max_model_len, self.info.device)
         assert resolved.max_num_batched_tokens is not None
         if resolved.max_num_batched_tokens > self.most_batched_tokens:
             raise ConfigError(
@@ -377,10 +378,3 @@ def _raise_if_failed(output: RequestOutput) -> None:
         )
     if output.finish_reason is FinishReason.ERROR:
         raise failure(output)
-
-
-def _most_batched_tokens(config: SchedulerConfig, max_model_len: int) -> int:
-    """What it starts with, or what any whole prompt takes, which a server must bear as well."""
-    started_with = config.resolve(max_model_len).max_num_batched_tokens
-    assert started_with is not None
-    return max(started_with, config.whole_prompt_tokens(max_model_len))

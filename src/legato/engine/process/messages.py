@@ -55,6 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         served_model_names: the model's in the API, the first of which is told in answers.
         has_any_name: whether a request may call the model as it likes.
         max_model_len: longest prompt plus output, in tokens.
+        device: the kind that it is on, "cpu" or "cuda".
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
@@ -70,6 +71,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
     start_s: dict[str, float] = {}
     has_any_name: bool = False
+    device: str = "cpu"
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
         """The same, under the names that the API is to give the model, of which "*" is any."""

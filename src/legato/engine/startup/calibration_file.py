@@ -14,6 +14,7 @@ import msgspec
 import platformdirs
 
 from legato.core.errors import ConfigError
+from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_shape import StepShape
 
@@ -23,13 +24,14 @@ Found = TypeVar("Found", bound="Measurements")
 Figures = Literal["measured", "published", "assumed"]
 
 
-class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of a profile (docs/profiles.md) that a calibration tells.
 
     Attributes:
         figures: where they come from.
         about: whatever they depend on: model, dtype, device, threads, versions.
         steps: of the idle engine: the shape's counts, by their name, and the step's seconds.
+        rows: what their batches are padded to.
         max_model_len: longest prompt plus output in tokens; None where that is not told.
         kv_cache_tokens: whose keys and values fit into the memory; likewise.
     """
@@ -37,6 +39,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures = "assumed"
     about: dict[str, str] = {}
     steps: list[tuple[dict[str, float], Annotated[float, msgspec.Meta(gt=0.0)]]] = []
+    rows: RowCounts = CPU_ROWS
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
 

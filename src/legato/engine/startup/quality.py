@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 
+from legato.core.rows import RowCounts
 from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit, relative_errors
 
 MOST_ERROR = 0.25
@@ -26,8 +27,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     waited: float
 
     @classmethod
-    def of(cls, steps: list[MeasuredStep], waited: float) -> "Quality":
-        costs = fit(steps)
+    def of(cls, steps: list[MeasuredStep], rows: RowCounts, waited: float) -> "Quality":
+        costs = fit(steps, rows)
         errors = relative_errors(steps, costs)
         return cls(
             median_error=float(np.median(errors)),

@@ -113,7 +113,7 @@ class Recalibration:
             self._attempt = _Attempt(self._begin(block_ids), block_ids, self._clock())
 
     def _judge(self, attempt: _Attempt) -> None:
-        quality = Quality.of(attempt.measured, attempt.wait.share)
+        quality = Quality.of(attempt.measured, attempt.calibration.rows, attempt.wait.share)
         if quality.doubt:
             self._give_up(attempt)
             return

@@ -87,7 +87,7 @@ def describe(client: EngineClient) -> SettingsAnswer:
     config = client.scheduler_config
     return SettingsAnswer(
         asked=Settings.of(config),
-        resolved=Settings.of(config.resolve(client.info.max_model_len)),
+        resolved=Settings.of(config.resolve(client.info.max_model_len, client.info.device)),
         most_batched_tokens=client.most_batched_tokens,
     )
 

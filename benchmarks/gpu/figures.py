@@ -1,0 +1,79 @@
+"""What a part of the benchmark found, beside what the machine allows."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One figure.
+
+    Attributes:
+        unit: "ms" and other times, of which less is better, or something a second.
+        least: what the machine's roofline allows, in the same unit.
+        target: how many times that is good enough.
+        limit: what was promised of it, in the same unit.
+    """
+
+    name: str
+    value: float
+    unit: str
+    least: float | None = None
+    target: float | None = None
+    limit: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times slower than the roofline allows."""
+        if not self.least or not self.value:
+            return None
+        return self.least / self.value if self.unit.endswith("/s") else self.value / self.least
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of one part.
+
+    Attributes:
+        seconds: that it took.
+        failure: why there is not all of it; empty where there is.
+    """
+
+    title: str
+    rows: Sequence[Row] = ()
+    notes: Sequence[str] = ()
+    seconds: float = 0.0
+    failure: str = ""
+
+
+def section(figures: Figures) -> str:
+    """In Markdown."""
+    parts = [f"## {figures.title}"]
+    if figures.failure:
+        parts.append(f"**Failed**: {figures.failure}")
+    if figures.rows:
+        parts.append(_table(figures.rows))
+    parts += figures.notes
+    parts.append(f"This part took {figures.seconds:.0f} s.")
+    return "\n\n".join(parts)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Only with columns that a row has something for."""
+    columns = {
+        "": [row.name for row in rows],
+        "measured": [_told(row.value, row.unit) for row in rows],
+        "promised": [_told(row.limit, row.unit) for row in rows],
+        "roofline": [_told(row.least, row.unit) for row in rows],
+        "ratio": [_told(row.ratio, "") for row in rows],
+        "target": [_told(row.target, "") for row in rows],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _told(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    digits = 0 if value == int(value) else 3 if value < 1 else 2 if value < 100 else 0
+    return f"{value:,.{digits}f} {unit}".rstrip()

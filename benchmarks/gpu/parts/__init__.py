@@ -1,0 +1,1 @@
+"""One file a part; each has `run`, which measures and returns figures."""

@@ -1,0 +1,105 @@
+"""What the machine does at best: everything else is a part of that."""
+
+import platform
+
+import msgspec
+import torch
+
+from benchmarks.gpu.clock import median_s
+from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.settings import Settings
+from legato.bench.work import Roofline
+
+_COPY, _PRODUCT = "copy on the device", "matrix product, bfloat16"
+_FEW_ROWS = 32
+_TRANSFER_BYTES = 2**20
+
+
+def run(settings: Settings) -> Figures:
+    device, sizes = settings.torch_device, settings.sizes
+    rows = [
+        Row(name=_COPY, value=_copy(device, sizes.vector_bytes) / 1e12, unit="TB/s"),
+        Row(name=_PRODUCT, value=_product(device, sizes.matrix) / 1e12, unit="TFLOP/s"),
+        Row(
+            name=f"product of {_FEW_ROWS} rows, weights read",
+            value=_read_weights(device, sizes.matrix) / 1e12,
+            unit="TB/s",
+        ),
+    ]
+    if device.type == "cuda":
+        rows += _only_on_gpus(device, sizes.matrix)
+    return Figures(title="What the machine can do", rows=rows, notes=[_machine(device)])
+
+
+def known_roofline(settings: Settings) -> Roofline:
+    """Of this part's figures, or measured where there are none."""
+    file = settings.figures_file("ceilings")
+    if file.exists():
+        figures = msgspec.json.decode(file.read_bytes(), type=Figures)
+        rates = {row.name: 1e12 * row.value for row in figures.rows}
+        if _COPY in rates and _PRODUCT in rates:
+            return Roofline(rates[_COPY], rates[_PRODUCT])
+    device, sizes = settings.torch_device, settings.sizes
+    return Roofline(_copy(device, sizes.vector_bytes), _product(device, sizes.matrix))
+
+
+def _copy(device: torch.device, num_bytes: int) -> float:
+    """Bytes a second, read and written ones."""
+    source = torch.randn(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / median_s(lambda: target.copy_(source), device)
+
+
+def _product(device: torch.device, size: int) -> float:
+    """Operations a second. Random numbers, since a clock depends on how many bits change."""
+    left, right = torch.randn(2, size, size, device=device).bfloat16()
+    out = torch.empty_like(left)
+    return 2 * size**3 / median_s(lambda: torch.mm(left, right, out=out), device)
+
+
+def _read_weights(device: torch.device, size: int) -> float:
+    """Bytes a second of weights too large for a cache, times a few rows."""
+    weight = torch.randn(4 * size, size, device=device).bfloat16()
+    rows = torch.randn(_FEW_ROWS, size, device=device).bfloat16()
+    return weight.nbytes / median_s(lambda: rows @ weight.T, device)
+
+
+def _only_on_gpus(device: torch.device, size: int) -> list[Row]:
+    host = torch.empty(_TRANSFER_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(host, device=device)
+    up_s = median_s(lambda: there.copy_(host, non_blocking=True), device)
+    small = torch.empty(1, device=device)
+    launch_s = median_s(lambda: small.add_(1), device, repeats=200)
+    rows = [
+        Row(name="copy of 1 MiB from pinned memory", value=1e6 * up_s, unit="µs"),
+        Row(name="smallest kernel, launched one by one", value=1e6 * launch_s, unit="µs"),
+    ]
+    if torch.cuda.get_device_capability(device) >= (8, 9):
+        rows.append(
+            Row(name="matrix product, fp8", value=_fp8(device, size) / 1e12, unit="TFLOP/s")
+        )
+    return rows
+
+
+def _fp8(device: torch.device, size: int) -> float:
+    left, right = torch.randn(2, size, size, device=device).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=device)
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(left, right.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    return 2 * size**3 / median_s(multiply, device)
+
+
+def _machine(device: torch.device) -> str:
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    if device.type != "cuda":
+        return f"{platform.processor() or platform.machine()}, {versions}."
+    import triton
+
+    about = torch.cuda.get_device_properties(device)
+    return (
+        f"{about.name}, {about.total_memory / 2**30:.0f} GiB, {about.multi_processor_count} "
+        f"multiprocessors; {versions} (CUDA {torch.version.cuda}, HIP {torch.version.hip}), "
+        f"triton {triton.__version__}."
+    )

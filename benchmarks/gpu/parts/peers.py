@@ -1,0 +1,152 @@
+"""What else runs without a network: PyTorch alone at its best for decodes, and transformers."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.clock import median_s
+from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.settings import Settings
+from legato.model.base import StepAttention
+from legato.model.checkpoint import Checkpoint
+from legato.model.decoder import Decoder
+from legato.model.loader import open_checkpoint
+
+
+def run(settings: Settings) -> Figures:
+    rows = _static_batches(settings)
+    try:
+        rows.append(_transformers(settings))
+        failure = ""
+    except Exception as error:
+        failure = f"transformers: {type(error).__name__}: {error}"
+    return Figures(
+        title="Peers",
+        rows=rows,
+        failure=failure,
+        notes=[
+            "A static batch decodes a token for each of as many requests of the same length, with "
+            "scaled_dot_product_attention over caches in one piece, cuBLAS, and one CUDA graph: "
+            "nothing is scheduled, paged or sampled but by argmax. transformers runs its own "
+            "continuous batching, with a cache for all of the batch."
+        ],
+    )
+
+
+def _static_batches(settings: Settings) -> list[Row]:
+    checkpoint, device = open_checkpoint(settings.engine().model), settings.torch_device
+    model = Decoder(checkpoint.spec, dtype=checkpoint.dtype, device=device)
+    model.load_weights(checkpoint.tensors(device))
+    rows = []
+    for count in settings.sizes.streams:
+        step_s = _static_step_s(model, count, settings.sizes.context, device)
+        name = f"static batch of PyTorch: {count} at {settings.sizes.context:,}"
+        rows.append(Row(name=name, value=1e3 * step_s, unit="ms"))
+    return rows
+
+
+@torch.inference_mode()
+def _static_step_s(model: Decoder, count: int, context: int, device: torch.device) -> float:
+    attention = StaticAttention(model, count, context)
+    token_ids = torch.ones(count, dtype=torch.int64, device=device)
+    positions = torch.full_like(token_ids, context - 1)
+
+    def step() -> None:
+        hidden = model(token_ids, positions, attention)
+        token_ids.copy_(model.compute_logits(hidden).argmax(dim=-1))
+
+    return median_s(_captured(step) if device.type == "cuda" else step, device)
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """One CUDA graph of it."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class StaticAttention(StepAttention):
+    """Decodes of as many requests, each with `context` tokens in a cache of its own."""
+
+    def __init__(self, model: Decoder, count: int, context: int) -> None:
+        cache = model.cache
+        shape = (cache.num_layers, 2, count, cache.num_kv_heads, context, cache.head_dim)
+        self._cache = torch.zeros(shape, dtype=cache.dtype, device=model.device)
+        for layer in self._cache:
+            layer.normal_()
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        assert sliding_window is None, "a static batch has no windows"
+        keys, values = self._cache[layer]  # [R, K, N, D]
+        keys[:, :, -1], values[:, :, -1] = key, value
+        context = F.scaled_dot_product_attention(
+            query[:, :, None], keys, values, scale=scale, enable_gqa=True
+        )
+        return context[:, :, 0]
+
+
+def _transformers(settings: Settings) -> Row:
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    count, length, num_tokens = settings.sizes.batch
+    config = AutoConfig.from_pretrained(settings.model)
+    with settings.torch_device:
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+    _fill(model, open_checkpoint(settings.engine().model), settings.torch_device)
+    prompts = settings.prompts
+    inputs = [list(prompts.draw(length)) for _ in range(count)]
+    asked = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
+    batching = ContinuousBatchingConfig(
+        num_blocks=1 + count * -(-(length + num_tokens) // ContinuousBatchingConfig.page_size),
+        max_batch_tokens=max(settings.sizes.chunks),
+    )
+
+    def generate() -> None:
+        model.generate_batch(
+            inputs=inputs,
+            generation_config=asked,
+            continuous_batching_config=batching,
+            persistent_manager=True,
+        )
+
+    model.eval()
+    generate()  # captures its graphs
+    begun_s = time.perf_counter()
+    generate()
+    taken_s = time.perf_counter() - begun_s
+    model.destroy_cached_continuous_batching_manager()
+    return Row(
+        name=f"transformers: output of {count} x {length:,} in, {num_tokens} out",
+        value=count * num_tokens / taken_s,
+        unit="tokens/s",
+    )
+
+
+@torch.no_grad()
+def _fill(model: torch.nn.Module, checkpoint: Checkpoint, device: torch.device) -> None:
+    """The same weights as Legato's."""
+    weights = dict(model.named_parameters())
+    for name, weight in checkpoint.tensors(device):
+        assert isinstance(weight, torch.Tensor)
+        weights[name].copy_(weight)

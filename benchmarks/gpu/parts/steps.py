@@ -1,0 +1,188 @@
+"""Steps of the model on the executor alone: decodes, a prompt, and both at once."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from benchmarks.gpu.figures import Figures, Row
+from benchmarks.gpu.settings import Settings
+from legato.bench.made_up_steps import MadeUpSteps, TimedStep
+from legato.bench.work import operators_of
+from legato.core.config import Quantization
+from legato.core.plan import ScheduledChunk
+from legato.core.sampling_params import SamplingParams
+from legato.engine.startup.build import EngineParts, load_parts
+from legato.scheduler.step_shape import StepShape
+
+_WARM_UP = 5
+_SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, max_tokens=10_000)
+_DECODE_TARGET, _PREFILL_TARGET, _MIXED_TARGET = 1.2, 1.4, 1.15
+
+
+def run(settings: Settings) -> Figures:
+    begun_s = time.perf_counter()
+    parts = load_parts(settings.engine())
+    loaded_s = time.perf_counter() - begun_s
+    figures = of_parts(settings, parts)
+    loading = Row(name="loading and capture", value=loaded_s, unit="s")
+    return msgspec.structs.replace(figures, rows=[loading, *figures.rows])
+
+
+def of_parts(settings: Settings, parts: EngineParts) -> Figures:
+    """Of a model that is loaded."""
+    measured = _Measured(settings, parts)
+    measured.fill()
+    rows = [measured.decode(count) for count in settings.sizes.streams]
+    rows.append(measured.decode(settings.sizes.mixed_streams, depth=1))
+    rows.append(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
+    rows += [measured.prefill(chunk) for chunk in settings.sizes.chunks]
+    rows += [measured.mixed(chunk) for chunk in settings.sizes.mixed]
+    return Figures(
+        title="Steps of the model",
+        rows=rows,
+        notes=[
+            "The roofline is that of one operator after the other: of each, the longer of reading "
+            "and multiplying. Steps are timed on the host, from one result to the next.",
+            f"KV cache: {measured.num_cache_tokens:,} tokens.",
+        ],
+    )
+
+
+def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
+    """Decodes alone, whose time is that of reading weights and cache."""
+    measured = _Measured(settings, load_parts(settings.engine(quantization=quantization)))
+    measured.fill()
+    return Figures(
+        title=f"Decodes with weights in {quantization}",
+        rows=[measured.decode(count) for count in settings.sizes.streams],
+        notes=["The roofline is of the bytes that these weights have."],
+    )
+
+
+class _Measured:
+    def __init__(self, settings: Settings, parts: EngineParts) -> None:
+        self._sizes = settings.sizes
+        self._roofline = settings.roofline()
+        self._parts = parts
+        self._steps = MadeUpSteps(parts)
+        self.num_cache_tokens = self._steps.num_cache_tokens
+
+    def fill(self) -> None:
+        sizes = self._sizes
+        num_tokens = max(sizes.streams) * (sizes.context + sizes.decoded) + sizes.prompt
+        num_tokens = min(num_tokens, self.num_cache_tokens)
+        self._steps.fill(num_tokens, prompt=sizes.prompt, chunk=max(sizes.chunks))
+
+    def decode(
+        self, count: int, *, depth: int | None = None, params: SamplingParams | None = None
+    ) -> Row:
+        """ITL of so many streams."""
+        steps = self._decodes(count, self._sizes.decoded, params)
+        timed = self._steps.run_all(steps, depth=depth)
+        self._steps.end()
+        how = "" if depth is None else f", {depth} step in flight"
+        how += "" if params is None else ", sampled with top-k and top-p"
+        return Row(
+            name=f"ITL of {_streams(count)} at {self._sizes.context:,}{how}",
+            value=1e3 * _median_s(timed),
+            unit="ms",
+            least=1e3 * self._least_s(steps[len(steps) // 2]),
+            target=_DECODE_TARGET,
+        )
+
+    def prefill(self, chunk: int) -> Row:
+        """Tokens a second of a long prompt alone."""
+        sizes = self._sizes
+        times_s, least_s = [], 0.0
+        for _ in range(3):
+            self._add("prompt", 0, known=sizes.prompt, room=sizes.prompt)
+            steps = [
+                [self._steps.chunk("prompt", start, min(chunk, sizes.prompt - start))]
+                for start in range(0, sizes.prompt, chunk)
+            ]
+            times_s.append(sum(step.interval_s for step in self._steps.run_all(steps)))
+            least_s = sum(map(self._least_s, steps))
+            self._steps.end()
+        return Row(
+            name=f"prompt of {sizes.prompt:,} in chunks of {chunk:,}",
+            value=sizes.prompt / min(times_s),
+            unit="tokens/s",
+            least=sizes.prompt / least_s,
+            target=_PREFILL_TARGET,
+        )
+
+    def mixed(self, chunk: int) -> Row:
+        """A step of decodes and of one chunk deep in a prompt."""
+        sizes = self._sizes
+        count, start = sizes.mixed_streams, sizes.mixed_start
+        decodes = self._decodes(count, sizes.decoded, None)
+        # It overwrites keys and values that nobody reads for what they are.
+        self._add("chunk", 0, known=start + chunk + 1, room=start + chunk)
+        part = self._steps.chunk("chunk", start, chunk)
+        steps = [[*rows, part] for rows in decodes]
+        timed = self._steps.run_all(steps)
+        self._steps.end()
+        return Row(
+            name=f"{_streams(count)} and {chunk:,} tokens at {start:,}",
+            value=1e3 * _median_s(timed),
+            unit="ms",
+            least=1e3 * self._least_s(steps[len(steps) // 2]),
+            target=_MIXED_TARGET,
+        )
+
+    def _decodes(
+        self, count: int, num_steps: int, params: SamplingParams | None
+    ) -> list[list[ScheduledChunk]]:
+        """Each step's tokens come of the step before it, so that the next may be under way."""
+        context = self._sizes.context
+        room = context + num_steps
+        names = [f"stream {i}" for i in range(count)]
+        for name, place in zip(names, self._places(room), strict=False):
+            self._add(name, place, known=context, room=room, params=params)
+        return [
+            [self._steps.chunk(name, context - 1 + step, 1) for name in names]
+            for step in range(num_steps)
+        ]
+
+    def _places(self, room: int) -> Iterator[int]:
+        """Where streams lie in the cache, which they share where it is too small for all of them.
+
+        What they read from there is as many bytes.
+        """
+        size = -(-room // self._parts.kv.block_size) * self._parts.kv.block_size
+        return itertools.cycle(range(0, self.num_cache_tokens - size + 1, size))
+
+    def _add(
+        self,
+        name: str,
+        first_slot: int,
+        *,
+        known: int,
+        room: int,
+        params: SamplingParams | None = None,
+    ) -> None:
+        given = {} if params is None else {"params": params}
+        self._steps.add(
+            name, num_prompt_tokens=known, first_slot=first_slot, num_tokens=room, **given
+        )
+
+    def _least_s(self, chunks: Sequence[ScheduledChunk]) -> float:
+        parts = self._parts
+        operators = operators_of(
+            parts.spec,
+            StepShape.of_chunks(chunks),
+            token_bytes=parts.cache.token_bytes,
+            weight_bytes=parts.model.num_weight_bytes,
+        )
+        return self._roofline.operators_s(operators)
+
+
+def _streams(count: int) -> str:
+    return f"{count} stream{'s' * (count > 1)}"
+
+
+def _median_s(timed: Sequence[TimedStep]) -> float:
+    return statistics.median(step.interval_s for step in timed[min(_WARM_UP, len(timed) // 2) :])

@@ -1,0 +1,97 @@
+"""Runs parts one after the other, each in a process of its own, and keeps what each found."""
+
+import importlib
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.gpu.figures import Figures
+from benchmarks.gpu.settings import Settings
+
+PARTS = {
+    "ceilings": 60.0,
+    "correctness": 180.0,
+    "attention": 60.0,
+    "steps": 150.0,
+    "streams": 150.0,
+    "peers": 120.0,
+    "fp8": 90.0,
+    "int4": 90.0,
+}
+"""Key the name, value the seconds after which it is given up. What later parts need goes first."""
+
+_FEWEST_S = 15.0
+"""In which no part could end."""
+_LAST_LINES = 12
+
+
+def measured(
+    settings: Settings, parts: Sequence[str], *, again: bool, until_s: float
+) -> Iterator[tuple[str, Figures]]:
+    """Figures of each part, as soon as there are any: those of an earlier call at once.
+
+    Args:
+        again: measure also what has been measured without a failure.
+        until_s: on `time.monotonic`; what would go beyond is left to another call.
+    """
+    for part in parts:
+        file = settings.figures_file(part)
+        known = _read(file)
+        if known is not None and not known.failure and not again:
+            yield part, known
+            continue
+        begun_s = time.monotonic()
+        if until_s - begun_s < _FEWEST_S:
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        figures = _in_a_process(settings, part, min(PARTS[part], until_s - begun_s))
+        figures = msgspec.structs.replace(figures, seconds=time.monotonic() - begun_s)
+        _write(file, figures)
+        yield part, figures
+
+
+def _in_a_process(settings: Settings, part: str, patience_s: float) -> Figures:
+    """What a fault of the device leaves behind ends with the process, as does all memory."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu.runner", part],
+            input=msgspec.json.encode(settings),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=patience_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Figures(title=part, failure=f"it took more than {patience_s:.0f} s")
+    said = ended.stderr.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    why = "\n".join([f"its process ended with status {ended.returncode}", *said])
+    return _read(settings.figures_file(part)) or Figures(title=part, failure=why)
+
+
+def run_part(settings: Settings, part: str) -> Figures:
+    """In this process; a failure is told, and where it lies."""
+    run: Callable[[Settings], Figures] = importlib.import_module(f"benchmarks.gpu.parts.{part}").run
+    try:
+        return run(settings)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error)[-3:])
+        return Figures(title=part, failure=f"\n\n```\n{where}```")
+
+
+def _read(file: Path) -> Figures | None:
+    return msgspec.json.decode(file.read_bytes(), type=Figures) if file.exists() else None
+
+
+def _write(file: Path, figures: Figures) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+
+
+if __name__ == "__main__":
+    given = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    _write(given.figures_file(sys.argv[1]), run_part(given, sys.argv[1]))

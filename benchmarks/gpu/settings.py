@@ -1,0 +1,128 @@
+"""What the parts measure, and on what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from legato.bench.work import Roofline
+from legato.bench.workload.requests import RandomPrompts
+from legato.core.config import EngineConfig
+from legato.model.loader import open_checkpoint
+
+LLAMA_3_1_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+"""Its config.json, as far as Legato reads it."""
+
+SHAPE = "llama-3.1-8b"
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of everything; all lengths are in tokens.
+
+    Attributes:
+        streams: that decode at once.
+        context: of each of them.
+        decoded: steps, of which the median counts.
+        prompt: a long one.
+        chunks: that it is computed in.
+        mixed: chunks beside `mixed_streams`, at position `mixed_start`.
+        max_model_len: the longest prompt and all that follows it.
+        probe_streams, probe_s: that decode while long prompts come for so long.
+        probe_tokens: that each of them may come to: more than it will.
+        batch: (requests, prompt, output) of the offline runs.
+        matrix: of a large product, and `vector_bytes` of a large copy.
+    """
+
+    streams: tuple[int, ...] = (1, 32, 128, 256)
+    context: int = 1024
+    decoded: int = 30
+    prompt: int = 8192
+    chunks: tuple[int, ...] = (8192, 2048)
+    mixed: tuple[int, ...] = (128, 512, 2048)
+    mixed_streams: int = 128
+    mixed_start: int = 4096
+    max_model_len: int = 16_384
+    probe_streams: int = 32
+    probe_s: float = 20.0
+    probe_tokens: int = 4096
+    batch: tuple[int, int, int] = (256, 512, 128)
+    matrix: int = 8192
+    vector_bytes: int = 4 * 2**30
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes:
+    out: folder of the figures.
+    itl_slo_s: that the probe asks for; None asks for no promise.
+    """
+
+    model: str
+    out: str
+    device: str = "cuda"
+    itl_slo_s: float | None = 0.025
+    sizes: Sizes = Sizes()
+
+    def figures_file(self, part: str) -> Path:
+        return Path(self.out) / f"{part}.json"
+
+    def engine(self, **changes: Any) -> EngineConfig:
+        """Of dummy weights of the model's shape."""
+        sizes = self.sizes
+        settings = {
+            "model": self.model,
+            "load_format": "dummy",
+            "device": self.device,
+            "max_model_len": sizes.max_model_len,
+            "max_num_seqs": max(*sizes.streams, sizes.mixed_streams + 1),
+            "max_num_batched_tokens": max(sizes.chunks),
+            "calibration_dir": str(Path(self.out) / "calibration"),
+        }
+        return EngineConfig.of(**(settings | changes))
+
+    @property
+    def prompts(self) -> RandomPrompts:
+        """Of tokens that the model has."""
+        spec = open_checkpoint(self.engine().model).spec
+        return RandomPrompts(vocab_size=spec.vocab_size, seed=0)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    def roofline(self) -> Roofline:
+        """What the machine was seen to do in the part `ceilings`, or does now."""
+        from benchmarks.gpu.parts.ceilings import known_roofline
+
+        return known_roofline(self)
+
+
+def shape_folder(out: Path) -> Path:
+    """A folder with the config.json of the default shape, and nothing else."""
+    folder = out / SHAPE
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA_3_1_8B, indent=2), encoding="utf-8")
+    return folder

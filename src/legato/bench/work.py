@@ -1,0 +1,93 @@
+"""What a step cannot do without, and the least that takes on a machine: its roofline.
+
+A step has to read the weights and the cached keys and values, and to multiply: the longer of the
+two is the least that it can take (Williams, Waterman and Patterson, 2009). Its operators run one
+after the other, and some only read while others only multiply, so that their sum is nearer to what
+can be reached.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from legato.model.spec import DecoderSpec
+from legato.scheduler.step_shape import StepShape
+
+_FLOPS_PER_WEIGHT = 2
+_FLOPS_PER_PAIR = 4
+"""Of a number of a query: times the key's, added, and the same with the value."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Attributes: num_bytes: to be read."""
+
+    num_bytes: float
+    num_flops: float
+
+
+class Roofline(msgspec.Struct, frozen=True):
+    """What the machine was seen to do."""
+
+    bytes_a_s: float
+    flops_a_s: float
+
+    def least_s(self, work: Work) -> float:
+        return max(work.num_bytes / self.bytes_a_s, work.num_flops / self.flops_a_s)
+
+    def operators_s(self, operators: Mapping[str, Work]) -> float:
+        """Of one after the other."""
+        return sum(map(self.least_s, operators.values()))
+
+
+def work_of(spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int) -> Work:
+    """Weights, keys and values that a step reads, and what it multiplies; as `operators_of`."""
+    return _sum(
+        operators_of(spec, shape, token_bytes=token_bytes, weight_bytes=weight_bytes).values()
+    )
+
+
+def operators_of(
+    spec: DecoderSpec, shape: StepShape, *, token_bytes: int, weight_bytes: int
+) -> dict[str, Work]:
+    """The same, operator by operator: all layers' together; key its name.
+
+    Args:
+        token_bytes: of a token's keys and values in the cache.
+        weight_bytes: of all weights that a step reads.
+    """
+    heads_size = spec.num_heads * spec.head_dim
+    qkv_size = heads_size + 2 * spec.num_kv_heads * spec.head_dim
+    a_layer = {
+        "qkv": spec.hidden_size * qkv_size,
+        "output": spec.hidden_size * heads_size,
+        "gate and up": 2 * spec.hidden_size * spec.intermediate_size,
+        "down": spec.hidden_size * spec.intermediate_size,
+    }
+    matrices = {name: (spec.num_layers * size, shape.num_tokens) for name, size in a_layer.items()}
+    if shape.num_samples:
+        matrices["logits"] = (spec.vocab_size * spec.hidden_size, shape.num_samples)
+    pair_flops = _FLOPS_PER_PAIR * spec.num_layers * heads_size
+    weight = weight_bytes / _num_weights(spec, sum(a_layer.values()))
+    operators = {
+        name: Work(weight * size, _FLOPS_PER_WEIGHT * size * num_rows)
+        for name, (size, num_rows) in matrices.items()
+    }
+    if shape.num_decode_rows:
+        keys = shape.decode_context
+        operators["attention of decodes"] = Work(token_bytes * keys, pair_flops * keys)
+    if shape.num_prefill_tokens:
+        keys, pairs = shape.prefill_context, shape.prefill_area
+        operators["attention of chunks"] = Work(token_bytes * keys, pair_flops * pairs)
+    return operators
+
+
+def _num_weights(spec: DecoderSpec, a_layer: int) -> int:
+    return spec.num_layers * a_layer + spec.vocab_size * spec.hidden_size
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    num_bytes = num_flops = 0.0
+    for work in works:
+        num_bytes += work.num_bytes
+        num_flops += work.num_flops
+    return Work(num_bytes, num_flops)

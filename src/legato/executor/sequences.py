@@ -1,0 +1,217 @@
+"""The requests that an executor knows: who is new, who has ended, and what came of a step."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from legato.core.outputs import TokenLogprobs
+from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.request import AddRequest
+from legato.executor.constraint import Constraint
+from legato.executor.mask_thread import MaskThread
+from legato.executor.sampler import NO_TOKEN
+from legato.executor.sequence import SamplingRow, SequenceState
+from legato.grammar.compiled import Grammar
+
+_Value = TypeVar("_Value")
+
+_ALL_FORBIDDEN = Fault(
+    "the request's own settings forbid every token that could come next", is_asked_for=True
+)
+_MASK_WAIT_S = 0.002
+"""How long a step waits for masks, where it has chunks that need none."""
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A plan, and whose tokens it is about, which may have ended for all others meanwhile.
+
+    Attributes:
+        sequences: one a chunk, in their order.
+    """
+
+    plan: StepPlan
+    sequences: Sequence[SequenceState]
+
+    @property
+    def pairs(self) -> Iterable[tuple[ScheduledChunk, SequenceState]]:
+        return zip(self.plan.chunks, self.sequences, strict=True)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(chunk.num_samples for chunk in self.plan.chunks)
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """S rows of a step that are sampled.
+
+    Attributes:
+        request_ids: whose they are.
+        places: of each among all of the step's sampled rows, some of which may be left out.
+    """
+
+    request_ids: Sequence[str]
+    rows: Sequence[SamplingRow]
+    places: Sequence[int]
+
+    def grouped(self, values: Iterable[_Value]) -> dict[str, list[_Value]]:
+        """S values by request; key request id."""
+        groups: dict[str, list[_Value]] = {}
+        for request_id, value in zip(self.request_ids, values, strict=True):
+            groups.setdefault(request_id, []).append(value)
+        return groups
+
+    def part(self, indices: Sequence[int]) -> "SampledRows":
+        """Some of them."""
+        return SampledRows(
+            [self.request_ids[i] for i in indices],
+            [self.rows[i] for i in indices],
+            [self.places[i] for i in indices],
+        )
+
+    @property
+    def scored(self) -> list[int]:
+        """Indices of those whose log probabilities are asked for."""
+        return [i for i, row in enumerate(self.rows) if row.params.logprobs is not None]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What was computed in a step; key request id everywhere.
+
+    Attributes:
+        token_ids: one for each sampled row.
+        logprobs, prompt_logprobs: of those who asked.
+        unsampled: whose last rows were not sampled, and the reason.
+    """
+
+    token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    unsampled: Mapping[str, Constraint] = field(default_factory=dict)
+
+    def of(self, chunk: ScheduledChunk) -> ChunkResult:
+        name = chunk.request_id
+        scores = self.prompt_logprobs.get(name)
+        if name in self.unsampled:
+            return chunk.unsampled(scores, is_complete=self.unsampled[name].is_complete)
+        return chunk.result(self.token_ids.get(name, ()), self.logprobs.get(name), scores)
+
+
+class Sequences:
+    """Each request's tokens between steps, so that a plan names only positions and blocks.
+
+    Args:
+        grammar: of a request's output, before its first token; asked by the request's id.
+    """
+
+    def __init__(self, grammar: Callable[[str], Grammar] | None = None) -> None:
+        self._sequences: dict[str, SequenceState] = {}  # key request id
+        self._grammar = grammar
+        self._masks = MaskThread()
+
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Note who is new and who has ended, which stays so if the step fails."""
+        for request_id in plan.ended_requests:
+            # Unknown where the parts of a step that failed tell of it again.
+            self._sequences.pop(request_id, None)
+        for message in plan.new_requests:
+            constraint = self._constraint(message)
+            self._sequences[message.request_id] = SequenceState(message, constraint)
+        step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
+        for chunk, sequence in step.pairs:
+            if chunk.draft_token_ids:
+                self._guess(sequence, chunk.draft_token_ids)
+        return step
+
+    def unsampled(self, step: BegunStep) -> dict[str, Constraint]:
+        """Whose last rows are not sampled: nothing may come, or it is not known in time what may.
+
+        A mask that takes long holds up nobody who needs none.
+        """
+        constrained = {
+            chunk.request_id: sequence.constraint
+            for chunk, sequence in step.pairs
+            if chunk.num_samples and sequence.constraint is not None
+        }
+        is_alone = len(constrained) == len(step.plan.chunks)
+        wait({c.ready for c in constrained.values()}, None if is_alone else _MASK_WAIT_S)
+        for constraint in constrained.values():
+            if constraint.ready.done():
+                constraint.ready.result()
+        return {
+            request_id: constraint
+            for request_id, constraint in constrained.items()
+            if constraint.has_ended or not constraint.ready.done()
+        }
+
+    def end(self, step: BegunStep, outcome: StepOutcome, seconds: float) -> StepResult:
+        """Book what came of a step, when nothing of it can fail any more.
+
+        A step that raised must leave no trace.
+        """
+        chunks: dict[str, ChunkResult] = {}
+        faults: dict[str, Fault] = {}
+        going_on: list[Constraint] = []
+        for chunk, sequence in step.pairs:
+            result, constraint = outcome.of(chunk), sequence.constraint
+            if NO_TOKEN in result.token_ids:
+                faults[chunk.request_id] = _ALL_FORBIDDEN
+                continue
+            sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
+            if constraint is not None and result.token_ids:
+                num_taken = constraint.advance(result.token_ids)
+                result = result.cut(num_taken, is_complete=constraint.is_complete)
+                going_on.append(constraint)
+            for token_id in result.token_ids:
+                sequence.append(token_id)
+            if constraint is not None and constraint.error:
+                faults[chunk.request_id] = Fault(constraint.error, is_asked_for=True)
+            else:
+                chunks[chunk.request_id] = result
+        self._masks.begin([(c, ()) for c in going_on if not c.has_ended])
+        return StepResult(step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults)
+
+    def _constraint(self, message: AddRequest) -> Constraint | None:
+        if message.params.structured_outputs is None:
+            return None
+        assert self._grammar is not None, "no grammars were promised"
+        ends = (*message.eos_token_ids, *message.params.stop_token_ids)
+        constraint = Constraint(self._grammar(message.request_id), ends)
+        self._masks.begin([(constraint, ())])
+        return constraint
+
+    def _guess(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        sequence.guess(token_ids)
+        if sequence.constraint is not None:
+            self._masks.begin([(sequence.constraint, token_ids)])
+
+
+def sampled_rows(step: BegunStep, *, without: Mapping[str, object]) -> SampledRows:
+    """Those of a step's sampled rows that are to be, in their order."""
+    ids: list[str] = []
+    rows: list[SamplingRow] = []
+    places: list[int] = []
+    num_rows = 0
+    for chunk, sequence in step.pairs:
+        num_rows += chunk.num_samples
+        if chunk.request_id in without:
+            continue
+        for later in reversed(range(chunk.num_samples)):
+            ids.append(chunk.request_id)
+            rows.append(sequence.sampling_row(chunk.end - later))
+            places.append(num_rows - 1 - later)
+    return SampledRows(ids, rows, places)
+
+
+def scored_prompt(chunk: ScheduledChunk, sequence: SequenceState) -> range:
+    """Positions whose rows score the prompt's tokens behind them, none of them twice.
+
+    Row p scores token p + 1; tokens [1, scored] were returned before a preemption.
+    """
+    if sequence.message.params.prompt_logprobs is None:
+        return range(0)
+    first = max(chunk.start, sequence.num_prompt_logprobs)
+    return range(first, min(chunk.end, sequence.num_prompt_tokens - 1))

@@ -1,0 +1,160 @@
+"""The decoder on a GPU: the same weights as PyTorch's, and few kernels between their products."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from legato.gpu.kernels.activation import silu_mul
+from legato.gpu.kernels.attention import AttentionScratch, attend
+from legato.gpu.kernels.embedding import embed
+from legato.gpu.kernels.norm import add_rms_norm, add_rms_norm_of
+from legato.gpu.kernels.rope import rope_table, rotate_and_write
+from legato.gpu.step_inputs import StepInputs
+from legato.gpu.weights import check_fp8, load_weights
+from legato.model.base import NamedWeights
+from legato.model.decoder import Decoder, Embedding
+from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from legato.model.rope import RotaryEmbedding
+from legato.model.spec import DecoderSpec
+
+
+class Memory(NamedTuple):
+    """What steps leave to those behind them.
+
+    Attributes:
+        caches: keys and values of each layer, [num_blocks, K, block size, D].
+        block_table: int32 [S + 1, max_blocks].
+        last_token: int32 [S + 1], the token that a request was given last.
+        scratch: for attention.
+    """
+
+    caches: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    block_table: torch.Tensor
+    last_token: torch.Tensor
+    scratch: AttentionScratch
+
+
+class GpuDecoder(Decoder):
+    """A `Model` that computes whole steps from what is on the device alone.
+
+    `forward`, which takes any attention, is PyTorch's still. Projections are on the device once
+    their weights are loaded, which says of what kind they are.
+
+    Args:
+        is_fp8: compute the layers' projections in 8-bit floats.
+
+    Raises:
+        ConfigError: 8-bit floats do not run on this device, or beside this dtype.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, is_fp8: bool = False
+    ) -> None:
+        if is_fp8:
+            check_fp8(dtype, device)
+        super().__init__(spec, dtype=dtype, device=torch.device("meta"))
+        self._is_fp8 = is_fp8
+        self.rotary = RotaryEmbedding(spec.rope, device)
+        for module in self.modules():
+            if isinstance(module, Embedding | RMSNorm):
+                module.to_empty(device=device)
+
+    @torch.inference_mode()
+    def load_weights(self, weights: NamedWeights) -> None:
+        self.num_weight_bytes = load_weights(self, weights, device=self.device, is_fp8=self._is_fp8)
+
+    def compute_step(
+        self,
+        inputs: StepInputs,
+        memory: Memory,
+        residual: torch.Tensor,
+        *,
+        num_layers: int | None = None,
+    ) -> None:
+        """Run the layers, which write keys and values to the cache.
+
+        Args:
+            residual: float32 [P, E]; overwritten by the residual stream behind the last layer.
+            num_layers: how many of them; None is all.
+        """
+        embed(inputs.input_source, memory.last_token, self.embed_tokens.weight, residual)
+        table = rope_table(inputs.positions, self.rotary.inverse, self.rotary.scaling)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(islice(self.layers, num_layers)):
+            assert isinstance(layer, DecoderLayer)
+            rows = self._normed(layer.input_layernorm, residual, delta)
+            delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
+            rows = self._normed(layer.post_attention_layernorm, residual, delta)
+            delta = _mlp(layer.mlp, rows)
+        assert delta is not None
+        residual.add_(delta)
+
+    def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The final norm of some rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
+        out = self._new(len(rows), residual.shape[1])
+        add_rms_norm_of(rows, residual, None, self.norm.weight, self.norm.eps, out)
+        return out
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """[Q, E] to `out` [Q, V], both in the model's dtype."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        weight = getattr(head, "weight", None)
+        if weight is None:
+            assert self.lm_head is not None
+            out.copy_(self.lm_head(hidden))
+        else:
+            torch.mm(hidden, weight.t(), out=out)
+
+    def _normed(
+        self, norm: RMSNorm, residual: torch.Tensor, delta: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = self._new(*residual.shape)
+        add_rms_norm(residual, delta, norm.weight, norm.eps, out)
+        return out
+
+    def _new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+
+def _attention(
+    attention: Attention,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    inputs: StepInputs,
+    memory: Memory,
+    cache: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """[P, E] to [P, E]."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    query = rotate_and_write(
+        attention.qkv_proj(rows),
+        table,
+        inputs.slot_mapping,
+        *cache,
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        eps=0.0 if q_norm is None else q_norm.eps,
+    )
+    context = attend(
+        query,
+        *cache,
+        memory.block_table,
+        inputs.work,
+        torch.empty(query.shape, dtype=query.dtype, device=query.device),
+        memory.scratch,
+        scale=attention.scale,
+        sliding_window=attention.sliding_window,
+    )
+    output: torch.Tensor = attention.o_proj(context.flatten(1))
+    return output
+
+
+def _mlp(mlp: MLP, rows: torch.Tensor) -> torch.Tensor:
+    """[P, E] to [P, E]."""
+    gate_up: torch.Tensor = mlp.gate_up_proj(rows)
+    gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    silu_mul(gate_up, gated)
+    output: torch.Tensor = mlp.down_proj(gated)
+    return output

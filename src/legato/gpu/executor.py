@@ -1,0 +1,201 @@
+"""Runs step plans on a GPU, of which the host asks the next step while it computes one."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from legato.core.outputs import TokenLogprobs
+from legato.core.plan import BlockMove, StepPlan, StepResult
+from legato.core.sampling_params import SamplingParams
+from legato.executor.constraint import Constraint
+from legato.executor.logprobs import Scores, score
+from legato.executor.memory import raising_memory_error
+from legato.executor.sequence import SamplingRow
+from legato.executor.sequences import (
+    BegunStep,
+    Sequences,
+    StepOutcome,
+    sampled_rows,
+    scored_prompt,
+)
+from legato.executor.torch_executor import LOGITS_ROWS
+from legato.gpu.device import Device, Event
+from legato.gpu.host_blocks import HostBlocks
+from legato.gpu.sampler import adjust, check_sampled
+from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_loader import StepLoader
+from legato.gpu.step_program import Runner, StepProgram
+from legato.grammar.compiled import Grammar
+
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
+_AS_IT_IS = SamplingRow(SamplingParams(temperature=0.0), (), _NO_TOKENS, _NO_TOKENS)
+"""A row that asks for no change of its logits."""
+
+
+class _Scored(NamedTuple):
+    """Log probabilities that are on their way to the host.
+
+    Attributes:
+        num_top: most likely tokens of each position.
+    """
+
+    request_id: str
+    scores: Scores
+    num_top: list[int]
+
+
+class _Flight(NamedTuple):
+    """A step that the device was asked for.
+
+    Attributes:
+        sampled: int32 [S] on the host, once `done` is passed, as are the next.
+    """
+
+    step: BegunStep
+    unsampled: Mapping[str, Constraint]
+    sampled: torch.Tensor
+    logprobs: Sequence[_Scored]
+    prompt_logprobs: Sequence[_Scored]
+    begun: Event
+    done: Event
+
+
+class GpuExecutor:
+    """`submit` asks a step of the device, and waits for nothing there; `collect` waits for it.
+
+    Args:
+        program: what the device does.
+        runner: has it done; None has it done anew each time, without padding.
+        depth: most steps in flight.
+        num_host_slots: blocks that host memory is kept for.
+        grammar: of a request's output, before its first token; asked by the request's id.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        device: Device,
+        runner: Runner | None = None,
+        *,
+        depth: int = 1,
+        num_host_slots: int = 0,
+        grammar: Callable[[str], Grammar] | None = None,
+    ) -> None:
+        self.depth = depth
+        self._program = program
+        self._runner = runner or program
+        self._device = device
+        self._host_blocks = HostBlocks(device, program.blocks, num_host_slots)
+        self._sequences = Sequences(grammar)
+        self._loader = StepLoader(program, device, depth=depth)
+        self._flights: deque[_Flight] = deque()
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._host_blocks.move(moves)
+
+    def submit(self, plan: StepPlan) -> None:
+        begun = self._device.event()
+        begun.record()  # passed when the step before is done, or at once
+        with raising_memory_error(), torch.inference_mode():
+            self._loader.forget(plan.ended_requests)
+            step = self._sequences.begin(plan)
+            self._flights.append(self._launch(step, begun))
+
+    def collect(self) -> StepResult:
+        flight = self._flights.popleft()
+        try:
+            with raising_memory_error():
+                flight.done.wait()
+            sampled = flight.sampled.numpy()
+            check_sampled(sampled)
+        except Exception:
+            self._flights.clear()  # those behind it have gone on from what it did not bring
+            raise
+        outcome = StepOutcome(
+            _by_request(flight.step, sampled.tolist()),
+            _entries(flight.logprobs),
+            _entries(flight.prompt_logprobs),
+            flight.unsampled,
+        )
+        seconds = flight.done.seconds_since(flight.begun)
+        return self._sequences.end(flight.step, outcome, seconds)
+
+    def _launch(self, step: BegunStep, begun: Event) -> _Flight:
+        size, first_rows = self._loader.load(step, self._runner)
+        self._runner.forward(size)
+        prompt_logprobs = self._score_prompts(step, first_rows.tolist())
+        unsampled = self._sequences.unsampled(step)  # masks were made meanwhile
+        self._sample(step, size, unsampled)
+        logprobs = self._score_sampled(step)
+        sampled = self._device.download(self._program.sampled[: step.num_samples])
+        done = self._device.event()
+        done.record()
+        return _Flight(step, unsampled, sampled, logprobs, prompt_logprobs, begun, done)
+
+    def _sample(self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]) -> None:
+        if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
+            self._runner.sample(size)
+            return
+        sampled = sampled_rows(step, without=unsampled)
+        rows = [_AS_IT_IS] * step.num_samples  # what comes of rows left out is not read
+        for place, row in zip(sampled.places, sampled.rows, strict=True):
+            rows[place] = row
+        adjusted = adjust(self._program.logits[: size.num_samples], rows)
+        self._program.sample(size, adjusted=adjusted)
+
+    def _score_sampled(self, step: BegunStep) -> list[_Scored]:
+        """Log probabilities of the tokens just sampled, of requests that asked."""
+        scored: list[_Scored] = []
+        for (chunk, sequence), places in zip(step.pairs, _sample_places(step), strict=True):
+            num_top = sequence.message.params.logprobs
+            if num_top is None or not places:
+                continue
+            rows = slice(places.start, places.stop)
+            tokens = self._program.sampled[rows].to(torch.int64).clamp_(min=0)
+            scores = self._score(self._program.logits[rows].float(), tokens, num_top)
+            scored.append(_Scored(chunk.request_id, scores, [num_top] * len(places)))
+        return scored
+
+    def _score_prompts(self, step: BegunStep, first_rows: Sequence[int]) -> list[_Scored]:
+        """Prompt log probabilities of requests that asked, a few rows at a time."""
+        scored: list[_Scored] = []
+        for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
+            positions = scored_prompt(chunk, sequence)
+            num_top = sequence.message.params.prompt_logprobs or 0
+            for start in range(positions.start, positions.stop, LOGITS_ROWS):
+                some = np.arange(start, min(start + LOGITS_ROWS, positions.stop))
+                tokens = self._device.upload(sequence.token_ids[some + 1])
+                index = self._device.upload((some - chunk.start + first).astype(np.int32))
+                hidden = self._program.model.hidden_of(index, self._program.residual)
+                logits = self._program.model.compute_logits(hidden)
+                scores = self._score(logits, tokens, num_top)
+                scored.append(_Scored(chunk.request_id, scores, [num_top] * len(some)))
+        return scored
+
+    def _score(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Scores:
+        """On its way to the host."""
+        return Scores._make(map(self._device.download, score(logits, tokens, num_top)))
+
+
+def _sample_places(step: BegunStep) -> list[range]:
+    """Which of the step's sampled rows are each chunk's."""
+    bounds = accumulate((chunk.num_samples for chunk in step.plan.chunks), initial=0)
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def _by_request(step: BegunStep, tokens: Sequence[int]) -> dict[str, Sequence[int]]:
+    return {
+        chunk.request_id: tokens[places.start : places.stop]
+        for chunk, places in zip(step.plan.chunks, _sample_places(step), strict=True)
+    }
+
+
+def _entries(scored: Sequence[_Scored]) -> dict[str, list[TokenLogprobs]]:
+    entries: dict[str, list[TokenLogprobs]] = {}
+    for request_id, scores, num_top in scored:
+        entries.setdefault(request_id, []).extend(scores.entries(num_top))
+    return entries

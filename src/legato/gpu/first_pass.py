@@ -1,0 +1,31 @@
+"""The first forward pass on a GPU; see `legato.executor.first_pass`."""
+
+import torch
+
+from legato.executor.first_pass import check_layers, first_plan
+from legato.executor.sequences import Sequences
+from legato.gpu.device import Device
+from legato.gpu.step_loader import StepLoader
+from legato.gpu.step_program import StepProgram
+
+
+@torch.inference_mode()
+def check_first_pass(program: StepProgram, device: Device, *, max_len: int) -> None:
+    """Compute a few tokens from all over the vocabulary; raises `UnsupportedModelError`.
+
+    Args:
+        max_len: positions that the model, and the cache, have.
+    """
+    model = program.model
+    vocab_size, num_layers = model.spec.vocab_size, model.spec.num_layers
+    plan = first_plan(vocab_size=vocab_size, max_len=max_len, block_size=program.block_size)
+    size, _ = StepLoader(program, device).load(Sequences().begin(plan), program)
+    rows = torch.arange(size.num_rows, dtype=torch.int32, device=device.torch_device)
+
+    def values(num_layers: int | None) -> torch.Tensor:
+        program.layers(size, num_layers=num_layers)
+        if num_layers is not None:
+            return program.residual[: size.num_rows]
+        return model.compute_logits(model.hidden_of(rows, program.residual))
+
+    check_layers(values, num_layers, model.dtype)

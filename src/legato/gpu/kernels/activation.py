@@ -1,0 +1,29 @@
+"""The gated activation of an MLP."""
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """SiLU of the gate, times what goes through it.
+
+    Args:
+        gate_up: [T, 2I], gates first.
+        out: [T, I]; written.
+    """
+    num_rows, size = out.shape
+    _silu_mul[num_rows, triton.cdiv(size, _BLOCK)](gate_up, out, size, block=_BLOCK)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, size, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_inside = column < size
+    gate = tl.load(gate_up + row * 2 * size + column, mask=is_inside).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * size + column, mask=is_inside).to(tl.float32)
+    gated = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * size + column, gated.to(out.dtype.element_ty), mask=is_inside)

@@ -1,0 +1,377 @@
+"""Packed paged attention: one kernel for the rows of a step, whatever they are (`work_items`).
+
+A program has an item and a key head. The softmax runs along with the keys (Milakov and Gimelshein,
+2018, arXiv:1805.02867), in powers of two. Where an item is a part of a tile's keys, the logarithm
+of its denominator is kept beside its result, and `_merge_parts` joins the parts in their order.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from legato.gpu.kernels.cache import scales_of
+from legato.gpu.kernels.target import multiplies_from_shared_memory
+from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
+
+_LOG2_E = math.log2(math.e)
+_MERGED_AT_ONCE = 32
+"""Results that a program has in its registers: rows times parts."""
+
+
+class AttentionScratch(NamedTuple):
+    """Results of parts, until they are merged.
+
+    Attributes:
+        partial: float32 [rows, H, D].
+        log_sum: float32 [rows, H], to the base of two.
+    """
+
+    partial: torch.Tensor
+    log_sum: torch.Tensor
+
+
+def make_scratch(
+    shape: WorkShape, *, num_heads: int, head_dim: int, device: torch.device
+) -> AttentionScratch:
+    """Enough for steps of this shape and, as it is the same for all numbers of rows, of any."""
+    num_rows = max(part.scratch_rows for part in shape)
+    return AttentionScratch(
+        torch.empty(num_rows, num_heads, head_dim, dtype=torch.float32, device=device),
+        torch.empty(num_rows, num_heads, dtype=torch.float32, device=device),
+    )
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    work: Sequence[WorkList],
+    out: torch.Tensor,
+    scratch: AttentionScratch,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Attend causally in the cache, which has the step's own keys and values already.
+
+    Args:
+        query: [P, H, D], heads contiguous.
+        key_cache, value_cache: one layer's [num_blocks, K, block size, D], of the query's dtype, or
+            quantized: int8 [num_blocks, K, block size, D + SCALE_BYTES]. Either way a head's part
+            of a block is what `CacheSpec` tells, its tokens in their order.
+        block_table: int32 [slots, max blocks].
+        work: the step's items, from `work_lists`.
+        out: [P, H, D] in the query's dtype, contiguous. Rows of no item keep what they had.
+        sliding_window: see `StepAttention.attend`; no wider than the items were made for.
+
+    Returns:
+        `out`.
+    """
+    for part in work:
+        _attend_list(
+            query, key_cache, value_cache, block_table, part, out, scratch, scale, sliding_window
+        )
+    return out
+
+
+def _attend_list(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    work: WorkList,
+    out: torch.Tensor,
+    scratch: AttentionScratch,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    _, num_heads, head_dim = query.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    padded_dim = triton.next_power_of_2(head_dim)
+    is_quantized = key_cache.dtype == torch.int8
+    how = _how(work.shape.product_rows, padded_dim * query.element_size())
+    _attend_items[(num_kv_heads * work.shape.num_items,)](
+        query,
+        key_cache,
+        value_cache,
+        *(scales_of(cache) if is_quantized else cache for cache in (key_cache, value_cache)),
+        block_table,
+        work.items,
+        out,
+        *scratch,
+        scale * _LOG2_E,
+        sliding_window or 0,
+        query.stride(0),
+        block_table.stride(0),
+        key_cache.stride(0),
+        num_kv_heads=num_kv_heads,
+        group=num_heads // num_kv_heads,
+        head_dim=head_dim,
+        padded_dim=padded_dim,
+        block_size=block_size,
+        is_quantized=is_quantized,
+        product_rows=work.shape.product_rows,
+        num_keys=how.num_keys,
+        has_window=sliding_window is not None,
+        wide_rows=WIDE_ROWS,
+        item_fields=ITEM_FIELDS,
+        num_warps=how.num_warps,
+        num_stages=how.num_stages,
+    )
+    _merge_parts[(num_heads * work.shape.num_merges,)](
+        out,
+        *scratch,
+        work.merges,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        padded_dim=padded_dim,
+        tile_rows=work.shape.tile_rows,
+        merge_rows=work.shape.merge_rows,
+        num_parts_at_once=_MERGED_AT_ONCE // work.shape.merge_rows,
+        merge_fields=MERGE_FIELDS,
+        num_warps=4,
+    )
+
+
+class _How(NamedTuple):
+    """What a kernel is compiled with: keys of a product, warps, loads that run ahead."""
+
+    num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def _how(product_rows: int, row_bytes: int) -> _How:
+    """As much as fits into registers and shared memory.
+
+    The block table is read ahead of the keys and values that it names: of five stages, three are
+    theirs.
+
+    Args:
+        row_bytes: of a key.
+    """
+    if product_rows < WIDE_ROWS:
+        return _How(_keys_of(16 * 1024, row_bytes), 4, 5)
+    if multiplies_from_shared_memory():
+        return _How(_keys_of(16 * 1024, row_bytes), 8, 5)
+    # Both operands and the results are in registers.
+    return _How(_keys_of(8 * 1024, row_bytes), 8, 5)
+
+
+def _keys_of(num_bytes: int, row_bytes: int) -> int:
+    return max(16, min(64, num_bytes // row_bytes))
+
+
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["items"])
+def _attend_items(
+    query,
+    key_cache,
+    value_cache,
+    key_scales,
+    value_scales,
+    block_table,
+    items,
+    out,
+    partial,
+    log_sum,
+    scale,
+    window,
+    query_stride,
+    table_stride,
+    block_stride,
+    num_kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
+    product_rows: tl.constexpr,
+    num_keys: tl.constexpr,
+    has_window: tl.constexpr,
+    wide_rows: tl.constexpr,
+    item_fields: tl.constexpr,
+):
+    item = items + (tl.program_id(0) // num_kv_heads) * item_fields
+    num_rows = tl.load(item + 2)
+    if num_rows == 0:
+        return
+    kv_head = tl.program_id(0) % num_kv_heads
+    table = block_table + tl.load(item).to(tl.int64) * table_stride
+    first_row = tl.load(item + 1)
+    position = tl.load(item + 3)
+    first_key = tl.load(item + 4)
+    end_key = tl.load(item + 5)
+    scratch_row = tl.load(item + 6)
+    num_heads: tl.constexpr = group * num_kv_heads
+
+    # Rows of the product: the heads of the group for the first row, for the second, and so on.
+    row = tl.arange(0, product_rows) // group
+    head = kv_head * group + tl.arange(0, product_rows) % group
+    dim = tl.arange(0, padded_dim)
+    is_row = (row < num_rows)[:, None] & (dim < head_dim)[None, :]
+    rows = query + (first_row + row).to(tl.int64)[:, None] * query_stride
+    q = tl.load(rows + head[:, None] * head_dim + dim[None, :], mask=is_row, other=0.0)
+    row_position = position + row
+
+    top = tl.full([product_rows], -1e30, tl.float32)
+    total = tl.zeros([product_rows], tl.float32)
+    acc = tl.zeros([product_rows, padded_dim], tl.float32)
+    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
+    keys = key_cache + kv_head * head_numbers
+    values = value_cache + kv_head * head_numbers
+    first_scale = kv_head * (head_numbers // 4) + block_size * head_dim // 4
+    key_scales += first_scale
+    value_scales += first_scale
+
+    if has_window:
+        first_key = tl.maximum(first_key, position + 1 - window)
+    if product_rows >= wide_rows and not has_window:
+        # Each row sees these keys, and each is there. A narrow item's few are not worth two loops,
+        # of which the second waits for memory anew.
+        num_whole = tl.maximum(tl.minimum(position + 1, end_key) - first_key, 0) // num_keys
+        for start in range(first_key, first_key + num_whole * num_keys, num_keys):
+            acc, top, total = _add_keys(
+                acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
+                row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
+                is_quantized, num_keys, has_window, False,
+            )  # fmt: skip
+        first_key += num_whole * num_keys
+    for start in range(first_key, end_key, num_keys):
+        acc, top, total = _add_keys(
+            acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
+            row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
+            is_quantized, num_keys, has_window, True,
+        )  # fmt: skip
+
+    # A row that sees none of a part's keys has a result of zeros there, which weighs nothing.
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if scratch_row < 0:
+        whole = (first_row + row).to(tl.int64) * num_heads + head
+        place = out + whole[:, None] * head_dim + dim[None, :]
+        tl.store(place, result.to(out.dtype.element_ty), mask=is_row)
+    else:
+        part = (scratch_row + row) * num_heads + head
+        tl.store(partial + part[:, None] * head_dim + dim[None, :], result, mask=is_row)
+        tl.store(log_sum + part, top + tl.log2(total), mask=row < num_rows)
+
+
+@triton.jit
+def _add_keys(
+    acc,
+    top,
+    total,
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    start,
+    end_key,
+    row_position,
+    scale,
+    window,
+    block_stride,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
+    num_keys: tl.constexpr,
+    has_window: tl.constexpr,
+    is_masked: tl.constexpr,
+):
+    """Attention over the keys so far, and over those at [start, start + num_keys)."""
+    key = start + tl.arange(0, num_keys)
+    dim = tl.arange(0, padded_dim)
+    is_dim = dim < head_dim
+    is_key = key < end_key
+    if is_masked:
+        block = tl.load(table + key // block_size, mask=is_key, other=0)
+    else:
+        block = tl.load(table + key // block_size)
+    place = block.to(tl.int64) * block_stride + (key % block_size) * head_dim
+    if is_masked:
+        # What lies behind the last key was never written: nothing times it may be NaN.
+        there = is_key[:, None] & is_dim[None, :]
+        k = tl.load(keys + place[None, :] + dim[:, None], mask=tl.trans(there), other=0.0)
+        v = tl.load(values + place[:, None] + dim[None, :], mask=there, other=0.0)
+    elif head_dim == padded_dim:
+        k = tl.load(keys + place[None, :] + dim[:, None])
+        v = tl.load(values + place[:, None] + dim[None, :])
+    else:
+        k = tl.load(keys + place[None, :] + dim[:, None], mask=is_dim[:, None], other=0.0)
+        v = tl.load(values + place[:, None] + dim[None, :], mask=is_dim[None, :], other=0.0)
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if is_quantized:
+        of_scales = block.to(tl.int64) * (block_stride // 4) + key % block_size
+        scores *= tl.load(key_scales + of_scales, mask=is_key, other=0.0)[None, :]
+    if is_masked:
+        visible = is_key[None, :] & (key[None, :] <= row_position[:, None])
+        if has_window:
+            visible &= key[None, :] > row_position[:, None] - window
+        scores = tl.where(visible, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
+    weight = tl.exp2(scores * scale - new_top[:, None])
+    kept = tl.exp2(top - new_top)
+    total = total * kept + tl.sum(weight, axis=1)
+    if is_quantized:
+        weight *= tl.load(value_scales + of_scales, mask=is_key, other=0.0)[None, :]
+    product = tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    return acc * kept[:, None] + product, new_top, total
+
+
+@triton.jit(do_not_specialize_on_alignment=["merges"])
+def _merge_parts(
+    out,
+    partial,
+    log_sum,
+    merges,
+    num_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    tile_rows: tl.constexpr,
+    merge_rows: tl.constexpr,
+    num_parts_at_once: tl.constexpr,
+    merge_fields: tl.constexpr,
+):
+    """A program has one head of a few rows, and all of their parts."""
+    merge = merges + (tl.program_id(0) // num_heads) * merge_fields
+    num_rows = tl.load(merge + 1)
+    if num_rows == 0:
+        return
+    head = tl.program_id(0) % num_heads
+    first_row = tl.load(merge)
+    scratch_row = tl.load(merge + 2)
+    num_parts = tl.load(merge + 3)
+    row = tl.arange(0, merge_rows)
+    dim = tl.arange(0, padded_dim)
+    is_row, is_dim = row < num_rows, dim < head_dim
+    top = tl.full([merge_rows], -1e30, tl.float32)
+    total = tl.zeros([merge_rows], tl.float32)
+    acc = tl.zeros([merge_rows, padded_dim], tl.float32)
+    for first in range(0, num_parts, num_parts_at_once):
+        part = first + tl.arange(0, num_parts_at_once)
+        is_there = (part < num_parts)[:, None] & is_row[None, :]  # [parts, rows]
+        at = (scratch_row + part[:, None] * tile_rows + row[None, :]) * num_heads + head
+        logs = tl.load(log_sum + at, mask=is_there, other=float("-inf"))
+        results = tl.load(
+            partial + at[:, :, None] * head_dim + dim[None, None, :],
+            mask=is_there[:, :, None] & is_dim[None, None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(logs, axis=0))
+        weight = tl.exp2(logs - new_top[None, :])
+        kept = tl.exp2(top - new_top)
+        acc = acc * kept[:, None] + tl.sum(weight[:, :, None] * results, axis=0)
+        total = total * kept + tl.sum(weight, axis=0)
+        top = new_top
+    at = (first_row + row).to(tl.int64) * num_heads + head
+    place = out + at[:, None] * head_dim + dim[None, :]
+    result = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(place, result, mask=is_row[:, None] & is_dim[None, :])

@@ -1,0 +1,43 @@
+"""Token vectors, of tokens that the host knows and of those that only the device does yet."""
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+def embed(
+    input_source: torch.Tensor, last_token: torch.Tensor, table: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Look up the vector of each row's token.
+
+    Args:
+        input_source: int32 [P]: a token id, or -1 - slot for the token at `last_token[slot]`.
+        last_token: int32 [S + 1].
+        table: [V, E].
+        out: float32 [P, E]; written.
+    """
+    num_rows, size = out.shape
+    _embed[num_rows, triton.cdiv(size, _BLOCK)](
+        input_source, last_token, table, out, size, table.stride(0), block=_BLOCK
+    )
+
+
+@triton.jit
+def _embed(
+    input_source,
+    last_token,
+    table,
+    out,
+    size,
+    table_stride,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    token = tl.load(input_source + row)
+    if token < 0:
+        token = tl.load(last_token - 1 - token)
+    values = tl.load(table + token.to(tl.int64) * table_stride + column, mask=column < size)
+    tl.store(out + row.to(tl.int64) * size + column, values.to(tl.float32), mask=column < size)

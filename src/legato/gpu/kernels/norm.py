@@ -1,0 +1,90 @@
+"""The residual stream: adding to it, and its root mean square norm."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def add_rms_norm(
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> None:
+    """Add to the residual stream, then normalize it.
+
+    Args:
+        residual: float32 [T, E]; becomes `residual + delta`.
+        delta: [T, E]; None adds nothing.
+        weight: float32 [E].
+        out: [T, E], in the model's dtype; written.
+    """
+    num_rows, size = residual.shape
+    _add_rms_norm[(num_rows,)](
+        residual,
+        delta,
+        weight,
+        None,
+        out,
+        size,
+        eps,
+        block=triton.next_power_of_2(size),
+        num_warps=num_warps(size),
+    )
+
+
+def add_rms_norm_of(
+    rows: torch.Tensor,
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> None:
+    """As `add_rms_norm`, for some rows of the stream, which stays as it is.
+
+    Args:
+        rows: int32 [Q], any number of times each.
+        residual: float32 [T, E].
+        delta: [T, E]; None adds nothing.
+        weight: float32 [E].
+        out: [Q, E]; written.
+    """
+    size = residual.shape[1]
+    _add_rms_norm[(len(rows),)](
+        residual,
+        delta,
+        weight,
+        rows,
+        out,
+        size,
+        eps,
+        block=triton.next_power_of_2(size),
+        num_warps=num_warps(size),
+    )
+
+
+def num_warps(size: int) -> int:
+    """For a program that keeps a row of so many numbers in registers."""
+    warps: int = min(max(triton.next_power_of_2(size) // 512, 1), 16)
+    return warps
+
+
+@triton.jit
+def _add_rms_norm(residual, delta, weight, rows, out, size, eps, block: tl.constexpr):
+    program = tl.program_id(0)
+    row = program if rows is None else tl.load(rows + program)
+    column = tl.arange(0, block)
+    is_inside = column < size
+    place = row.to(tl.int64) * size + column
+    values = tl.load(residual + place, mask=is_inside, other=0.0)
+    if delta is not None:
+        values += tl.load(delta + place, mask=is_inside, other=0.0).to(tl.float32)
+        if rows is None:
+            tl.store(residual + place, values, mask=is_inside)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
+    values = values * scale * tl.load(weight + column, mask=is_inside, other=0.0)
+    tl.store(
+        out + program.to(tl.int64) * size + column, values.to(out.dtype.element_ty), mask=is_inside
+    )

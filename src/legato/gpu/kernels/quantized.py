@@ -1,0 +1,242 @@
+"""Weights in codes: products with them, what they stand for, and rows rounded to 8-bit floats."""
+
+import torch
+import triton
+import triton.language as tl
+
+from legato.gpu.kernels.norm import num_warps
+from legato.model.quantization import BLOCK
+
+_FEWEST_ROWS, _MOST_ROWS = 16, 128
+"""Of a tile of rows that are multiplied. All of them share the work of a tile of codes."""
+_NUM_OUTPUTS, _DEPTH = 32, 128
+"""Of a tile of codes; twice as many outputs beside the most rows."""
+_GROUP = tl.constexpr(BLOCK)
+_LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
+
+
+def multiply(
+    rows: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Rows times the transpose of a matrix [N, K] of `scale * code + minimum`.
+
+    Args:
+        rows: [T, K].
+        codes: uint8 [N, K], or [N, K / 2] of 4 bits each: of 32 codes in a row, the first 16 are
+            the lower halves of 16 bytes, and the others the upper ones.
+        scales: float16 [N, K / 32].
+        minima: float16 [N, K / 32].
+        bias: [N].
+        out: [T, N], in the dtype of `rows`; written.
+    """
+    (num_rows, depth), num_outputs = rows.shape, len(codes)
+    tile_rows = min(max(triton.next_power_of_2(num_rows), _FEWEST_ROWS), _MOST_ROWS)
+    is_large = tile_rows == _MOST_ROWS
+    tile_outputs = (2 if is_large else 1) * _NUM_OUTPUTS
+    _multiply[triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)](
+        rows,
+        codes,
+        scales,
+        minima,
+        bias,
+        out,
+        num_rows,
+        num_outputs,
+        depth,
+        bits=8 * codes.shape[1] // depth,
+        tile_rows=tile_rows,
+        tile_outputs=tile_outputs,
+        tile_depth=_DEPTH,
+        num_warps=8 if is_large else 4,
+        num_stages=2 if is_large else 3,  # with 3, an Ampere has too few registers
+    )
+
+
+def dequantize(
+    codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Write what codes, laid out as for `multiply`, stand for.
+
+    Args:
+        out: [N, K].
+    """
+    num_outputs, depth = out.shape
+    _dequantize[triton.cdiv(num_outputs, _NUM_OUTPUTS), triton.cdiv(depth, _DEPTH)](
+        codes,
+        scales,
+        minima,
+        out,
+        num_outputs,
+        depth,
+        bits=8 * codes.shape[1] // depth,
+        tile_outputs=_NUM_OUTPUTS,
+        tile_depth=_DEPTH,
+    )
+
+
+def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Round each row to 8-bit floats, the largest of which stands for the row's largest number.
+
+    Args:
+        rows: [T, K].
+        out: float8_e4m3fn [T, K]; written.
+        scales: float32 [T, 1], by which a row's floats are to be multiplied; written.
+    """
+    num_rows, size = rows.shape
+    _round_rows[(num_rows,)](
+        rows,
+        out,
+        scales,
+        size,
+        block=triton.next_power_of_2(size),
+        num_warps=num_warps(size),
+    )
+
+
+@triton.jit
+def _multiply(
+    rows,
+    codes,
+    scales,
+    minima,
+    bias,
+    out,
+    num_rows,
+    num_outputs,
+    depth,
+    bits: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    tile_depth: tl.constexpr,
+):
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    is_row = row < num_rows
+    sums = tl.zeros([tile_rows, tile_outputs], tl.float32)
+    for first in range(0, depth, tile_depth):
+        column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
+        scale, minimum = _load_scales(
+            scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
+        )
+        if bits == 4:
+            values = _load_columns(rows, row, is_row, column + _GROUP // 2, depth)
+            sums = _add_product(sums, values, (code >> 4) * scale + minimum)
+            code = code & 15
+        values = _load_columns(rows, row, is_row, column, depth)
+        sums = _add_product(sums, values, code * scale + minimum)
+    is_output = output < num_outputs
+    if bias is not None:
+        sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def _dequantize(
+    codes,
+    scales,
+    minima,
+    out,
+    num_outputs,
+    depth,
+    bits: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    tile_depth: tl.constexpr,
+):
+    output = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
+    first = tl.program_id(1) * tile_depth
+    column, code = _load_codes(codes, output, num_outputs, first, depth, bits, tile_depth)
+    scale, minimum = _load_scales(
+        scales, minima, output, num_outputs, first, depth, code.shape[1], tile_depth
+    )
+    place = out + output.to(tl.int64)[:, None] * depth + column[None, :]
+    is_inside = (output < num_outputs)[:, None] & (column < depth)[None, :]
+    if bits == 4:
+        high = (code >> 4) * scale + minimum
+        tl.store(place + _GROUP // 2, high.to(out.dtype.element_ty), mask=is_inside)
+        code = code & 15
+    low = code * scale + minimum
+    tl.store(place, low.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _load_codes(
+    codes, output, num_outputs, first, depth, bits: tl.constexpr, tile_depth: tl.constexpr
+):
+    """The bytes of tile_depth columns, and the column of each byte, or of its lower half."""
+    byte = tl.arange(0, tile_depth * bits // 8)
+    column = first + byte
+    if bits == 4:
+        column = first + byte // (_GROUP // 2) * _GROUP + byte % (_GROUP // 2)
+    place = output.to(tl.int64)[:, None] * (depth * bits // 8) + (first * bits // 8 + byte)[None, :]
+    is_inside = (output < num_outputs)[:, None] & (column < depth)[None, :]
+    return column, tl.load(codes + place, mask=is_inside, other=0)
+
+
+@triton.jit
+def _load_scales(
+    scales,
+    minima,
+    output,
+    num_outputs,
+    first,
+    depth,
+    width: tl.constexpr,
+    tile_depth: tl.constexpr,
+):
+    """Scale and minimum of each byte: two float32 [outputs, width], 0 behind the last column."""
+    num_groups = depth // _GROUP
+    group = first // _GROUP + tl.arange(0, tile_depth // _GROUP)
+    place = output[:, None] * num_groups + group[None, :]
+    is_inside = (output < num_outputs)[:, None] & (group < num_groups)[None, :]
+    scale = tl.load(scales + place, mask=is_inside, other=0.0)
+    minimum = tl.load(minima + place, mask=is_inside, other=0.0)
+    return _repeated(scale, width), _repeated(minimum, width)
+
+
+@triton.jit
+def _repeated(values, width: tl.constexpr):
+    """[N, groups] to float32 [N, width], each value as often in a row as need be."""
+    repeats: tl.constexpr = width // values.shape[1]
+    shape: tl.constexpr = (values.shape[0], values.shape[1], repeats)
+    return tl.broadcast_to(values.to(tl.float32)[:, :, None], shape).reshape(shape[0], width)
+
+
+@triton.jit
+def _load_columns(rows, row, is_row, column, depth):
+    is_inside = is_row[:, None] & (column < depth)[None, :]
+    place = rows + row.to(tl.int64)[:, None] * depth + column[None, :]
+    return tl.load(place, mask=is_inside, other=0.0)
+
+
+@triton.jit
+def _add_product(sums, values, weights):
+    return tl.dot(values, tl.trans(weights.to(values.dtype)), sums, input_precision="ieee")
+
+
+@triton.jit
+def _round_rows(rows, out, scales, size, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    values = tl.load(rows + row * size + column, mask=column < size, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(values), axis=0) / _LARGEST_FP8, 1e-30)
+    rounded = _round_to_fp8(tl.clamp(tl.div_rn(values, scale), -_LARGEST_FP8, _LARGEST_FP8))
+    tl.store(out + row * size + column, rounded.to(out.dtype.element_ty), mask=column < size)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _round_to_fp8(values):
+    """To the nearest of 3 bits behind the first one, and no finer than 2**-9.
+
+    What is left to the conversion is exact: Triton's interpreter loses carries where it rounds.
+    """
+    power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    # A number so much greater that adding it leaves no room for finer bits.
+    coarse = tl.maximum(power, 2.0**-6) * (1.5 * 2.0**20)
+    return (values + coarse) - coarse

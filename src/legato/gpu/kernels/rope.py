@@ -1,0 +1,184 @@
+"""What comes between a layer's first projection and its attention, in one pass over its rows."""
+
+import torch
+import triton
+import triton.language as tl
+
+from legato.gpu.kernels.cache import head_dim_of, scales_of
+from legato.model.rope import RopeFrequencies
+
+
+def rope_table(positions: torch.Tensor, inverse: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Cosines and sines of a step's rows, for all of its layers.
+
+    Args:
+        positions: int32 [P].
+        inverse: float32 [D / 2], `RopeFrequencies.inverse` on the device.
+        scaling: `RopeFrequencies.scaling`.
+
+    Returns:
+        float32 [P, 2, D / 2]: cosines, then sines.
+    """
+    angles = positions.to(torch.float32)[:, None] * inverse
+    table = torch.empty(len(angles), 2, len(inverse), dtype=torch.float32, device=inverse.device)
+    torch.cos(angles, out=table[:, 0])
+    torch.sin(angles, out=table[:, 1])
+    return table if scaling == 1.0 else table.mul_(scaling)
+
+
+def inverse_frequencies(frequencies: RopeFrequencies, device: torch.device) -> torch.Tensor:
+    """Float32 [D / 2], for `rope_table`."""
+    return torch.tensor(frequencies.inverse, dtype=torch.float32, device=device)
+
+
+def rotate_and_write(
+    qkv: torch.Tensor,
+    table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Norm and turn queries and keys, and put keys and values into the cache.
+
+    Args:
+        qkv: [P, (H + 2K) * D], as the projection made it; its queries are overwritten.
+        table: from `rope_table`.
+        slot_mapping: int32 [P], block id * block size + offset; -1 where nothing is written.
+        key_cache, value_cache: one layer's, as for `attend`; quantized ones are written as
+            `executor.attention.rounding.quantize` rounds.
+        q_norm, k_norm: float32 [D], RMSNorm's weights a head, both or neither.
+
+    Returns:
+        The queries: [P, H, D], a view of `qkv`.
+    """
+    num_rows, width = qkv.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    head_dim, is_quantized = head_dim_of(key_cache), key_cache.dtype == torch.int8
+    num_heads = width // head_dim - 2 * num_kv_heads
+    has_norm = q_norm is not None
+    weights = (q_norm, k_norm) if has_norm else (table, table)
+    if num_rows:
+        _rotate_and_write[(num_rows * num_kv_heads,)](
+            qkv,
+            table,
+            slot_mapping,
+            *weights,
+            key_cache,
+            value_cache,
+            *(scales_of(cache) if is_quantized else cache for cache in (key_cache, value_cache)),
+            eps,
+            key_cache.stride(0),
+            qkv.stride(0),
+            num_kv_heads=num_kv_heads,
+            group=num_heads // num_kv_heads,
+            padded_group=triton.next_power_of_2(num_heads // num_kv_heads),
+            half=head_dim // 2,
+            padded_half=triton.next_power_of_2(head_dim // 2),
+            block_size=block_size,
+            is_quantized=is_quantized,
+            has_norm=has_norm,
+            num_warps=2,
+        )
+    return qkv[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
+
+
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
+def _rotate_and_write(
+    qkv,
+    table,
+    slot_mapping,
+    q_norm,
+    k_norm,
+    key_cache,
+    value_cache,
+    key_scales,
+    value_scales,
+    eps,
+    block_stride,
+    row_stride,
+    num_kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    padded_group: tl.constexpr,
+    half: tl.constexpr,
+    padded_half: tl.constexpr,
+    block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
+    has_norm: tl.constexpr,
+):
+    """A program has one row and one key head: its group's queries, its key and its value."""
+    row = tl.program_id(0) // num_kv_heads
+    kv_head = tl.program_id(0) % num_kv_heads
+    num_heads: tl.constexpr = group * num_kv_heads
+    head_dim: tl.constexpr = 2 * half
+    at = tl.arange(0, padded_half)
+    is_pair = at < half
+    cos = tl.load(table + row * head_dim + at, mask=is_pair, other=0.0)
+    sin = tl.load(table + row * head_dim + half + at, mask=is_pair, other=0.0)
+    heads = qkv + row.to(tl.int64) * row_stride
+
+    member = tl.arange(0, padded_group)[:, None]
+    query = heads + (kv_head * group + member) * head_dim + at[None, :]
+    is_query = (member < group) & is_pair[None, :]
+    low = tl.load(query, mask=is_query, other=0.0).to(tl.float32)
+    high = tl.load(query + half, mask=is_query, other=0.0).to(tl.float32)
+    if has_norm:
+        inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=1) / head_dim + eps)[:, None]
+        low = low * inverse * tl.load(q_norm + at, mask=is_pair, other=0.0)[None, :]
+        high = high * inverse * tl.load(q_norm + half + at, mask=is_pair, other=0.0)[None, :]
+    type = qkv.dtype.element_ty
+    tl.store(query, (low * cos[None, :] - high * sin[None, :]).to(type), mask=is_query)
+    tl.store(query + half, (high * cos[None, :] + low * sin[None, :]).to(type), mask=is_query)
+
+    slot = tl.load(slot_mapping + row)
+    if slot < 0:
+        return
+    key = heads + (num_heads + kv_head) * head_dim + at
+    low = tl.load(key, mask=is_pair, other=0.0).to(tl.float32)
+    high = tl.load(key + half, mask=is_pair, other=0.0).to(tl.float32)
+    if has_norm:
+        inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / head_dim + eps)
+        low = low * inverse * tl.load(k_norm + at, mask=is_pair, other=0.0)
+        high = high * inverse * tl.load(k_norm + half + at, mask=is_pair, other=0.0)
+    new_low, new_high = low * cos - high * sin, high * cos + low * sin
+    value = key + num_kv_heads * head_dim
+    value_low = tl.load(value, mask=is_pair, other=0.0)
+    value_high = tl.load(value + half, mask=is_pair, other=0.0)
+    block, offset = (slot // block_size).to(tl.int64), slot % block_size
+    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
+    place = block * block_stride + kv_head * head_numbers + offset * head_dim + at
+    if is_quantized:
+        behind = block * (block_stride // 4) + kv_head * (head_numbers // 4)
+        behind += block_size * head_dim // 4 + offset
+        _write_codes(key_cache + place, key_scales + behind, new_low, new_high, half, is_pair)
+        value_low, value_high = value_low.to(tl.float32), value_high.to(tl.float32)
+        _write_codes(
+            value_cache + place, value_scales + behind, value_low, value_high, half, is_pair
+        )
+    else:
+        tl.store(key_cache + place, new_low.to(type), mask=is_pair)
+        tl.store(key_cache + place + half, new_high.to(type), mask=is_pair)
+        tl.store(value_cache + place, value_low, mask=is_pair)
+        tl.store(value_cache + place + half, value_high, mask=is_pair)
+
+
+@triton.jit
+def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
+    """A row in 8 bits, and its scale: NaN where the row is not finite."""
+    most = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=0)
+    by = tl.where(most > 1e-30, 127.0 / most, 0.0)
+    tl.store(place, _code(low * by), mask=is_pair)
+    tl.store(place + half, _code(high * by), mask=is_pair)
+    tl.store(scale_place, most / 127.0 + tl.sum(low * 0.0 + high * 0.0, axis=0))
+
+
+@triton.jit
+def _code(value):
+    """The nearest whole number, and of two the even one: what lies behind a float32's last bit is
+    rounded off so."""
+    shift: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23
+    return tl.where(value == value, (value + shift) - shift, 0.0).to(tl.int8)

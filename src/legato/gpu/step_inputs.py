@@ -1,0 +1,242 @@
+"""What the host tells the device of a step: one run of int32, which one copy takes up.
+
+Where each section lies follows from the step's size alone, so a captured graph finds its inputs.
+Those of sampled rows lie where they always do, so that a graph of these serves any number of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from legato.executor.sequences import BegunStep
+from legato.gpu.block_table import Int32s
+from legato.gpu.device import Device
+from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
+from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_size, work_lists
+
+Int64s = npt.NDArray[np.int64]
+
+
+class StepSize(NamedTuple):
+    """What a step is computed as; a graph is captured for one.
+
+    Attributes:
+        num_rows: P, of which the last may be padding.
+        num_samples: Q, of which the last may be padding.
+        has_chunks: whether attention has wide items.
+    """
+
+    num_rows: int
+    num_samples: int
+    has_chunks: bool
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Views of a step's run of int32, on the device.
+
+    Attributes:
+        sampling: how each sampled row's token is chosen.
+        sample_rows: [Q], rows of the step.
+        sample_slots: [Q], where in `last_token` the token goes; that of nobody for padding and for
+            rows behind which more is computed.
+        input_source: [P], a token id, or -1 - slot where it is `last_token[slot]`.
+        positions: [P], of each token within its request.
+        slot_mapping: [P], where its key and value go: block id * block size + offset; -1 where
+            nothing is written.
+        work: attention's items.
+    """
+
+    sampling: SamplingInputs
+    sample_rows: torch.Tensor
+    sample_slots: torch.Tensor
+    input_source: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    work: tuple[WorkList, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in the run each section of a step of one size is.
+
+    Attributes:
+        max_samples: Q of the largest step.
+    """
+
+    size: StepSize
+    max_samples: int
+    work_shape: WorkShape
+
+    @classmethod
+    def of(cls, size: StepSize, tiling: Tiling, max_samples: int) -> "Layout":
+        shape = tiling.shape(size.num_rows, has_chunks=size.has_chunks)
+        return cls(size, max_samples, shape)
+
+    @property
+    def num_words(self) -> int:
+        return sum(self._section_sizes)
+
+    def views(self, words: torch.Tensor) -> StepInputs:
+        """The sections of `words`, int32 [at least num_words], as the device reads them."""
+        sections = words[: self.num_words].split_with_sizes(self._section_sizes)
+        sampling, rows, slots, source, positions, mapping, work = (
+            section[used] for section, used in zip(sections, self._used, strict=True)
+        )
+        return StepInputs(
+            SamplingInputs.of(sampling),
+            rows,
+            slots,
+            source,
+            positions,
+            mapping,
+            work_lists(work, self.work_shape),
+        )
+
+    def sections(self, words: Int32s) -> list[Int32s]:
+        """The same as the host writes them, in the order of `StepInputs`."""
+        bounds = pairwise(accumulate(self._section_sizes, initial=0))
+        return [
+            words[first:end][used] for (first, end), used in zip(bounds, self._used, strict=True)
+        ]
+
+    @property
+    def _section_sizes(self) -> list[int]:
+        # First what has numbers of 8 bytes.
+        samples, rows = [_aligned(self.max_samples)] * 2, [_aligned(self.size.num_rows)] * 3
+        return [NUM_WORDS * self.max_samples, *samples, *rows, section_size(self.work_shape)]
+
+    @property
+    def _used(self) -> list[slice]:
+        """What this step uses of each section. An empty one would have no numbers of 8 bytes."""
+        num_rows, num_samples, _ = self.size
+        words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
+        return [words, samples, samples, *[slice(num_rows)] * 3, slice(None)]
+
+
+class StepRows:
+    """The rows of a step, chunk behind chunk, before they are written anywhere.
+
+    Args:
+        slots: of the chunks' requests in the device's tables.
+        block_rows: int32 [blocks] of each chunk's request.
+    """
+
+    def __init__(
+        self,
+        step: BegunStep,
+        slots: Sequence[int],
+        block_rows: Sequence[Int32s],
+        *,
+        block_size: int,
+    ) -> None:
+        chunks = step.plan.chunks
+        self._step = step
+        self._slots = np.array(slots, dtype=np.int32)
+        self._block_rows = block_rows
+        self._block_size = block_size
+        self._starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+        self._counts = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+        self._num_samples = np.array([chunk.num_samples for chunk in chunks], dtype=np.int64)
+        self.firsts = self._counts.cumsum() - self._counts  # row of each chunk's first token
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest chunk."""
+        return int(self._counts.max())
+
+    @property
+    def spans(self) -> list[Span]:
+        columns = self._slots, self.firsts, self._counts, self._starts
+        return list(map(Span, *(column.tolist() for column in columns)))
+
+    def write(self, sections: Sequence[Int32s], sampling: SamplingTable, *, nobody: int) -> None:
+        """Fill in all sections but that of attention's items.
+
+        Args:
+            sections: of `Layout.sections`.
+            sampling: the settings of the slots' requests.
+            nobody: the slot of padding.
+        """
+        words, sample_rows, sample_slots, input_source, positions, slot_mapping, _ = sections
+        chunk = np.arange(len(self._counts)).repeat(self._counts)  # of each row, as are the next
+        row = np.arange(len(chunk))
+        position = row + (self._starts - self.firsts)[chunk]
+        _fill(positions, position, 0)
+        _fill(slot_mapping, self._places(chunk, position), -1)
+        _fill(input_source, self._sources(), 0)
+        behind = (self.firsts + self._counts)[chunk] - row  # rows to the chunk's end
+        sampled = (behind <= self._num_samples[chunk]).nonzero()[0]
+        whose = self._slots[chunk[sampled]]
+        _fill(sample_rows, sampled, 0)
+        _fill(sample_slots, np.where(behind[sampled] == 1, whose, nobody), nobody)
+        num_prompt_tokens = np.array([s.num_prompt_tokens for s in self._step.sequences])
+        num_output_tokens = position[sampled] + 1 - num_prompt_tokens[chunk[sampled]]
+        sampling.write(words, whose, num_output_tokens)
+
+    def _places(self, chunk: Int64s, position: Int64s) -> Int64s:
+        """Where in the cache each row's key and value go."""
+        first_blocks = self._starts // self._block_size
+        end_blocks = -(-(self._starts + self._counts) // self._block_size)
+        blocks = np.concatenate(
+            [
+                row[first:end]
+                for row, first, end in zip(
+                    self._block_rows, first_blocks.tolist(), end_blocks.tolist(), strict=True
+                )
+            ]
+        )
+        counts = end_blocks - first_blocks
+        block, offset = np.divmod(position, self._block_size)
+        place = (counts.cumsum() - counts - first_blocks)[chunk] + block
+        places: Int64s = blocks[place].astype(np.int64) * self._block_size + offset
+        return places
+
+    def _sources(self) -> Int64s:
+        """Tokens that the host knows, and slots of those that the step before this one samples."""
+        sources = np.concatenate(
+            [sequence.token_ids[chunk.start : chunk.end] for chunk, sequence in self._step.pairs]
+        )
+        unknown = [
+            chunk.end - len(chunk.draft_token_ids) > sequence.num_tokens
+            for chunk, sequence in self._step.pairs
+        ]
+        # It is each request's last: no plan goes beyond a token that is yet to come.
+        sources[(self.firsts + self._counts - 1)[unknown]] = -1 - self._slots[unknown]
+        return sources
+
+
+class StagedInputs:
+    """Host memory that steps are written to while earlier ones may still be copied from it."""
+
+    def __init__(self, device: Device, num_words: int, count: int) -> None:
+        self._words = [device.host_tensor(num_words, dtype=torch.int32) for _ in range(count)]
+        self._copied = [device.event() for _ in range(count)]
+        self._turn = 0
+
+    def next(self) -> Int32s:
+        """int32 [num_words], of which nothing is being copied; `copy` is of these."""
+        self._turn = (self._turn + 1) % len(self._words)
+        self._copied[self._turn].wait()
+        words: Int32s = self._words[self._turn].numpy()
+        return words
+
+    def copy(self, words: torch.Tensor, count: int) -> None:
+        """Have the first `count` taken up to `words` on the device."""
+        words[:count].copy_(self._words[self._turn][:count], non_blocking=True)
+        self._copied[self._turn].record()
+
+
+def _aligned(num_words: int) -> int:
+    """A multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is at none."""
+    return -(-num_words // 4) * 4
+
+
+def _fill(section: Int32s, values: npt.NDArray[np.integer], padding: int) -> None:
+    section[: len(values)] = values
+    section[len(values) :] = padding

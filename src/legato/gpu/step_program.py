@@ -1,0 +1,135 @@
+"""What the device does in a step: a function of the step's size, at addresses that stay."""
+
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from legato.gpu.decoder import GpuDecoder, Memory
+from legato.gpu.device import Device
+from legato.gpu.kernels.attention import make_scratch
+from legato.gpu.sampler import sample
+from legato.gpu.step_inputs import Layout, StepInputs, StepSize
+from legato.gpu.work_items import Tiling
+
+
+class Runner(Protocol):
+    """Has a step's two parts done, from graphs or anew.
+
+    Whatever is between them, on the device or on the host, is the executor's.
+    """
+
+    def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
+        """What a step is computed as that has so many rows and sampled rows."""
+        ...
+
+    def forward(self, size: StepSize) -> None:
+        """See `StepProgram.forward`."""
+        ...
+
+    def sample(self, size: StepSize) -> None:
+        """See `StepProgram.sample`."""
+        ...
+
+
+class StepProgram:
+    """All that steps read and write on the device, and what they do with it.
+
+    It is a `Runner` too: one that pads nothing, and has everything done anew.
+
+    Args:
+        blocks: of the cache, as `CacheSpec` describes them, a head's tokens in their order.
+        num_slots: S, requests that have rows in the device's tables.
+        max_blocks: of one request.
+        max_rows: P of the largest step.
+        max_samples: Q, likewise.
+
+    Attributes:
+        block_table: int32 [S + 1, max_blocks], the last row that of padding.
+        words: int32, the inputs of the step that is to be computed (`Layout`).
+        residual: float32 [max_rows, E], the residual stream behind the last layer.
+        logits: [max_samples, V] in the model's dtype.
+        last_token: int32 [S + 1], the token that a request was given last.
+        sampled: int32 [max_samples]; `legato.gpu.sampler` says what may be in it.
+    """
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        blocks: torch.Tensor,
+        device: Device,
+        *,
+        block_size: int,
+        num_slots: int,
+        max_blocks: int,
+        max_rows: int,
+        max_samples: int,
+    ) -> None:
+        spec, place = model.spec, device.torch_device
+        ints = partial(torch.zeros, dtype=torch.int32, device=place)
+        self.model, self.blocks, self.block_size = model, blocks, block_size
+        self.num_slots = num_slots
+        self.max_rows, self.max_samples = max_rows, max_samples
+        self.tiling = Tiling(spec.num_heads, spec.num_kv_heads, device.num_processors)
+        self.max_words = self.layout(StepSize(max_rows, max_samples, True)).num_words
+        self.words = ints(self.max_words)
+        self.block_table = ints(num_slots + 1, max_blocks)
+        self.last_token = ints(num_slots + 1)
+        self.sampled = ints(max_samples)
+        self.residual = torch.zeros(max_rows, spec.hidden_size, device=place)
+        self.logits = torch.zeros(max_samples, spec.vocab_size, dtype=model.dtype, device=place)
+        heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, block_size, -1)
+        self._memory = Memory(
+            [(keys, values) for keys, values in heads],
+            self.block_table,
+            self.last_token,
+            make_scratch(
+                self.tiling.shape(max_rows, has_chunks=True),
+                num_heads=spec.num_heads,
+                head_dim=spec.head_dim,
+                device=place,
+            ),
+        )
+
+    def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
+        return StepSize(num_rows, num_samples, has_chunks)
+
+    def layout(self, size: StepSize) -> Layout:
+        return Layout.of(size, self.tiling, self.max_samples)
+
+    def inputs(self, size: StepSize) -> StepInputs:
+        return self.layout(size).views(self.words)
+
+    def forward(self, size: StepSize) -> None:
+        """From `words` to `residual`, and the logits of the sampled rows."""
+        self.layers(size)
+        self.head(size)
+
+    def layers(self, size: StepSize, *, num_layers: int | None = None) -> None:
+        """From `words` to `residual`; all that sampled rows change is `head`, and then `sample`."""
+        residual = self.residual[: size.num_rows]
+        self.model.compute_step(self.inputs(size), self._memory, residual, num_layers=num_layers)
+
+    def head(self, size: StepSize) -> None:
+        """From `residual` to the logits of the sampled rows; no matter how many rows there are."""
+        if size.num_samples:
+            hidden = self.model.hidden_of(self.inputs(size).sample_rows, self.residual)
+            self.model.write_logits(hidden, self.logits[: size.num_samples])
+
+    def sample(self, size: StepSize, *, adjusted: torch.Tensor | None = None) -> None:
+        """From `logits` to `sampled` and `last_token`.
+
+        Args:
+            adjusted: [Q, V], what requests have made of the logits; None where none asks.
+        """
+        if not size.num_samples:
+            return
+        inputs = self.inputs(size)
+        sample(
+            self.logits[: size.num_samples],
+            inputs.sampling,
+            inputs.sample_slots,
+            self.last_token,
+            self.sampled[: size.num_samples],
+            adjusted=adjusted,
+        )

@@ -1,0 +1,301 @@
+"""Attention of a step as lists of work items, which the host writes and one kernel runs.
+
+A *tile* is some rows of one request: its decode, its drafts, or a slice of its chunk. An *item* is
+a tile and a part of the keys that it sees. Where the tiles would leave processors idle, or one has
+far more keys than others, its keys are split into parts; their results are merged afterwards.
+
+There are two kinds of tiles, since a tensor core's product has at least 16 rows, and pays with 128.
+The heads of a group are rows of one product, so that each key is read once for them:
+
+    narrow  16 rows: a token or a few (decodes, drafts, what is left of a chunk)
+    wide   128 rows: slices of chunks
+
+The lists' lengths depend on the number of the step's rows alone, so a captured graph runs any step
+of its size: an item of no rows is nothing to do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+NARROW_ROWS, WIDE_ROWS = 16, 128
+"""Of a product: rows of the tile times heads of a group."""
+
+ITEM_FIELDS = 8
+"""slot, first row, number of rows, position of the first row, first key, end key, scratch row of a
+part's first row or -1 where the keys are not split, and nothing."""
+
+MERGE_FIELDS = 4
+"""first row, number of rows, scratch row of the first row in the first part, number of parts."""
+
+_KEYS = 64
+"""A part, but for the last of a tile, has a multiple of so many keys."""
+_NARROW_AT_ONCE, _WIDE_AT_ONCE = 3, 1
+"""Programs that a processor holds."""
+_MOST_WAVES = 4
+"""In which wide items are run, at most, where splitting them is to fill the last wave."""
+_PART_COST = 128
+"""What a part costs beside its keys, in keys: results to write, and to read and merge."""
+_SPARE_WIDE = 8
+"""Chunks of a graph's step that need not end with a whole tile."""
+
+
+class Span(NamedTuple):
+    """One request's rows of a step.
+
+    Attributes:
+        slot: its row of the device's block table.
+        first_row: of the step.
+        position: of the first row's token in the request.
+    """
+
+    slot: int
+    first_row: int
+    num_rows: int
+    position: int
+
+
+class ListShape(NamedTuple):
+    """What the kernels have to know of a list of items before they know the items.
+
+    Attributes:
+        product_rows: `NARROW_ROWS` or more, or `WIDE_ROWS`.
+        tile_rows: most rows of a tile.
+        merge_rows: rows that are merged by one program.
+        part_keys: keys that a part has at least.
+        wave: items that the device runs at once.
+        most_waves: in which tiles are run that are split.
+    """
+
+    product_rows: int
+    tile_rows: int
+    merge_rows: int
+    part_keys: int
+    wave: int
+    most_waves: int
+    num_items: int
+    num_merges: int
+
+    @property
+    def size(self) -> int:
+        """Numbers in its section of a step's inputs."""
+        return ITEM_FIELDS * self.num_items + MERGE_FIELDS * self.num_merges
+
+    @property
+    def scratch_rows(self) -> int:
+        """Rows of results that wait to be merged."""
+        return self.most_waves * self.wave * self.tile_rows
+
+
+WorkShape = tuple[ListShape, ...]
+"""The list of narrow items, and that of wide ones where the step has such."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a model's attention is cut up on a device.
+
+    Args:
+        num_heads: query heads.
+        num_processors: streaming multiprocessors, or compute units, of the device.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    num_processors: int
+
+    def shape(self, num_rows: int, *, has_chunks: bool) -> WorkShape:
+        """For steps of up to `num_rows` rows.
+
+        Args:
+            has_chunks: whether there are wide items. Without them a step's chunks are cut into
+                narrow ones, which is as right and slower.
+        """
+        group = self.num_heads // self.num_kv_heads
+        narrow_rows = max(1, NARROW_ROWS // group)
+        narrow_wave = -(-_NARROW_AT_ONCE * self.num_processors // self.num_kv_heads)
+        narrow = ListShape(
+            product_rows=max(NARROW_ROWS, _power_of_two(group)),
+            tile_rows=narrow_rows,
+            merge_rows=1,
+            part_keys=2 * _KEYS,
+            wave=narrow_wave,
+            most_waves=1,
+            num_items=num_rows + narrow_wave,
+            num_merges=min(num_rows, narrow_wave // 2 * narrow_rows),
+        )
+        wide_rows = WIDE_ROWS // group
+        if not has_chunks or wide_rows <= narrow_rows:
+            return (narrow,)
+        merge_rows = min(8, _power_of_two(wide_rows))
+        wide_wave = -(-_WIDE_AT_ONCE * self.num_processors // self.num_kv_heads)
+        wide = ListShape(
+            product_rows=WIDE_ROWS,
+            tile_rows=wide_rows,
+            merge_rows=merge_rows,
+            part_keys=8 * _KEYS,
+            wave=wide_wave,
+            most_waves=_MOST_WAVES,
+            num_items=num_rows // wide_rows + _SPARE_WIDE + _MOST_WAVES * wide_wave,
+            num_merges=min(num_rows, _MOST_WAVES * wide_wave // 2 * -(-wide_rows // merge_rows)),
+        )
+        return (narrow, wide)
+
+    @property
+    def narrow_rows(self) -> int:
+        """Rows of a request up to which a step of such alone needs no wide items."""
+        return self.shape(0, has_chunks=False)[0].tile_rows
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+class WorkList(NamedTuple):
+    """One list on the device.
+
+    Attributes:
+        items: int32 [num_items, ITEM_FIELDS], those with the most keys first.
+        merges: int32 [num_merges, MERGE_FIELDS].
+    """
+
+    shape: ListShape
+    items: torch.Tensor
+    merges: torch.Tensor
+
+
+def section_size(shape: WorkShape) -> int:
+    """Numbers that the lists take in a step's inputs."""
+    return sum(part.size for part in shape)
+
+
+def work_lists(section: torch.Tensor, shape: WorkShape) -> tuple[WorkList, ...]:
+    """The lists in a step's inputs on the device: views of `section`, int32 [section_size]."""
+    lists: list[WorkList] = []
+    start = 0
+    for part in shape:
+        merges = start + ITEM_FIELDS * part.num_items
+        end = start + part.size
+        lists.append(
+            WorkList(
+                part,
+                section[start:merges].view(-1, ITEM_FIELDS),
+                section[merges:end].view(-1, MERGE_FIELDS),
+            )
+        )
+        start = end
+    return tuple(lists)
+
+
+def write_work(
+    section: Int32s, shape: WorkShape, spans: Sequence[Span], sliding_window: int | None
+) -> None:
+    """Write a step's items.
+
+    Args:
+        section: int32 [section_size], of the step's inputs in host memory.
+        shape: of at least as many rows as the spans have together.
+        sliding_window: the widest of any layer, None where one sees all keys. A layer with a
+            narrower one leaves out more.
+    """
+    section[:] = 0
+    tiles = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
+    narrow, *wide = shape
+    if wide:
+        tiles = _cut(tiles, wide[0].tile_rows)
+        is_wide = _largest(tiles[:, 2], wide[0].num_items - wide[0].most_waves * wide[0].wave)
+        is_wide &= tiles[:, 2] > narrow.tile_rows
+        _write_list(section[narrow.size :], wide[0], tiles[is_wide], sliding_window)
+        tiles = tiles[~is_wide]
+    _write_list(section, narrow, _cut(tiles, narrow.tile_rows), sliding_window)
+
+
+def _cut(tiles: Int64s, most_rows: int) -> Int64s:
+    """Tiles [N, 4], as `Span` has them, into ones of no more rows."""
+    slot, first_row, num_rows, position = tiles.T
+    if not len(tiles) or num_rows.max() <= most_rows:
+        return tiles
+    tile, offset = _pieces(num_rows, most_rows)
+    rows = np.minimum(num_rows[tile] - offset, most_rows)
+    return np.stack([slot[tile], first_row[tile] + offset, rows, position[tile] + offset], axis=1)
+
+
+def _pieces(lengths: Int64s, most: Int64s | int) -> tuple[Int64s, Int64s]:
+    """Whose each piece is, and where in it it begins, when lengths [N] are cut into such pieces."""
+    counts = -(-lengths // most)
+    owner = np.arange(len(lengths)).repeat(counts)
+    index = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    return owner, index * np.broadcast_to(most, lengths.shape)[owner]
+
+
+def _largest(values: Int64s, count: int) -> npt.NDArray[np.bool_]:
+    """Which of them are the `count` largest."""
+    chosen = np.zeros(len(values), dtype=bool)
+    chosen[np.argsort(-values, kind="stable")[:count]] = True
+    return chosen
+
+
+def _write_list(
+    section: Int32s, shape: ListShape, tiles: Int64s, sliding_window: int | None
+) -> None:
+    if not len(tiles):
+        return
+    slot, first_row, num_rows, position = tiles.T
+    end = position + num_rows
+    first_key = np.zeros_like(end)
+    if sliding_window is not None:
+        first_key = np.maximum(0, position + 1 - sliding_window)
+    part_keys = _part_keys(end - first_key, shape)
+    tile, offset = _pieces(end - first_key, part_keys)  # [items], as are the next
+    low = first_key[tile] + offset
+    high = np.minimum(low + part_keys[tile], end[tile])
+    is_part = (end - first_key > part_keys)[tile]
+    scratch = np.where(is_part, (is_part.cumsum() - 1) * shape.tile_rows, -1)
+    items = [slot[tile], first_row[tile], num_rows[tile], position[tile], low, high, scratch]
+    # The longest first, so that none of them begins when the others are done.
+    order = np.argsort(low - high, kind="stable")
+    rows = section[: ITEM_FIELDS * len(tile)].reshape(-1, ITEM_FIELDS)
+    for field, values in enumerate(items):
+        rows[:, field] = values[order]
+    is_first = is_part & (offset == 0)
+    if is_first.any():
+        split = tile[is_first]
+        counts = -(-(end - first_key)[split] // part_keys[split])
+        merged = np.stack([first_row[split], num_rows[split], scratch[is_first], counts], axis=1)
+        _write_merges(section[ITEM_FIELDS * shape.num_items :], shape.merge_rows, merged)
+
+
+def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
+    """Keys of a part of each tile, such that all are done soonest.
+
+    The parts of tiles that are split are no more than `most_waves * wave` together.
+    """
+    best, soonest = num_keys, np.inf
+    for num_waves in range(1, shape.most_waves + 1):
+        fair = num_keys * (num_waves * shape.wave) // num_keys.sum()
+        counts = np.maximum(1, np.minimum(fair, num_keys // shape.part_keys))
+        part_keys = -(-num_keys // counts)
+        # Items start in the order of their lengths: each wave takes as long as its first.
+        longest = np.sort(part_keys.repeat(counts))[:: -shape.wave].sum()
+        time = longest + _PART_COST * counts.sum() / shape.wave
+        if time < soonest:
+            best, soonest = part_keys, time
+    return np.where(best < num_keys, -(-best // _KEYS) * _KEYS, num_keys)
+
+
+def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> None:
+    """One entry for every `merge_rows` rows of the tiles that were split, [N, MERGE_FIELDS]."""
+    first_row, num_rows, scratch, counts = split.T
+    tile, offset = _pieces(num_rows, merge_rows)
+    entries = section[: MERGE_FIELDS * len(tile)].reshape(-1, MERGE_FIELDS)
+    entries[:, 0] = first_row[tile] + offset
+    entries[:, 1] = np.minimum(num_rows[tile] - offset, merge_rows)
+    entries[:, 2] = scratch[tile] + offset
+    entries[:, 3] = counts[tile]

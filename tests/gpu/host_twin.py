@@ -1,0 +1,155 @@
+"""A GPU that is not there: its logic on the host's tensors, with graphs that are recordings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from legato.gpu.device import Event, Memory
+
+Call = Callable[[], object]
+
+on_the_twin = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU"
+)
+
+
+class TwinEvent:
+    def __init__(self) -> None:
+        self._passed_s: float | None = None
+
+    def record(self) -> None:
+        self._passed_s = time.perf_counter()
+
+    def wait(self) -> None:
+        """All is done when it is asked for."""
+
+    def seconds_since(self, earlier: Event) -> float:
+        assert isinstance(earlier, TwinEvent)
+        assert self._passed_s is not None
+        assert earlier._passed_s is not None
+        return self._passed_s - earlier._passed_s
+
+
+class HostTwin:
+    """A `Device` on the CPU. On `meta` it computes nothing, so that any look at a value raises."""
+
+    num_processors = 1  # few items, each of which takes the interpreter a while
+
+    def __init__(self, torch_device: str = "cpu") -> None:
+        self.torch_device = torch.device(torch_device)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(free=2**30, total=2**31, peak=2**28)
+
+    def forget_peak(self) -> None:
+        pass
+
+    def host_tensor(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Full of what nobody wrote."""
+        return torch.full(shape, 77, dtype=dtype)
+
+    def upload(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).to(self.torch_device)
+
+    def download(self, values: torch.Tensor) -> torch.Tensor:
+        return values if values.is_meta else values.clone()
+
+    def event(self) -> TwinEvent:
+        return TwinEvent()
+
+    def synchronize(self) -> None:
+        pass
+
+    @contextmanager
+    def beside(self, *, follows: bool) -> Iterator[None]:
+        del follows
+        yield
+
+    def lend(self, values: torch.Tensor) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+    def capture(self, work: Call) -> Call:
+        recording = Recording()
+        with recording:
+            work()
+        return recording.replay
+
+
+class Recording(TorchDispatchMode):
+    """What was asked of PyTorch and Triton, with the very tensors: as a graph, it knows no others.
+
+    A replay writes to the addresses that the recorded calls wrote to, whatever Python would do now.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Call] = []
+        self._is_launching = False
+
+    def __enter__(self) -> Recording:
+        self._launch = GridExecutor.__call__
+        recording = self
+
+        def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+            recording._calls.append(lambda: recording._launch(executor, *args, **kwargs))
+            recording._is_launching = True
+            try:
+                recording._launch(executor, *args, **kwargs)
+            finally:
+                recording._is_launching = False
+
+        GridExecutor.__call__ = launch
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        GridExecutor.__call__ = self._launch
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._is_launching:
+            self._calls.append(lambda: _again(func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def _again(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> None:
+    """Have the same tensors hold what comes of it now."""
+    outputs = func(*args, **kwargs)
+    pairs = (
+        zip(outputs, result, strict=True)
+        if isinstance(result, tuple | list)
+        else [(outputs, result)]
+    )
+    for new, kept in pairs:
+        if isinstance(new, torch.Tensor) and new.data_ptr() != kept.data_ptr():
+            kept.copy_(new)
+
+
+def no_launches(monkeypatch: Any) -> None:
+    """Have kernels do nothing, for tensors that hold nothing."""
+    monkeypatch.setattr(GridExecutor, "__call__", lambda *_, **__: None)

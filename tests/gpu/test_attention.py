@@ -1,0 +1,182 @@
+"""Attention of packed rows against float64, in caches whose other blocks are NaN."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.gpu.kernels.attention import attend, make_scratch
+from legato.gpu.work_items import Tiling, section_size, work_lists, write_work
+from tests.gpu.numbers import DTYPES, assert_near, each_dtype
+from tests.gpu.paged import PagedStep, numpy_section
+from tests.profiles import examples
+
+MIXED = [(1, 299), (1, 0), (1, 64), (3, 130), (40, 0), (37, 20), (1, 63)]
+"""Decodes of several parts and of one, drafts, a prompt, and another one's chunk."""
+LONG = (34, 1100)
+"""A chunk of tiles whose keys are split."""
+
+
+def _attend(
+    step: PagedStep,
+    *,
+    num_processors: int = 12,
+    has_chunks: bool = True,
+    sliding_window: int | None = None,
+    widest: int | None = None,
+) -> torch.Tensor:
+    """By the kernels: [P, H, D], of which padding is -7.
+
+    Args:
+        widest: window of another layer, for which the items are made.
+    """
+    num_rows, num_heads, head_dim = step.query.shape
+    device, num_kv_heads = step.query.device, step.key_cache.shape[1]
+    shape = Tiling(num_heads, num_kv_heads, num_processors).shape(num_rows, has_chunks=has_chunks)
+    section = numpy_section(section_size(shape))
+    write_work(section, shape, step.spans, widest if widest is not None else sliding_window)
+    return attend(
+        step.query,
+        step.key_cache,
+        step.value_cache,
+        step.block_table,
+        work_lists(torch.from_numpy(section).to(device), shape),
+        torch.full_like(step.query, -7),
+        make_scratch(shape, num_heads=num_heads, head_dim=head_dim, device=device),
+        scale=head_dim**-0.5,
+        sliding_window=sliding_window,
+    )
+
+
+def _check(step: PagedStep, out: torch.Tensor, sliding_window: int | None = None) -> None:
+    expected = step.expected(step.query.shape[2] ** -0.5, sliding_window)
+    assert_near(out[: len(expected)], expected, step.query.dtype)
+    assert (out[len(expected) :] == -7).all()
+
+
+def _mixed(
+    device: torch.device, dtype: torch.dtype = DTYPES[0], *more: tuple[int, int]
+) -> PagedStep:
+    return PagedStep.random(
+        [*MIXED, *more],
+        heads=(8, 2),
+        head_dim=32,
+        block_size=16,
+        num_padding=5,
+        dtype=dtype,
+        device=device,
+    )
+
+
+@each_dtype
+def test_a_mixed_step(dtype: torch.dtype, device: torch.device) -> None:
+    step = _mixed(device, dtype, LONG)
+    _check(step, _attend(step))
+
+
+def test_without_wide_items(device: torch.device) -> None:
+    step = _mixed(device)
+    _check(step, _attend(step, has_chunks=False))
+
+
+@pytest.mark.parametrize("sliding_window", [1, 50])
+def test_a_window(sliding_window: int, device: torch.device) -> None:
+    step = _mixed(device)
+    _check(step, _attend(step, sliding_window=sliding_window), sliding_window)
+
+
+def test_a_window_in_a_model_whose_other_layers_see_more(device: torch.device) -> None:
+    step = _mixed(device)
+    _check(step, _attend(step, sliding_window=50, widest=10**6), 50)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [
+        pytest.param((3, 1), 80, 64, id="a size and a group that are no powers of two"),
+        pytest.param((2, 2), 16, 1, id="blocks of one token"),
+        pytest.param((20, 1), 16, 48, id="a group of more than 16"),
+    ],
+)
+def test_shapes_of_other_models(
+    heads: tuple[int, int], head_dim: int, block_size: int, device: torch.device
+) -> None:
+    step = PagedStep.random(
+        [(9, 40), (1, 200), (30, 0)],
+        heads=heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=torch.float32,
+        device=device,
+    )
+    _check(step, _attend(step, num_processors=2))
+
+
+def test_a_quantized_cache(device: torch.device) -> None:
+    step = _mixed(device).quantized()
+    _check(step, _attend(step))
+
+
+def test_a_row_is_the_same_whatever_is_beside_it(device: torch.device) -> None:
+    """Bit by bit, as long as its keys are cut into the same parts."""
+    step = _mixed(device)
+    out = _attend(step, num_processors=1)
+    alone = PagedStep(
+        spans=step.spans[:3],
+        query=step.query[:3].clone(),
+        keys=step.keys[:3],
+        values=step.values[:3],
+        key_cache=step.key_cache,
+        value_cache=step.value_cache,
+        block_table=step.block_table,
+    )
+    assert torch.equal(_attend(alone, num_processors=1), out[:3])
+
+
+def test_what_is_not_finite_shows_in_its_own_rows_alone(device: torch.device) -> None:
+    step = _mixed(device)
+    out = _attend(step)
+    step.query[1] = torch.nan
+    broken = _attend(step)
+    assert broken[1].isnan().all()
+    broken[1] = out[1]
+    assert torch.equal(broken, out)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 200)),
+        min_size=1,
+        max_size=5,
+    ),
+    heads=st.sampled_from([(4, 2), (2, 2), (3, 1)]),
+    block_size=st.sampled_from([16, 32]),
+    num_processors=st.sampled_from([1, 6]),
+    sliding_window=st.sampled_from([None, 1, 33]),
+    has_chunks=st.booleans(),
+    seed=st.integers(0, 10),
+)
+@examples(12)
+def test_any_step(
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    block_size: int,
+    num_processors: int,
+    sliding_window: int | None,
+    has_chunks: bool,
+    seed: int,
+    device: torch.device,
+) -> None:
+    step = PagedStep.random(
+        rows,
+        heads=heads,
+        head_dim=32,
+        block_size=block_size,
+        dtype=torch.float32,
+        device=device,
+        seed=seed,
+    )
+    out = _attend(
+        step, num_processors=num_processors, has_chunks=has_chunks, sliding_window=sliding_window
+    )
+    _check(step, out, sliding_window)

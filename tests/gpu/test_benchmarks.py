@@ -1,0 +1,71 @@
+"""Parts of `benchmarks.gpu` that only kernels of a GPU run, in the interpreter."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.gpu.parts import attention, steps
+from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
+
+from legato.model.decoder import Decoder
+from legato.model.loader import open_checkpoint
+from tests.gpu.executors import make_executor
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "dtype": "float32",
+}
+SIZES = Sizes(
+    streams=(2,),
+    context=20,
+    decoded=3,
+    prompt=40,
+    chunks=(40,),
+    mixed=(9,),
+    mixed_streams=2,
+    mixed_start=32,
+    max_model_len=64,
+    matrix=32,
+    vector_bytes=2**10,
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, device: torch.device) -> Settings:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B | TINY))
+    return Settings(model=str(tmp_path), out=str(tmp_path), device=device.type, sizes=SIZES)
+
+
+def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
+    figures = attention.run(settings)
+    names = [row.name for row in figures.rows]
+    assert len(names) == 8
+    assert len(set(names)) == 8
+    assert names[:2] == ["Legato: 2 decodes at 20", "PyTorch: 2 decodes at 20"]
+    assert all(row.value > 0 and row.least for row in figures.rows)
+
+
+def test_steps_run_two_at_a_time(settings: Settings) -> None:
+    checkpoint = open_checkpoint(settings.engine().model)
+    plain = Decoder(checkpoint.spec, dtype=torch.float32, device=settings.torch_device)
+    plain.load_weights(checkpoint.tensors(settings.torch_device))
+    executor, _ = make_executor(plain, block_size=16, num_blocks=12, depth=2)
+    parts: Any = SimpleNamespace(
+        executor=executor,
+        kv=SimpleNamespace(block_size=16, num_blocks=12),
+        spec=plain.spec,
+        model=plain,
+        cache=plain.cache,
+    )
+    figures = steps.of_parts(settings, parts)
+    assert len(figures.rows) == 5
+    assert all(row.value > 0 and row.least for row in figures.rows)

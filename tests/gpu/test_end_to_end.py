@@ -1,0 +1,71 @@
+"""Whole engines on a GPU: chunked, mixed, preempted, with prefix hits, two steps ahead."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.torch_executor import TorchExecutor
+from tests.gpu.executors import Engine, make_executor, request
+from tests.model.conftest import SaveTiny, load, save_tiny
+
+__all__ = ["save_tiny"]
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=32),
+    "qwen3": Qwen3Config(
+        **SMALL, num_attention_heads=3, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
+    ),
+}
+BLOCKS = {"block_size": 2, "num_blocks": 11}
+PROMPTS = {"a": [5, 20, 45, 80, 1, 2, 3, 4, 6], "b": [7], "c": [5, 20, 45, 80, 9]}
+"""The first blocks of two are the same."""
+NUM_TOKENS = 6
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_greedy_tokens_are_those_of_transformers(
+    config: PreTrainedConfig, save_tiny: SaveTiny
+) -> None:
+    folder, model = save_tiny(config)
+    executor, _ = make_executor(load(folder), **BLOCKS, depth=2)
+    engine = Engine(executor, **BLOCKS, max_num_batched_tokens=7, admission_optimism=1.0)
+    requests = [request(name, prompt, max_tokens=NUM_TOKENS) for name, prompt in PROMPTS.items()]
+    tokens = engine.run(requests)
+    for name, prompt in PROMPTS.items():
+        assert tokens[name] == greedy(model, prompt, NUM_TOKENS), name
+    assert engine.stats.num_preemptions
+    assert engine.stats.num_prefix_cache_hits
+    assert engine.stats.kv_usage == 0.0
+
+
+def test_tokens_of_a_quantized_cache_are_those_of_a_cpu(save_tiny: SaveTiny) -> None:
+    plain = load(save_tiny(CONFIGS["llama"])[0])
+    cache = replace(plain.cache, is_quantized=True)
+    on_cpu = TorchExecutor(
+        plain, TorchAttentionBackend(cache, device=plain.device, **BLOCKS), BLOCKS["block_size"]
+    )
+    on_gpu, _ = make_executor(plain, **BLOCKS, depth=2, has_quantized_cache=True)
+    requests = [request(name, PROMPTS[name], max_tokens=3) for name in "ac"]
+    settings = {"max_num_batched_tokens": 7, "admission_optimism": 1.0}
+    expected, tokens = (
+        Engine(executor, **BLOCKS, **settings).run(requests) for executor in (on_cpu, on_gpu)
+    )
+    assert tokens == expected

@@ -1,0 +1,71 @@
+"""Products with weights in codes and in 8-bit floats."""
+
+import pytest
+import torch
+
+from legato.model.quantization import quantize
+from tests.gpu.numbers import assert_near, each_dtype
+
+
+@each_dtype
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("num_rows", "num_outputs", "depth"), [(1, 40, 96), (17, 33, 32), (130, 70, 160), (513, 40, 96)]
+)
+def test_multiplies_with_codes(
+    device: torch.device,
+    dtype: torch.dtype,
+    bits: int,
+    num_rows: int,
+    num_outputs: int,
+    depth: int,
+) -> None:
+    """A few rows with the codes as they are; more with what they stand for."""
+    from legato.gpu.linear import QuantizedLinear
+
+    generator = torch.Generator().manual_seed(num_rows)
+    weight = quantize(torch.randn(num_outputs, depth, generator=generator), bits)
+    rows = (torch.randn(num_rows, depth, generator=generator) / depth**0.5).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(device, dtype)
+    out = QuantizedLinear(weight, bias, device)(rows.to(device))
+    assert_near(out, rows.double() @ weight.dequantize().double().T + bias.cpu().double(), dtype)
+
+
+def test_codes_are_packed_in_half_the_bytes() -> None:
+    from legato.gpu.linear import packed
+
+    weight = quantize(torch.randn(6, 64), 4)
+    assert packed(weight).shape == (6, 32)
+
+
+def test_rounds_rows_to_the_nearest_8_bit_float(device: torch.device) -> None:
+    """Those of PyTorch's conversion, at the row's own scale, tiny and odd rows included."""
+    from legato.gpu.linear import rounded
+
+    rows = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
+    rows *= torch.tensor([1.0, 1e-6, 1e4, 1.0, 0.0, 1.0])[:, None]
+    rows[3, 1:] *= 1e-4  # beside one great number, the others are subnormal or nothing
+    rows[5] = (torch.arange(100) - 50) / 50 * 448  # among them, exact halves between two floats
+    values, scales = rounded(rows.to(device))
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    torch.testing.assert_close(scales.cpu(), (largest / 448).clamp(min=1e-30))
+    expected = (rows / scales.cpu()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert values.cpu().float().equal(expected.float())
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
+    """Within what rounding both sides to 3 bits behind the first brings: less than 5 in 100."""
+    from legato.gpu.linear import Fp8Linear
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 256, generator=generator)
+    weight *= torch.logspace(-3, 3, 48)[:, None]  # each output has a scale of its own
+    rows = torch.randn(5, 256, generator=generator).bfloat16()
+    usual = weight.norm(dim=1)  # of a product with numbers of about one
+    bias = (torch.randn(48, generator=generator) * usual).to(device).bfloat16()
+    out = Fp8Linear(weight.to(device), bias if has_bias else None)(rows.to(device)).cpu()
+    expected = rows.double() @ weight.double().T + (bias.cpu().double() if has_bias else 0.0)
+    errors = (out.double() - expected) / usual
+    assert errors.square().mean().sqrt() < 0.05
+    assert errors.abs().max() < 0.25

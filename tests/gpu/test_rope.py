@@ -1,0 +1,92 @@
+"""Norm, rotation and cache writes in one kernel, against the layers that do them one by one."""
+
+import pytest
+import torch
+
+from legato.gpu.kernels.rope import rope_table, rotate_and_write
+from legato.model.layers import RMSNorm
+from legato.model.rope import RopeFrequencies, RotaryEmbedding, rotate
+from tests.gpu.numbers import assert_near, each_dtype
+from tests.gpu.paged import quantized_cache
+
+BLOCK_SIZE = 16
+
+
+def _norm(head_dim: int, generator: torch.Generator) -> RMSNorm:
+    norm = RMSNorm(head_dim, 1e-6, lambda size: torch.empty(size, dtype=torch.float64))
+    norm.weight.data = torch.randn(head_dim, generator=generator).double()
+    return norm
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 24), (3, 3, 32)])
+@each_dtype
+def test_queries_turn_and_keys_and_values_are_written(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_norm: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    random = torch.Generator().manual_seed(1)
+    inverse = 10_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    positions = torch.tensor([0, 7, 8, 131_000, 5, 0], dtype=torch.int32)
+    slots = torch.tensor([3, 40, 41, 95, 16, -1], dtype=torch.int32)
+    heads = torch.randn(6, num_heads + 2 * num_kv_heads, head_dim, generator=random).to(dtype)
+    caches = torch.full((2, 6, num_kv_heads, BLOCK_SIZE, head_dim), 9.0, dtype=dtype)
+    norms = [_norm(head_dim, random) for _ in range(2)] if has_norm else None
+
+    qkv = heads.flatten(1).clone().to(device)
+    key_cache, value_cache = on_device = caches.clone().to(device)
+    query = rotate_and_write(
+        qkv,
+        rope_table(positions.to(device), inverse.to(device), 0.5),
+        slots.to(device),
+        key_cache,
+        value_cache,
+        **(
+            {
+                "q_norm": norms[0].weight.float().to(device),
+                "k_norm": norms[1].weight.float().to(device),
+                "eps": 1e-6,
+            }
+            if norms
+            else {}
+        ),
+    )
+
+    parts = heads.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = parts
+    if norms:
+        q, k = (
+            torch.nn.functional.rms_norm(rows, (head_dim,), norm.weight, 1e-6)
+            for rows, norm in ((q, norms[0]), (k, norms[1]))
+        )
+    angles = RopeFrequencies(tuple(inverse.tolist()), 0.5)
+    turns = RotaryEmbedding(angles, torch.device("cpu"))(positions, torch.float64)
+    assert_near(query, rotate(q, *turns), dtype)
+    for row, slot in enumerate(slots.tolist()[:-1]):
+        caches[0, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = rotate(k, *turns)[row].to(dtype)
+        caches[1, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = v[row].to(dtype)
+    assert_near(on_device[0], caches[0], dtype)
+    assert torch.equal(on_device[1].cpu(), caches[1])
+
+
+def test_keys_and_values_are_rounded_to_8_bits(device: torch.device) -> None:
+    """As on a CPU; a row that is not finite is none in the cache either."""
+    random = torch.Generator().manual_seed(2)
+    num_kv_heads, head_dim = 2, 32
+    heads = torch.randn(3, 4, num_kv_heads, head_dim, generator=random)
+    heads[0, 2, 0] = 0.0
+    heads[1, 3, 1, 5] = torch.inf
+    slots = torch.tensor([17, 3, 4], dtype=torch.int32, device=device)
+    plain = torch.zeros(2, 2, num_kv_heads, BLOCK_SIZE, head_dim)
+    cache = torch.stack([quantized_cache(part) for part in plain]).to(device)
+    table = torch.stack([torch.ones(3, head_dim // 2), torch.zeros(3, head_dim // 2)], dim=1)
+    rotate_and_write(heads.flatten(1).clone().to(device), table.to(device), slots, *cache)
+
+    for row, slot in enumerate(slots.tolist()):
+        plain[:, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = heads[row, 2:]
+    expected = torch.stack([quantized_cache(part) for part in plain])
+    assert torch.equal(cache.cpu(), expected)

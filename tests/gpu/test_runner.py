@@ -1,0 +1,121 @@
+"""Graphs: which steps have one, and that a replay is the step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.request import AddRequest
+from legato.core.rows import GPU_ROWS, RowCounts
+from legato.gpu import runner
+from legato.gpu.executor import GpuExecutor
+from legato.gpu.runner import GraphRunner
+from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_program import StepProgram
+from legato.gpu.warm_up import warm_up
+from tests.gpu.executors import Engine, device_here, make_executor, request
+from tests.gpu.test_end_to_end import CONFIGS
+from tests.model.conftest import SaveTiny, load, save_tiny
+from tests.profiles import examples
+
+__all__ = ["save_tiny"]
+
+ROWS = RowCounts(((4, 2),), 8)
+BLOCKS = {"block_size": 4, "num_blocks": 24}
+BUDGET, MAX_DECODES = 12, 3
+
+
+class Sized:
+    """As much of a program as says which graphs there are."""
+
+    def __init__(self, max_rows: int, max_samples: int) -> None:
+        self.max_rows, self.max_samples = max_rows, max_samples
+        self.asked: list[tuple[str, StepSize]] = []
+
+    def __getattr__(self, part: str) -> Callable[[StepSize], None]:
+        return lambda size: self.asked.append((part, size))
+
+
+class Recorder:
+    """A device whose graphs say what they are of."""
+
+    def __init__(self) -> None:
+        self.num_captured = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+        self.num_captured += 1
+        return lambda: None
+
+
+@examples(200)
+@given(
+    num_rows=st.integers(1, 8448),
+    num_samples=st.integers(0, 256),
+    has_chunks=st.booleans(),
+    max_decodes=st.sampled_from([1, 16, 256]),
+)
+def test_steps_are_padded_to_what_was_captured(
+    num_rows: int, num_samples: int, has_chunks: bool, max_decodes: int
+) -> None:
+    program: Any = Sized(GPU_ROWS.padded(8448), GPU_ROWS.padded(max_decodes))
+    device: Any = Recorder()
+    graphs = GraphRunner(program, device, GPU_ROWS, max_decodes=max_decodes)
+    graphs.capture()
+    program.asked.clear()
+    num_captured = device.num_captured
+    num_samples = min(num_samples, num_rows, max_decodes)
+    size = graphs.size(num_rows, num_samples, has_chunks=has_chunks)
+    graphs.forward(size)
+    graphs.sample(size)
+    # A step without samples asks for a part that does nothing.
+    asked = [part for part, of in program.asked if part == "layers" or of.num_samples]
+    assert asked == ([] if num_rows <= 2048 else ["layers"])
+    assert device.num_captured == num_captured <= 70
+    assert num_rows <= size.num_rows <= max(1.5 * num_rows, 1.0625 * num_rows + 127, 16)
+    assert num_samples <= size.num_samples <= program.max_samples
+    assert size.has_chunks or not has_chunks or num_rows <= 8
+
+
+def requests() -> list[AddRequest]:
+    return [
+        request("a", [5, 20, 45, 80, 1, 2, 3, 4, 6, 9, 11, 13, 17, 19, 23, 29]),
+        request("b", [7], temperature=1.0, seed=3, top_p=0.9, max_tokens=6),
+        request("c", [5, 20, 45, 80, 9], max_tokens=4, presence_penalty=1.0),
+    ]
+
+
+def test_replayed_steps_are_the_steps(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes, chunks and both, some larger than any graph, two in flight."""
+    folder, _ = save_tiny(CONFIGS["llama"])
+    plain = load(folder)
+    settings = {**BLOCKS, "max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_DECODES}
+    anew, _ = make_executor(plain, **BLOCKS, depth=1)
+    expected = Engine(anew, **settings).run(requests())
+
+    monkeypatch.setattr(runner, "_MOST_ROWS", 8)
+    device = device_here()
+    _, program = make_executor(plain, **BLOCKS, device=device, max_rows=16)
+    graphs = GraphRunner(program, device, ROWS, max_decodes=MAX_DECODES)
+    warm_up(program, graphs, device)
+    program.blocks.fill_(torch.nan)
+    sizes = note_sizes(program, monkeypatch)
+    monkeypatch.setattr(device, "capture", None)
+    engine = Engine(GpuExecutor(program, device, graphs, depth=2), **settings)
+    assert engine.run(requests()) == expected
+    assert {size.num_rows for size in sizes} == {16}
+
+
+def note_sizes(program: StepProgram, monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:
+    """Of steps that are asked for anew, from here on."""
+    sizes: list[StepSize] = []
+    layers = program.layers
+
+    def noted(size: StepSize) -> None:
+        sizes.append(size)
+        layers(size)
+
+    monkeypatch.setattr(program, "layers", noted)
+    return sizes

@@ -1,0 +1,118 @@
+"""Steps in flight: tokens are the same at any depth, whatever happens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.outputs import FinishReason
+from legato.core.request import AbortRequest, AddRequest
+from legato.gpu.executor import GpuExecutor
+from tests.gpu.executors import MAX_LEN, Engine, request
+from tests.gpu.host_twin import HostTwin
+from tests.gpu.token_program import VOCAB_SIZE, TokenProgram, greedy
+from tests.profiles import examples
+
+BLOCK_SIZE = 4
+MAX_SEQS = 3
+EOS = 5
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"temperature": 1.0, "seed": 3},
+    "penalized": {"frequency_penalty": 2.0, "repetition_penalty": 1.5},
+    "biased": {"logit_bias": {4: 12.0, 9: 15.0}, "temperature": 0.5},
+    "not yet": {"min_tokens": 5},
+    "scored": {"logprobs": 2},
+    "limited": {"allowed_token_ids": tuple(range(0, VOCAB_SIZE, 3))},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    depth: int = 1
+    num_blocks: int = 64
+    num_slots: int = 0
+    budget: int = 64
+    pads: bool = False
+
+    def engine(self) -> tuple[Engine, TokenProgram]:
+        twin, blocks = HostTwin(), {"block_size": BLOCK_SIZE, "num_blocks": self.num_blocks}
+        program = TokenProgram(
+            twin, num_slots=self.depth * MAX_SEQS, max_len=MAX_LEN, pads=self.pads, **blocks
+        )
+        executor = GpuExecutor(program, twin, depth=self.depth, num_host_slots=self.num_slots)
+        engine = Engine(
+            executor,
+            max_num_seqs=MAX_SEQS,
+            max_num_batched_tokens=self.budget,
+            admission_optimism=1.0,
+            num_slots=self.num_slots,
+            **blocks,
+        )
+        return engine, program
+
+
+machines = st.builds(
+    Machine,
+    depth=st.integers(1, 3),
+    num_blocks=st.integers(17, 30),
+    num_slots=st.sampled_from([0, 6]),
+    budget=st.integers(4, 40),
+    pads=st.booleans(),
+)
+
+
+def ask(name: str, kind: str, length: int) -> AddRequest:
+    """Prompts begin alike, so that they share blocks."""
+    prompt = [(i * i + (len(name) if i > 9 else 0)) % VOCAB_SIZE for i in range(length)]
+    return request(name, prompt, (EOS,), max_tokens=20, **SETTINGS[kind])
+
+
+def test_tokens_are_those_that_follow_the_prompt() -> None:
+    engine, _ = Machine().engine()
+    asked = request("it", [1, 2, 3], max_tokens=9)
+    assert engine.run([asked])["it"] == greedy([1, 2, 3], 9)
+
+
+@given(data=st.data())
+@examples(40)
+def test_neither_depth_nor_neighbours_nor_faults_change_a_token(data: st.DataObject) -> None:
+    engine, program = data.draw(machines, "machine").engine()
+    kinds = data.draw(st.lists(st.sampled_from([*SETTINGS]), min_size=1, max_size=6), "kinds")
+    asked = [ask(f"{i}" * (i + 1), kind, 1 + 7 * i % 23) for i, kind in enumerate(kinds)]
+    # What is run again at once succeeds, or else nothing would be left of the engine.
+    for number in data.draw(st.sets(st.sampled_from(range(3, 40, 5)), max_size=4), "faults"):
+        error = data.draw(st.sampled_from([RuntimeError("boom"), MemoryError("full"), None]))
+        program.faults[number] = error
+    aborted = data.draw(st.sets(st.sampled_from(asked).map(lambda r: r.request_id)), "aborted")
+    engine.outputs += engine.step(asked[:4])
+    engine.outputs += engine.step([AbortRequest(request_id=name) for name in sorted(aborted)])
+    asked = [r for i, r in enumerate(asked) if i < 4 or r.request_id not in aborted]
+    tokens = engine.run(asked[4:])
+    ends = {o.request_id: o.finish_reason for o in engine.outputs if o.finish_reason}
+    assert ends.keys() == {r.request_id for r in asked}
+    for one in asked:
+        alone = Machine().engine()[0].run([one])[one.request_id]
+        found = tokens.get(one.request_id, [])
+        if ends[one.request_id] in (FinishReason.ERROR, FinishReason.ABORT):
+            assert found == alone[: len(found)]
+        else:
+            assert found == alone
+    assert engine.stats.kv_usage == 0.0
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_step_is_planned_behind_those_whose_tokens_are_unknown(depth: int) -> None:
+    engine, program = Machine(depth=depth).engine()
+    engine.outputs += engine.step([ask("it", "greedy", 9)])
+    assert program.num_runs == depth, "only the oldest was waited for"
+    assert engine.run()["it"] == Machine().engine()[0].run([ask("it", "greedy", 9)])["it"]
+
+
+def test_what_needs_values_waits_for_them() -> None:
+    engine, program = Machine(depth=2).engine()
+    engine.step([ask("it", "penalized", 9)])
+    assert program.num_runs == 1
