@@ -1,10 +1,12 @@
 """What do quantized weights cost in perplexity, and bring in speed?
 
-    python -m benchmarks.quantization [--windows 16] [--llama-cpp PATH.gguf] [--out out]
+    python -m benchmarks.quantization [--model MODEL] [--device cuda] [--windows 16]
+                                      [--llama-cpp PATH.gguf] [--out out]
 
-For each quantization: perplexity over Python's own documentation, 1,024 tokens at a time, and the
-time a token takes with 1, 8 and 32 streams. With `--llama-cpp`, llama.cpp decodes the same file
-with 1 stream in the same run; its Python package has to be installed. Writes quantization.json.
+For each quantization that the model and the device can have: perplexity over Python's own
+documentation, 1,024 tokens at a time, and the time a token takes with 1, 8 and 32 streams. With
+`--llama-cpp`, llama.cpp decodes the same file with 1 stream in the same run; its Python package has
+to be installed. Writes quantization.json.
 """
 
 import argparse
@@ -25,7 +27,6 @@ from legato.core.config import DEFAULT_MODEL, Quantization
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 
-QUANTIZATIONS: tuple[Quantization | None, ...] = (None, "int8", "int4", "gguf")
 STREAMS = (1, 8, 32)
 _WINDOW = 1024
 _PROMPT, _DECODED = "Once upon a time", 96
@@ -44,12 +45,18 @@ def main() -> None:
     arguments = _parse()
     console = Console(highlight=False)
     outcomes = []
-    for quantization in QUANTIZATIONS:
+    for quantization in quantizations(arguments.model, arguments.device):
         name = quantization or "bfloat16"
         with console.status(f"{name}: loading") as status:
-            llm = LLM(quantization=quantization, kv_cache_memory_bytes=2**31)
+            llm = LLM(
+                arguments.model,
+                device=arguments.device,
+                dtype="bfloat16",
+                quantization=quantization,
+                kv_cache_memory_bytes=2**31,
+            )
             status.update(f"{name}: perplexity")
-            perplexity = measure_perplexity(llm, arguments.windows)
+            perplexity = measure_perplexity(llm, arguments.windows, arguments.model)
             status.update(f"{name}: speed")
             token_s = {count: _token_s(llm, count) for count in STREAMS}
         outcomes.append(Outcome(name, perplexity, token_s))
@@ -65,23 +72,36 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--llama-cpp", type=Path, help="GGUF file for llama.cpp to decode with")
     parser.add_argument("--out", type=Path, default=Path("out"))
     return parser.parse_args()
 
 
-def windows_of_text(num_windows: int, length: int = _WINDOW) -> list[list[int]]:
-    """So many pieces of Python's own documentation, one behind the other, in tokens."""
+def quantizations(model: str, device: str) -> list[Quantization | None]:
+    """Those that a model can have on a device; none first."""
+    able: list[Quantization | None] = [None, "int8", "int4"]
+    if resolve_source(model).is_gguf:
+        able.append("gguf")
+    return able if device == "cpu" else [*able, "fp8"]
+
+
+def windows_of_text(
+    num_windows: int, length: int = _WINDOW, model: str = DEFAULT_MODEL
+) -> list[list[int]]:
+    """So many pieces of Python's own documentation, one behind the other, in a model's tokens."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    tokens = load_tokenizer(resolve_source(DEFAULT_MODEL, None)).encode(text)
+    tokens = load_tokenizer(resolve_source(model)).encode(text)
     return [tokens[i * length : (i + 1) * length] for i in range(num_windows)]
 
 
-def measure_perplexity(llm: LLM, num_windows: int) -> float:
+def measure_perplexity(llm: LLM, num_windows: int, model: str = DEFAULT_MODEL) -> float:
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    windows = windows_of_text(num_windows, model=model)
     answers = llm.generate(
-        [{"prompt_token_ids": window} for window in windows_of_text(num_windows)],
+        [{"prompt_token_ids": window} for window in windows],
         params,
         use_tqdm=False,
     )

@@ -13,6 +13,11 @@ profiles.register()
 # legato/engine/process/engine_process.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+# Kernels are interpreted where there is no GPU. Triton reads this when it is imported, which
+# transformers does in passing.
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+os.environ.setdefault("TRITON_INTERPRET", "0" if any(map(Path.exists, _GPUS)) else "1")
+
 # Workers share the cores, too, and threads that wait for each other crawl on a busy machine.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

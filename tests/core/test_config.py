@@ -140,6 +140,12 @@ def test_a_gpu_has_defaults_of_its_own(itl_slo_s: float | None) -> None:
     assert whole.max_num_batched_tokens == 1256
 
 
+def test_a_gpu_has_no_memory_for_longer_steps_than_it_was_started_with() -> None:
+    for device, most in (("cpu", 1004), ("cuda", 500)):
+        config = SchedulerConfig(max_num_batched_tokens=500, max_num_seqs=4).resolve(1000, device)
+        assert config.most_batched_tokens(1000, device) == most
+
+
 def test_a_cpu_has_one_step_in_flight() -> None:
     assert SchedulerConfig().resolve(1000).num_steps_in_flight == 1
     with pytest.raises(ConfigError, match="num_steps_in_flight"):

@@ -3,7 +3,7 @@
 import pytest
 
 from legato.core.plan import StepPlan
-from legato.engine.startup.calibration import CALIBRATION_S, Calibration
+from legato.engine.startup.calibration import CALIBRATION_S, ON_A_CPU, Calibration, Extent
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
@@ -25,9 +25,14 @@ COSTS = StepCosts(
 class CheckingExecutor(SimulatedExecutor):
     """Knows which of its requests it holds, and what of the cache was written."""
 
-    def __init__(self, clock: VirtualClock, num_blocks: int, slowdown: float) -> None:
-        super().__init__(clock, lambda plan: slowdown * COSTS.seconds(StepShape.of(plan)))
+    def __init__(
+        self, clock: VirtualClock, num_blocks: int, slowdown: float, extent: Extent, depth: int
+    ) -> None:
+        super().__init__(
+            clock, lambda plan: slowdown * COSTS.seconds(StepShape.of(plan)), depth=depth
+        )
         self.num_blocks = num_blocks
+        self.extent = extent
         self.held: set[str] = set()
         self.written: set[int] = set()  # slots
         self.plans: list[StepPlan] = []
@@ -41,7 +46,8 @@ class CheckingExecutor(SimulatedExecutor):
             assert chunk.request_id in self.held
             assert max(chunk.block_ids) < self.num_blocks
             slots = [block * BLOCK_SIZE + i for block in chunk.block_ids for i in range(BLOCK_SIZE)]
-            assert self.written.issuperset(slots[: chunk.start]), "reads what was never written"
+            if not self.extent.reads_unwritten:
+                assert self.written.issuperset(slots[: chunk.start]), "reads what was never written"
             self.written.update(slots[chunk.start : chunk.end])
         self.plans.append(plan)
         super().submit(plan)
@@ -55,10 +61,12 @@ class Measurement:
         max_model_len: int = 8192,
         max_num_seqs: int = 64,
         slowdown: float = 1.0,
+        extent: Extent = ON_A_CPU,
+        depth: int = 1,
     ) -> None:
         clock = VirtualClock()
         self.shares: list[float] = []
-        self.executor = CheckingExecutor(clock, num_blocks, slowdown)
+        self.executor = CheckingExecutor(clock, num_blocks, slowdown, extent, depth)
         calibration = Calibration(
             self.executor,
             block_size=BLOCK_SIZE,
@@ -66,6 +74,7 @@ class Measurement:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             vocab_size=100,
+            extent=extent,
             clock=clock,
         )
         self.steps: list[MeasuredStep] = calibration.run(self.shares.append)
@@ -110,6 +119,22 @@ def test_it_stays_within_the_machine(limits: dict[str, int]) -> None:
     assert max(s.num_decode_rows for s, _ in measured.steps) <= limits.get("max_num_seqs", 64)
     ends = [chunk.end for plan in measured.executor.plans for chunk in plan.chunks]
     assert max(ends) <= limits.get("max_model_len", 8192)
+
+
+def test_where_nothing_need_be_written_decodes_read_more_than_was_computed() -> None:
+    """As on a GPU, with two steps in flight and steps of no more than a budget and all that run."""
+    extent = Extent(longest_chunk=300, longest_context=4096, reads_unwritten=True)
+    measured = Measurement(num_blocks=2000, slowdown=0.1, extent=extent, depth=2, max_num_seqs=32)
+    contexts = [s.decode_context for s, _ in measured.steps if s.num_decode_rows > 8]
+    assert max(contexts) > 2 * 4096
+    plans = measured.executor.plans
+    ends = [chunk.end for plan in plans for chunk in plan.chunks]
+    assert max(ends) <= 4096
+    assert max(plan.num_tokens for plan in plans) <= 300 + 32
+    assert max(len(plan.chunks) for plan in plans) <= 32
+    costs = fit(measured.steps)
+    shape = step_shape(num_decodes=20, context=1500, chunk=200, start=3000)
+    assert costs.seconds(shape) == pytest.approx(0.1 * COSTS.seconds(shape), rel=0.02)
 
 
 def test_at_most_one_request_is_left_behind() -> None:

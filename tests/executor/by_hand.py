@@ -12,6 +12,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
+from legato.executor.base import Executor
 from legato.executor.torch_executor import TorchExecutor
 from legato.grammar.compiled import Grammar, compile_grammar
 from legato.grammar.source import grammar_source
@@ -77,7 +78,7 @@ class Stream:
 class ByHand:
     """Drives an executor over a pool of blocks, which it hands out in an order of its own."""
 
-    def __init__(self, executor: TorchExecutor, block_ids: Sequence[int]) -> None:
+    def __init__(self, executor: Executor, block_ids: Sequence[int]) -> None:
         self.executor = executor
         self.streams: dict[str, Stream] = {}
         self._free = list(block_ids)

@@ -1,4 +1,4 @@
-"""A GPU that is not there: the same logic on the host's tensors, with graphs that are recordings."""
+"""A GPU that is not there: its logic on the host's tensors, with graphs that are recordings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
@@ -16,6 +17,10 @@ from triton.runtime.interpreter import GridExecutor
 from legato.gpu.device import Event, Memory
 
 Call = Callable[[], object]
+
+on_the_twin = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU"
+)
 
 
 class TwinEvent:

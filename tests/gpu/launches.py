@@ -10,20 +10,39 @@ from typing import Any, NamedTuple
 
 import torch
 
+from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import attend, make_scratch
+from legato.gpu.kernels.embedding import embed
+from legato.gpu.kernels.norm import add_rms_norm, add_rms_norm_of
+from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
+from legato.gpu.linear import rounded
+from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
 from legato.gpu.work_items import Tiling, section_size, work_lists
+from legato.model.base import SCALE_BYTES
 
 _META = torch.device("meta")
 _BLOCK_SIZE = 32
 
 
+def _cache(num_kv_heads: int, head_dim: int, *, is_quantized: bool) -> torch.Tensor:
+    """Keys and values of a layer."""
+    dtype = torch.int8 if is_quantized else torch.bfloat16
+    numbers = head_dim + (SCALE_BYTES if is_quantized else 0)
+    return torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, numbers, dtype=dtype)
+
+
 def _attend(
-    num_heads: int, num_kv_heads: int, head_dim: int, sliding_window: int | None = None
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    sliding_window: int | None = None,
+    *,
+    is_quantized: bool = False,
 ) -> None:
     num_rows = 512
     query = torch.empty(num_rows, num_heads, head_dim, dtype=torch.bfloat16)
-    cache = torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+    cache = _cache(num_kv_heads, head_dim, is_quantized=is_quantized)
     shape = Tiling(num_heads, num_kv_heads, 132).shape(num_rows, has_chunks=True)
     attend(
         query,
@@ -38,10 +57,17 @@ def _attend(
     )
 
 
-def _rotate(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool) -> None:
+def _rotate(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    has_norm: bool = False,
+    is_quantized: bool = False,
+) -> None:
     num_rows = 512
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    cache = torch.empty(2, 64, num_kv_heads, _BLOCK_SIZE, head_dim, dtype=torch.bfloat16)
+    cache = _cache(num_kv_heads, head_dim, is_quantized=is_quantized)
     norm = torch.empty(head_dim) if has_norm else None
     rotate_and_write(
         torch.empty(num_rows, width, dtype=torch.bfloat16),
@@ -53,6 +79,42 @@ def _rotate(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool)
         k_norm=norm,
         eps=1e-6,
     )
+
+
+def _sample(dtype: torch.dtype) -> None:
+    num_rows, vocab_size = 256, 128_256
+    logits = torch.empty(num_rows, vocab_size, dtype=dtype)
+    words = torch.empty(NUM_WORDS * num_rows, dtype=torch.int32)
+    sample(logits, SamplingInputs.of(words), *torch.empty(3, num_rows, dtype=torch.int32))
+
+
+def _norm(size: int) -> None:
+    residual, out = torch.empty(512, size), torch.empty(512, size, dtype=torch.bfloat16)
+    add_rms_norm(residual, torch.empty_like(out), torch.empty(size), 1e-6, out)
+    rows = torch.empty(512, dtype=torch.int32)
+    add_rms_norm_of(rows, residual, None, torch.empty(size), 1e-6, out)
+
+
+def _silu_mul() -> None:
+    gate_up = torch.empty(512, 2 * 14_336, dtype=torch.bfloat16)
+    silu_mul(gate_up, gate_up.new_empty(512, 14_336))
+
+
+def _embed() -> None:
+    table = torch.empty(128_256, 4096, dtype=torch.bfloat16)
+    embed(*torch.empty(2, 512, dtype=torch.int32), table, torch.empty(512, 4096))
+
+
+def _codes(bits: int, num_rows: int) -> None:
+    codes = torch.empty(4096, 14_336 * bits // 8, dtype=torch.uint8)
+    scales = torch.empty(4096, 14_336 // 32, dtype=torch.float16)
+    rows = torch.empty(num_rows, 14_336, dtype=torch.bfloat16)
+    multiply(rows, codes, scales, scales, None, rows.new_empty(num_rows, 4096))
+    dequantize(codes, scales, scales, rows.new_empty(4096, 14_336))
+
+
+def _round() -> None:
+    rounded(torch.empty(512, 14_336, dtype=torch.bfloat16))
 
 
 class Launch(NamedTuple):
@@ -67,7 +129,20 @@ LAUNCHES = {
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
-    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=False)),
+    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
+    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
+    "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
+    "sample": Launch(partial(_sample, torch.bfloat16)),
+    "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),
+    "norm of 4,096": Launch(partial(_norm, 4096), (90,)),
+    "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
+    "gate": Launch(_silu_mul, (90,)),
+    "embed": Launch(_embed, (90,)),
+    "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
+    "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
+    "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
+    # An Ampere has no such floats.
+    "round to 8-bit floats": Launch(_round, (90,)),
 }
 """Key what is launched, for reports."""

@@ -1,12 +1,13 @@
 """Steps of requests with a cache of their own, for the attention's tests."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
 
+from legato.executor.attention.rounding import dequantize, quantize
 from legato.gpu.work_items import Span
 
 
@@ -78,6 +79,15 @@ class PagedStep:
             block_table=table.to(device),
         )
 
+    def quantized(self) -> Self:
+        """The same with 8 bits a number; `keys` and `values` are what these stand for."""
+        key_cache, value_cache = map(quantized_cache, (self.key_cache, self.value_cache))
+        keys, values = (
+            [dequantize(*quantize(part), part.dtype) for part in parts]
+            for parts in (self.keys, self.values)
+        )
+        return replace(self, keys=keys, values=values, key_cache=key_cache, value_cache=value_cache)
+
     def expected(self, scale: float, sliding_window: int | None) -> torch.Tensor:
         """Attention in float64, of all but the padding: [rows, H, D]."""
         results: list[torch.Tensor] = []
@@ -94,6 +104,13 @@ class PagedStep:
             weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
             results.append(torch.einsum("hts,shd->thd", weights, values))
         return torch.cat(results)
+
+
+def quantized_cache(cache: torch.Tensor) -> torch.Tensor:
+    """[num_blocks, K, block size, D] as `CacheSpec` describes it in int8."""
+    codes, scales = quantize(cache)
+    heads = torch.cat([codes.flatten(2), scales.view(torch.int8)], dim=2)
+    return heads.view(*cache.shape[:3], -1)
 
 
 def numpy_section(size: int) -> np.ndarray:

@@ -112,6 +112,11 @@ def test_shapes_of_other_models(
     _check(step, _attend(step, num_processors=2))
 
 
+def test_a_quantized_cache(device: torch.device) -> None:
+    step = _mixed(device).quantized()
+    _check(step, _attend(step))
+
+
 def test_a_row_is_the_same_whatever_is_beside_it(device: torch.device) -> None:
     """Bit by bit, as long as its keys are cut into the same parts."""
     step = _mixed(device)

@@ -1,4 +1,4 @@
-"""Whole engines on a GPU's executor: chunked, mixed, with prefix hits, preempted, two steps ahead."""
+"""Whole engines on a GPU: chunked, mixed, preempted, with prefix hits, two steps ahead."""
 
 import pytest
 import torch

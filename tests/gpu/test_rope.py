@@ -7,6 +7,7 @@ from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.model.layers import RMSNorm
 from legato.model.rope import RopeFrequencies, RotaryEmbedding, rotate
 from tests.gpu.numbers import assert_near, each_dtype
+from tests.gpu.paged import quantized_cache
 
 BLOCK_SIZE = 16
 
@@ -70,3 +71,22 @@ def test_queries_turn_and_keys_and_values_are_written(
         caches[1, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = v[row].to(dtype)
     assert_near(on_device[0], caches[0], dtype)
     assert torch.equal(on_device[1].cpu(), caches[1])
+
+
+def test_keys_and_values_are_rounded_to_8_bits(device: torch.device) -> None:
+    """As on a CPU; a row that is not finite is none in the cache either."""
+    random = torch.Generator().manual_seed(2)
+    num_kv_heads, head_dim = 2, 32
+    heads = torch.randn(3, 4, num_kv_heads, head_dim, generator=random)
+    heads[0, 2, 0] = 0.0
+    heads[1, 3, 1, 5] = torch.inf
+    slots = torch.tensor([17, 3, 4], dtype=torch.int32, device=device)
+    plain = torch.zeros(2, 2, num_kv_heads, BLOCK_SIZE, head_dim)
+    cache = torch.stack([quantized_cache(part) for part in plain]).to(device)
+    table = torch.stack([torch.ones(3, head_dim // 2), torch.zeros(3, head_dim // 2)], dim=1)
+    rotate_and_write(heads.flatten(1).clone().to(device), table.to(device), slots, *cache)
+
+    for row, slot in enumerate(slots.tolist()):
+        plain[:, slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] = heads[row, 2:]
+    expected = torch.stack([quantized_cache(part) for part in plain])
+    assert torch.equal(cache.cpu(), expected)

@@ -1,4 +1,4 @@
-"""What an executor does with steps in flight: tokens are the same at any depth, whatever happens."""
+"""Steps in flight: tokens are the same at any depth, whatever happens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

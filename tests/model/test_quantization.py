@@ -111,3 +111,14 @@ def test_only_a_gguf_file_has_its_own(tmp_path_factory: pytest.TempPathFactory) 
     (folder / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="needs a GGUF file"):
         open_checkpoint(ModelConfig(model=str(folder), quantization="gguf"))
+
+
+def test_a_cpu_has_no_8_bit_floats() -> None:
+    config = ModelConfig(quantization="fp8")
+    with pytest.raises(ConfigError, match="fp8 is for GPUs; a CPU takes int8 and int4"):
+        load_model(
+            open_checkpoint(config),
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            quantization=config.quantization,
+        )

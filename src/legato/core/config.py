@@ -22,7 +22,7 @@ from legato.core.tenant import TenantName
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
-Quantization = Literal["int8", "int4", "gguf"]
+Quantization = Literal["int8", "int4", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
@@ -97,8 +97,9 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[
         Quantization | None,
         Flag(
-            "what weights are held in, in blocks of 32: rounded to 8 or 4 bits, or as a GGUF file "
-            "has them where that is Q8_0, Q4_0 or Q4_1",
+            "what weights are held in: in blocks of 32, rounded to 8 or 4 bits, or as a GGUF file "
+            "has them where that is Q8_0, Q4_0 or Q4_1; or on a GPU as fp8, 8-bit floats, to which "
+            "what they are multiplied with is rounded, too",
             default="none, in the dtype",
         ),
     ] = None
@@ -136,8 +137,9 @@ class CacheConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[
         Share | None,
         Flag(
-            "fraction of the free memory for the cache, instead of a size; on a CPU it is taken "
-            "when there is nothing to do, or as it is used",
+            "instead of a size: on a CPU, the fraction of the free memory that the cache may take, "
+            "when there is nothing to do or as it is used; on a GPU, the fraction of all its "
+            "memory that may be in use, the weights and what steps take among it",
             metavar="FRACTION",
             default="0.9 of a GPU's, 0.25 of the host's, which other programs want too",
             one_of="cache size",
@@ -320,6 +322,17 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         """A step that holds the longest prompt beside all decodes."""
         assert self.max_num_seqs is not None
         return max_model_len + self.max_num_seqs
+
+    def most_batched_tokens(self, max_model_len: int, device: str) -> int:
+        """The largest token budget that a server that was started with this may be given later.
+
+        On a CPU, that is also what any whole prompt takes. A GPU's memory for steps is taken at the
+        start.
+        """
+        assert self.max_num_batched_tokens is not None
+        if device != "cpu":
+            return self.max_num_batched_tokens
+        return max(self.max_num_batched_tokens, self.whole_prompt_tokens(max_model_len))
 
     def resolve(self, max_model_len: int, device: str = "cpu") -> "SchedulerConfig":
         """Replace "auto" by numbers.

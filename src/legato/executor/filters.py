@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from legato.core.sampling_params import SamplingParams
-from legato.executor.draw import to_weights
 
 _LIKELY = (-12.0, -24.0, -math.inf)
 """Scores of tokens to be looked at, in turn. Hardly a row needs more than the first, and that has a
@@ -38,8 +37,6 @@ def lowest_kept(
     Returns:
         float32 [S, 1].
     """
-    if scores.device.type != "cpu":
-        return _lowest_of_all_rows(scores, weights, params)
     rows = zip(scores.numpy(), weights.numpy(), params, strict=True)
     return torch.tensor([_lowest_of_row(*row) for row in rows], dtype=torch.float32)[:, None]
 
@@ -86,26 +83,3 @@ def _lowest_of_likely(
 def _log2(value: float) -> float:
     with np.errstate(divide="ignore"):
         return float(np.log2(np.float32(value)))
-
-
-def _lowest_of_all_rows(
-    scores: torch.Tensor, weights: torch.Tensor, params: Sequence[SamplingParams]
-) -> torch.Tensor:
-    """Sorts all tokens, as a GPU does for many rows at once."""
-    totals = weights.sum(dim=-1, keepdim=True)
-    ascending = scores.sort(dim=-1).values
-    cumulative = to_weights(ascending).cumsum(dim=-1)  # [S, V]
-    first = _first_allowed(ascending, params)  # [S, 1]
-    worse = cumulative.gather(1, (first - 1).clamp_(min=0)).masked_fill_(first == 0, 0)
-    top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64).to(scores.device)
-    wanted = (top_p * (totals - worse)).ceil_().to(torch.int64)  # at least 1
-    return ascending.gather(1, torch.searchsorted(cumulative, totals - wanted, right=True))
-
-
-def _first_allowed(ascending: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """int64 [S, 1]: index of the lowest score that both min_p and top_k allow."""
-    vocab_size = ascending.shape[1]
-    min_p = torch.tensor([[p.min_p] for p in params], dtype=torch.float32).to(ascending.device)
-    num_kept = [[min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size] for p in params]
-    kth_best = ascending.gather(1, vocab_size - torch.tensor(num_kept).to(ascending.device))
-    return torch.searchsorted(ascending, torch.maximum(kth_best, min_p.log2_()))

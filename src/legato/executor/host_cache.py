@@ -13,7 +13,7 @@ _MOST = 64
 
 
 class HostCache:
-    """As many blocks as `num_slots`, pinned where a GPU is to read them.
+    """As many blocks as `num_slots`, beside a cache that is in host memory itself.
 
     Args:
         blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
@@ -22,11 +22,7 @@ class HostCache:
     def __init__(self, blocks: torch.Tensor, num_slots: int) -> None:
         self._blocks = blocks
         num_layers, pair, _, num_values = blocks.shape
-        self._slots = torch.empty(
-            (num_layers, pair, num_slots, num_values),
-            dtype=blocks.dtype,
-            pin_memory=blocks.device.type == "cuda",
-        )
+        self._slots = torch.empty((num_layers, pair, num_slots, num_values), dtype=blocks.dtype)
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Make copies, in their order."""
@@ -36,10 +32,9 @@ class HostCache:
                 self._copy(alike[first : first + _MOST], to_host=to_host)
 
     def _copy(self, moves: list[BlockMove], *, to_host: bool) -> None:
-        device = self._blocks.device
-        block_ids = torch.tensor([move.block_id for move in moves], device=device)
+        block_ids = torch.tensor([move.block_id for move in moves])
         slots = torch.tensor([move.slot for move in moves])
         if to_host:
-            self._slots.index_copy_(2, slots, self._blocks.index_select(2, block_ids).cpu())
+            self._slots.index_copy_(2, slots, self._blocks.index_select(2, block_ids))
         else:
-            self._blocks.index_copy_(2, block_ids, self._slots.index_select(2, slots).to(device))
+            self._blocks.index_copy_(2, block_ids, self._slots.index_select(2, slots))

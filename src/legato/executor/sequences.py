@@ -65,9 +65,11 @@ class SampledRows:
 
     def part(self, indices: Sequence[int]) -> "SampledRows":
         """Some of them."""
-        columns = self.request_ids, self.rows, self.places
-        ids, rows, places = ([column[i] for i in indices] for column in columns)
-        return SampledRows(ids, rows, places)
+        return SampledRows(
+            [self.request_ids[i] for i in indices],
+            [self.rows[i] for i in indices],
+            [self.places[i] for i in indices],
+        )
 
     @property
     def scored(self) -> list[int]:

@@ -12,8 +12,12 @@ from legato.gpu.kernels.embedding import embed
 from legato.gpu.kernels.norm import add_rms_norm, add_rms_norm_of
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.step_inputs import StepInputs
-from legato.model.decoder import Decoder
+from legato.gpu.weights import check_fp8, load_weights
+from legato.model.base import NamedWeights
+from legato.model.decoder import Decoder, Embedding
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
+from legato.model.rope import RotaryEmbedding
+from legato.model.spec import DecoderSpec
 
 
 class Memory(NamedTuple):
@@ -35,8 +39,31 @@ class Memory(NamedTuple):
 class GpuDecoder(Decoder):
     """A `Model` that computes whole steps from what is on the device alone.
 
-    `forward`, which takes any attention, is PyTorch's still.
+    `forward`, which takes any attention, is PyTorch's still. Projections are on the device once
+    their weights are loaded, which says of what kind they are.
+
+    Args:
+        is_fp8: compute the layers' projections in 8-bit floats.
+
+    Raises:
+        ConfigError: 8-bit floats do not run on this device, or beside this dtype.
     """
+
+    def __init__(
+        self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, is_fp8: bool = False
+    ) -> None:
+        if is_fp8:
+            check_fp8(dtype, device)
+        super().__init__(spec, dtype=dtype, device=torch.device("meta"))
+        self._is_fp8 = is_fp8
+        self.rotary = RotaryEmbedding(spec.rope, device)
+        for module in self.modules():
+            if isinstance(module, Embedding | RMSNorm):
+                module.to_empty(device=device)
+
+    @torch.inference_mode()
+    def load_weights(self, weights: NamedWeights) -> None:
+        self.num_weight_bytes = load_weights(self, weights, device=self.device, is_fp8=self._is_fp8)
 
     def compute_step(
         self,

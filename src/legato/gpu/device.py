@@ -101,10 +101,10 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A graph of what `work` asks of the device, which is not done yet: call it to have it done.
+        """A graph of what `work` asks of the device, which is not done yet: each call has it done.
 
-        Graphs share the memory of what they compute between, so that one at a time may run, and what
-        is to be read afterwards is written where it stays.
+        Graphs share the memory of what they compute on the way, so that one at a time may run, and
+        what is to be read afterwards is written where it stays.
         """
         ...
 
@@ -114,7 +114,7 @@ class CudaEvent:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._event = torch.cuda.Event(enable_timing=True)
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
         self._event.record(torch.cuda.current_stream(self._device))
@@ -124,7 +124,8 @@ class CudaEvent:
 
     def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, CudaEvent)
-        return earlier._event.elapsed_time(self._event) / 1000.0
+        milliseconds: float = earlier._event.elapsed_time(self._event)
+        return milliseconds / 1000.0
 
 
 class CudaDevice:
@@ -134,7 +135,7 @@ class CudaDevice:
         self.torch_device = torch_device
         properties = torch.cuda.get_device_properties(torch_device)
         self.num_processors: int = properties.multi_processor_count
-        self._copies = torch.cuda.Stream(torch_device)
+        self._copies = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
         self._graph_pool = torch.cuda.graph_pool_handle()
 
     @property

@@ -14,7 +14,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
 from legato.executor.logprobs import Scores, score
 from legato.executor.memory import raising_memory_error
-from legato.executor.sequence import SamplingRow, SequenceState
+from legato.executor.sequence import SamplingRow
 from legato.executor.sequences import (
     BegunStep,
     Sequences,
@@ -23,14 +23,12 @@ from legato.executor.sequences import (
     scored_prompt,
 )
 from legato.executor.torch_executor import LOGITS_ROWS
-from legato.gpu.block_table import BlockTable
 from legato.gpu.device import Device, Event
 from legato.gpu.host_blocks import HostBlocks
-from legato.gpu.sampler import SamplingTable, adjust, check_sampled
-from legato.gpu.slots import Slots
-from legato.gpu.step_inputs import StagedInputs, StepRows, StepSize
+from legato.gpu.sampler import adjust, check_sampled
+from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_loader import StepLoader
 from legato.gpu.step_program import Runner, StepProgram
-from legato.gpu.work_items import write_work
 from legato.grammar.compiled import Grammar
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
@@ -93,13 +91,7 @@ class GpuExecutor:
         self._device = device
         self._host_blocks = HostBlocks(device, program.blocks, num_host_slots)
         self._sequences = Sequences(grammar)
-        self._slots = Slots(program.num_slots)
-        self._block_table = BlockTable(device, program.block_table)
-        self._settings = SamplingTable(program.num_slots)
-        self._holders: list[SequenceState | None] = [None] * program.num_slots
-        self._staged = StagedInputs(device, program.max_words, depth + 1)
-        windows = program.model.spec.sliding_windows
-        self._window = None if None in windows else max(window or 0 for window in windows)
+        self._loader = StepLoader(program, device, depth=depth)
         self._flights: deque[_Flight] = deque()
 
     def move(self, moves: Sequence[BlockMove]) -> None:
@@ -109,7 +101,7 @@ class GpuExecutor:
         begun = self._device.event()
         begun.record()  # passed when the step before is done, or at once
         with raising_memory_error(), torch.inference_mode():
-            self._slots.drop(plan.ended_requests)
+            self._loader.forget(plan.ended_requests)
             step = self._sequences.begin(plan)
             self._flights.append(self._launch(step, begun))
 
@@ -133,9 +125,9 @@ class GpuExecutor:
         return self._sequences.end(flight.step, outcome, seconds)
 
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
-        size, rows = self._load(step)
+        size, first_rows = self._loader.load(step, self._runner)
         self._runner.forward(size)
-        prompt_logprobs = self._score_prompts(step, rows)
+        prompt_logprobs = self._score_prompts(step, first_rows.tolist())
         unsampled = self._sequences.unsampled(step)  # masks were made meanwhile
         self._sample(step, size, unsampled)
         logprobs = self._score_sampled(step)
@@ -143,32 +135,6 @@ class GpuExecutor:
         done = self._device.event()
         done.record()
         return _Flight(step, unsampled, sampled, logprobs, prompt_logprobs, begun, done)
-
-    def _load(self, step: BegunStep) -> tuple[StepSize, StepRows]:
-        """Have the device's tables and inputs be those of a step."""
-        program = self._program
-        slots = self._slots.take([chunk.request_id for chunk in step.plan.chunks])
-        self._introduce(slots, step.sequences)
-        block_rows = [sequence.block_row(chunk.block_ids) for chunk, sequence in step.pairs]
-        rows = StepRows(step, slots, block_rows, block_size=program.block_size)
-        size = self._runner.size(
-            step.plan.num_tokens,
-            step.num_samples,
-            has_chunks=rows.longest > program.tiling.narrow_rows,
-        )
-        layout, words = program.layout(size), self._staged.next()
-        sections = layout.sections(words)
-        rows.write(sections, self._settings, nobody=program.num_slots)
-        write_work(sections[-1], layout.work_shape, rows.spans, self._window)
-        self._block_table.update(zip(slots, block_rows, strict=True))
-        self._staged.copy(program.words, layout.num_words)
-        return size, rows
-
-    def _introduce(self, slots: Sequence[int], sequences: Sequence[SequenceState]) -> None:
-        for slot, sequence in zip(slots, sequences, strict=True):
-            if self._holders[slot] is not sequence:
-                self._settings.put(slot, sequence.message.params)
-                self._holders[slot] = sequence
 
     def _sample(self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
@@ -194,10 +160,10 @@ class GpuExecutor:
             scored.append(_Scored(chunk.request_id, scores, [num_top] * len(places)))
         return scored
 
-    def _score_prompts(self, step: BegunStep, rows: StepRows) -> list[_Scored]:
+    def _score_prompts(self, step: BegunStep, first_rows: Sequence[int]) -> list[_Scored]:
         """Prompt log probabilities of requests that asked, a few rows at a time."""
         scored: list[_Scored] = []
-        for (chunk, sequence), first in zip(step.pairs, rows.firsts.tolist(), strict=True):
+        for (chunk, sequence), first in zip(step.pairs, first_rows, strict=True):
             positions = scored_prompt(chunk, sequence)
             num_top = sequence.message.params.prompt_logprobs or 0
             for start in range(positions.start, positions.stop, LOGITS_ROWS):

@@ -4,33 +4,39 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from legato.gpu.kernels.quantized import MOST_ROWS, dequantize, multiply, round_rows
+from legato.gpu.kernels.quantized import dequantize, multiply, round_rows
 from legato.model.quantization import BLOCK, QuantizedWeight
 
 _HALF = BLOCK // 2
+_MOST_ROWS = 512
+"""Of a product with codes; for more, making a plain matrix of the codes first is less work."""
 
 
 class QuantizedLinear(nn.Module):
     """A projection whose weights stay in codes: they are read, not what they stand for.
 
-    Few rows are multiplied with them as they are; for more, of which there are few such steps, they
-    are first written out in the rows' dtype.
+    Some rows, such as those of decodes, are multiplied with them as they are. For more, they are
+    written out in the rows' dtype first.
     """
 
     def __init__(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, device: torch.device
     ) -> None:
         super().__init__()
-        self._codes = packed(weight).to(device)
-        self._scales = weight.scales.to(device).contiguous()
-        self._minima = weight.minima.to(device).contiguous()
-        self._bias = bias
+        self.register_buffer("_codes", packed(weight).to(device))
+        self.register_buffer("_scales", weight.scales.to(device).contiguous())
+        self.register_buffer("_minima", weight.minima.to(device).contiguous())
+        self.register_buffer("_bias", bias)
+        self._codes: torch.Tensor
+        self._scales: torch.Tensor
+        self._minima: torch.Tensor
+        self._bias: torch.Tensor | None
         self.shape = weight.shape
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out]."""
         weight = (self._codes, self._scales, self._minima)
-        if len(rows) > MOST_ROWS:
+        if len(rows) > _MOST_ROWS:
             plain = rows.new_empty(self.shape)
             dequantize(*weight, plain)
             return F.linear(rows, plain, self._bias)
@@ -43,24 +49,25 @@ class Fp8Linear(nn.Module):
     """A projection of 8-bit floats: each output has a scale, and so has each row that comes in.
 
     Args:
-        weight: [out, in], both multiples of 16.
+        weight: [out, in], both multiples of 16, on the device.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self._weight, scales = rounded(weight.to(device))
-        self._scales = scales.t().contiguous()
-        self._bias = bias
-        self.shape = weight.shape
+        values, scales = rounded(weight)
+        self.register_buffer("_values", values)
+        self.register_buffer("_scales", scales.t().contiguous())
+        self.register_buffer("_bias", bias)
+        self._values: torch.Tensor
+        self._scales: torch.Tensor
+        self._bias: torch.Tensor | None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out]."""
         values, scales = rounded(rows)
         output: torch.Tensor = torch._scaled_mm(
             values,
-            self._weight.t(),
+            self._values.t(),
             scale_a=scales,
             scale_b=self._scales,
             out_dtype=rows.dtype,

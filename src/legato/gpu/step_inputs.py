@@ -194,7 +194,8 @@ class StepRows:
         counts = end_blocks - first_blocks
         block, offset = np.divmod(position, self._block_size)
         place = (counts.cumsum() - counts - first_blocks)[chunk] + block
-        return blocks[place].astype(np.int64) * self._block_size + offset
+        places: Int64s = blocks[place].astype(np.int64) * self._block_size + offset
+        return places
 
     def _sources(self) -> Int64s:
         """Tokens that the host knows, and slots of those that the step before this one samples."""

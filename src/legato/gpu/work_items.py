@@ -43,7 +43,7 @@ _MOST_WAVES = 4
 """In which wide items are run, at most, where splitting them is to fill the last wave."""
 _PART_COST = 128
 """What a part costs beside its keys, in keys: results to write, and to read and merge."""
-_SPARE_WIDE = 32
+_SPARE_WIDE = 8
 """Chunks of a graph's step that need not end with a whole tile."""
 
 
@@ -129,7 +129,7 @@ class Tiling:
             wave=narrow_wave,
             most_waves=1,
             num_items=num_rows + narrow_wave,
-            num_merges=narrow_wave // 2 * narrow_rows,
+            num_merges=min(num_rows, narrow_wave // 2 * narrow_rows),
         )
         wide_rows = WIDE_ROWS // group
         if not has_chunks or wide_rows <= narrow_rows:
@@ -144,7 +144,7 @@ class Tiling:
             wave=wide_wave,
             most_waves=_MOST_WAVES,
             num_items=num_rows // wide_rows + _SPARE_WIDE + _MOST_WAVES * wide_wave,
-            num_merges=_MOST_WAVES * wide_wave // 2 * -(-wide_rows // merge_rows),
+            num_merges=min(num_rows, _MOST_WAVES * wide_wave // 2 * -(-wide_rows // merge_rows)),
         )
         return (narrow, wide)
 

@@ -72,9 +72,12 @@ def load_model(
             weights as with others.
 
     Raises:
+        ConfigError: the device cannot compute with weights quantized like that.
         UnsupportedModelError: tensors are missing, unexpected, of the wrong shape, or have values
             that are no finite numbers.
     """
+    if quantization == "fp8" and device.type == "cpu":
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
     with _one_thread() if kernels is not None else nullcontext():
         return fill_model(
             lambda: _empty_model(checkpoint.spec, dtype, device, kernels),
@@ -172,7 +175,7 @@ def _as_wanted(
         return tensor
     if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
         return quantize(tensor, 4)
-    return tensor if quantization in (None, "gguf") else quantize(tensor, 8)
+    return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
 
 
 def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:

@@ -112,7 +112,8 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     load = TypicalLoad.of(simulate(server, workload).records)
-    by_budget = _measure_budgets(calibration, load)
+    most = parts.config.scheduler.most_batched_tokens(parts.max_model_len, parts.model.device.type)
+    by_budget = _measure_budgets(calibration, load, most)
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(
         machine=machine,
@@ -123,11 +124,13 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
     )
 
 
-def _measure_budgets(calibration: Calibration, load: TypicalLoad) -> dict[int, list[MeasuredStep]]:
-    """Steps by their token budget, up to the first that takes too long."""
+def _measure_budgets(
+    calibration: Calibration, load: TypicalLoad, most: int
+) -> dict[int, list[MeasuredStep]]:
+    """Steps by their token budget, up to `most` and to the first that takes too long."""
     measured: dict[int, list[MeasuredStep]] = {}
     for budget in BUDGETS:
-        if budget <= load.num_streams:
+        if not load.num_streams < budget <= most:
             continue
         measured[budget] = [_step(calibration, load, budget) for _ in range(_REPEATS)]
         if _median_s(measured[budget]) > _LONGEST_STEP_S:

@@ -102,7 +102,8 @@ class EngineClient:
         self.deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        self.most_batched_tokens = _most_batched_tokens(config.scheduler, info)
+        resolved = config.scheduler.resolve(info.max_model_len, info.device)
+        self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._running: dict[str, _Running] = {}  # key engine request id
         self._ids = itertools.count()
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
@@ -377,10 +378,3 @@ def _raise_if_failed(output: RequestOutput) -> None:
         )
     if output.finish_reason is FinishReason.ERROR:
         raise RequestFailedError(output.error or "the request failed")
-
-
-def _most_batched_tokens(config: SchedulerConfig, info: EngineInfo) -> int:
-    """What it starts with, or what any whole prompt takes, which a server must bear as well."""
-    resolved = config.resolve(info.max_model_len, info.device)
-    assert resolved.max_num_batched_tokens is not None
-    return max(resolved.max_num_batched_tokens, resolved.whole_prompt_tokens(info.max_model_len))

@@ -4,6 +4,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.request import AddRequest
@@ -16,10 +17,28 @@ from legato.scheduler.step_shape import StepShape
 
 CALIBRATION_S = 10.0
 _FILL_S = 0.6 * CALIBRATION_S
-_LONGEST_CONTEXT = 8192
-_CHUNKS = (16, 64, 256, 1024)
+SHORTEST_CHUNK = 16
+_CHUNKS = (SHORTEST_CHUNK, 64, 256, 1024, 4096)
+_MAX_OUTPUT = 8192
 
 Progress = Callable[[float], None]
+
+
+class Extent(NamedTuple):
+    """How far a calibration goes at most.
+
+    Attributes:
+        longest_chunk, longest_context: in tokens.
+        reads_unwritten: whether blocks that nothing was written to take as long to read as others,
+            as those of a GPU do. Decodes then read far more than was computed.
+    """
+
+    longest_chunk: int = 1024
+    longest_context: int = 8192
+    reads_unwritten: bool = False
+
+
+ON_A_CPU = Extent()
 
 
 class Calibration:
@@ -27,12 +46,14 @@ class Calibration:
 
     One long prompt is computed first, in growing chunks, because reading a cache that was never
     written is faster than it will be. Then decodes and chunks, alone and together, read from it at
-    various positions.
+    various positions. Where steps can be in flight together, each is measured behind another: it is
+    prepared meanwhile, as it will be.
 
     Args:
         block_ids: of the cache, to be written to; none of them may hold anything.
         max_model_len: positions to go up to, as far as the time suffices.
         rows: what the executor pads batches to.
+        extent: how far it goes, chunks of `SHORTEST_CHUNK` at least.
         longest_step_s: steps grow as long as they stay well below it.
         clock: in seconds.
 
@@ -50,6 +71,7 @@ class Calibration:
         max_num_seqs: int,
         vocab_size: int,
         rows: RowCounts = CPU_ROWS,
+        extent: Extent = ON_A_CPU,
         longest_step_s: float = 0.5,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -58,7 +80,10 @@ class Calibration:
         self._clock = clock
         self._block_ids = block_ids
         self._block_size = block_size
-        self._limit = min(max_model_len - 1, len(block_ids) * block_size, _LONGEST_CONTEXT)
+        num_tokens = len(block_ids) * block_size
+        self._limit = min(max_model_len - 1, num_tokens, extent.longest_context)
+        self._chunks = [size for size in _CHUNKS if size <= extent.longest_chunk]
+        self._reads_unwritten = extent.reads_unwritten
         self._max_num_seqs = max_num_seqs
         self._longest_step_s = longest_step_s
         self._random = random.Random(0)
@@ -66,7 +91,7 @@ class Calibration:
         self._known: set[str] = set()
         self._step_ids = itertools.count()
         self._num_cached = 0
-        self._longest_chunk = _CHUNKS[0]
+        self._longest_chunk = self._chunks[0]
 
     def run(self, progress: Progress) -> list[MeasuredStep]:
         """Measure; `progress` is told the share of the time that has passed, up to 1."""
@@ -118,34 +143,42 @@ class Calibration:
     def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
         """Compute one prompt, with chunks that grow as long as they take no time to speak of."""
         while self._num_cached < self._limit and self._clock() - started_s < _FILL_S:
-            num_tokens = min(self._longest_chunk, _CHUNKS[-1], self._limit - self._num_cached)
+            num_tokens = min(self._longest_chunk, self._chunks[-1], self._limit - self._num_cached)
             yield [self._chunk("fill", self._num_cached, num_tokens, samples=False)]
             self._num_cached += num_tokens
 
     def _shapes(self) -> Iterator[list[ScheduledChunk]]:
         """Mixtures of decodes and prefill, again and again, the whole range in every round."""
         rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self._max_num_seqs]
-        chunks = [n for n in _CHUNKS if n <= min(self._longest_chunk, self._num_cached)]
+        chunks = [n for n in self._chunks if n <= min(self._longest_chunk, self._num_cached)]
         while True:
             mixtures = [*itertools.product([0, *rows], [0, *chunks])][1:]
             self._random.shuffle(mixtures)
             for num_rows, num_tokens in mixtures:
-                yield [*self._decodes(num_rows), *self._prefill(num_tokens)]
+                # Whoever has the chunk is one of those that run.
+                num_decodes = min(num_rows, self._max_num_seqs - bool(num_tokens))
+                yield [*self._decodes(num_decodes), *self._prefill(num_tokens)]
 
     def _decodes(self, num_rows: int) -> Iterator[ScheduledChunk]:
         """Rows that read contexts of their own, so that no row finds another's in a cache."""
         if not num_rows:
             return
-        room = self._num_cached // num_rows // self._block_size
+        room = min(self._num_readable // num_rows, self._num_cached // self._block_size)
         yield from self._rows(num_rows, self._random.randint(1, max(1, room)))
 
     def _rows(self, num_rows: int, num_blocks: int) -> Iterator[ScheduledChunk]:
         """Decodes that each read so many blocks."""
         for row in range(num_rows):
-            first = row * num_blocks % max(1, self._num_cached // self._block_size - num_blocks + 1)
+            first = row * num_blocks % max(1, self._num_readable - num_blocks + 1)
             blocks = tuple(self._block_ids[first : first + num_blocks])
             start = min(num_blocks * self._block_size, self._num_cached) - 1
             yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1, "decode")
+
+    @property
+    def _num_readable(self) -> int:
+        """Blocks, from the first on, that take as long to read as they will."""
+        all_blocks = len(self._block_ids)
+        return all_blocks if self._reads_unwritten else self._num_cached // self._block_size
 
     def _prefill(self, num_tokens: int) -> Iterator[ScheduledChunk]:
         if num_tokens:
@@ -160,9 +193,11 @@ class Calibration:
         return ScheduledChunk(name, start, num_tokens, blocks, int(samples), "prefill")
 
     def _measure(self, chunks: list[ScheduledChunk]) -> MeasuredStep:
-        plan = self._plan(chunks)
-        self._executor.submit(plan)
-        return StepShape.of(plan), self._executor.collect().seconds
+        plans = [self._plan(chunks) for _ in range(self._executor.depth)]
+        for plan in plans:
+            self._executor.submit(plan)
+        results = [self._executor.collect() for _ in plans]
+        return StepShape.of(plans[-1]), results[-1].seconds
 
     def _plan(self, chunks: list[ScheduledChunk], ended: tuple[str, ...] = ()) -> StepPlan:
         new = [chunk.request_id for chunk in chunks if chunk.request_id not in self._known]
@@ -178,5 +213,5 @@ class Calibration:
         return AddRequest(
             request_id=request_id,
             prompt_token_ids=self._prompt,
-            params=SamplingParams(temperature=0.0, seed=0, max_tokens=_LONGEST_CONTEXT),
+            params=SamplingParams(temperature=0.0, seed=0, max_tokens=_MAX_OUTPUT),
         )

@@ -9,6 +9,7 @@ from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
 from legato.core.rows import RowCounts
+from legato.engine.startup.calibration import SHORTEST_CHUNK
 from legato.engine.startup.parts import StartParts
 from legato.executor.base import Executor
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
@@ -47,10 +48,10 @@ class Wanted:
 
     @property
     def max_rows(self) -> int:
-        """That a step may have."""
+        """That a step may have, those of a calibration among them."""
         budget = self.config.scheduler.max_num_batched_tokens
         assert budget is not None
-        return budget + self.max_num_seqs
+        return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
 
     @property
     def blocks_per_request(self) -> int:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from legato.core.config import SchedulerConfig
 from legato.core.version import __version__
-from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.calibration import ON_A_CPU, SHORTEST_CHUNK, Calibration, Extent
 from legato.engine.startup.calibration_file import CalibrationFile, Measurements, shape_counts
 from legato.engine.startup.core_wait import CoreWait
 from legato.engine.startup.quality import Quality
@@ -92,18 +93,28 @@ def new_calibration(
     parts: "EngineParts", block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
 ) -> Calibration:
     """What measures the steps of this model; `block_ids`: None takes all."""
-    max_num_seqs = parts.config.scheduler.max_num_seqs
-    assert max_num_seqs is not None
+    scheduler = parts.config.scheduler
+    assert scheduler.max_num_seqs is not None
     return Calibration(
         parts.executor,
         block_ids=range(parts.kv.num_blocks) if block_ids is None else block_ids,
         block_size=parts.kv.block_size,
         max_model_len=parts.max_model_len,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=scheduler.max_num_seqs,
         vocab_size=parts.spec.vocab_size,
         rows=parts.rows,
+        extent=_extent(parts.model.device, scheduler),
         longest_step_s=longest_step_s,
     )
+
+
+def _extent(device: torch.device, config: SchedulerConfig) -> Extent:
+    if device.type == "cpu":
+        return ON_A_CPU
+    assert config.max_num_batched_tokens is not None
+    # There is no room for longer steps than those of the budget.
+    longest_chunk = min(4096, max(config.max_num_batched_tokens, SHORTEST_CHUNK))
+    return Extent(longest_chunk, 32_768, reads_unwritten=True)
 
 
 def measurements(parts: "EngineParts", steps: Sequence[MeasuredStep]) -> Measurements:

@@ -27,24 +27,10 @@ def attend_part(
     Returns:
         out [1, H, T, D] in the query's dtype, lse [1, H, T] in float32.
     """
-    if query.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
-        return out, lse
-    num_groups = query.shape[1] // key.shape[1]
-    if num_groups > 1:
-        key = key.repeat_interleave(num_groups, dim=1)
-        value = value.repeat_interleave(num_groups, dim=1)
-    if query.dtype == torch.float32:
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, None, True, 0.0, is_causal, scale=scale
-        )
-    else:
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
-    return out, lse[..., : query.shape[2]]
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, scale=scale
+    )
+    return out, lse
 
 
 def merge_parts(

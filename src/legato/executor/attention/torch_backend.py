@@ -1,4 +1,4 @@
-"""Paged attention in plain PyTorch, for CPU and CUDA: the reference, and the fallback everywhere.
+"""Paged attention in plain PyTorch: the reference, and the fallback on every CPU.
 
 A run of adjacent blocks is a plain strided tensor, which the fused attention operators read where
 it lies; the block pool keeps requests in few runs for that reason. Only short runs are copied.

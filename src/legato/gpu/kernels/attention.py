@@ -13,12 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.cache import scales_of
 from legato.gpu.kernels.target import multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
 
 _LOG2_E = math.log2(math.e)
-_PARTS_AT_ONCE = 16
-"""Numbers of a row that a program merges at once: rows times parts."""
+_MERGED_AT_ONCE = 32
+"""Results that a program has in its registers: rows times parts."""
 
 
 class AttentionScratch(NamedTuple):
@@ -60,7 +61,9 @@ def attend(
 
     Args:
         query: [P, H, D], heads contiguous.
-        key_cache, value_cache: one layer's [num_blocks, K, block size, D].
+        key_cache, value_cache: one layer's [num_blocks, K, block size, D], of the query's dtype, or
+            quantized: int8 [num_blocks, K, block size, D + SCALE_BYTES]. Either way a head's part
+            of a block is what `CacheSpec` tells, its tokens in their order.
         block_table: int32 [slots, max blocks].
         work: the step's items, from `work_lists`.
         out: [P, H, D] in the query's dtype, contiguous. Rows of no item keep what they had.
@@ -90,11 +93,13 @@ def _attend_list(
     _, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     padded_dim = triton.next_power_of_2(head_dim)
+    is_quantized = key_cache.dtype == torch.int8
     how = _how(work.shape.product_rows, padded_dim * query.element_size())
     _attend_items[(num_kv_heads * work.shape.num_items,)](
         query,
         key_cache,
         value_cache,
+        *(scales_of(cache) if is_quantized else cache for cache in (key_cache, value_cache)),
         block_table,
         work.items,
         out,
@@ -109,6 +114,7 @@ def _attend_list(
         head_dim=head_dim,
         padded_dim=padded_dim,
         block_size=block_size,
+        is_quantized=is_quantized,
         product_rows=work.shape.product_rows,
         num_keys=how.num_keys,
         has_window=sliding_window is not None,
@@ -126,7 +132,7 @@ def _attend_list(
         padded_dim=padded_dim,
         tile_rows=work.shape.tile_rows,
         merge_rows=work.shape.merge_rows,
-        num_parts_at_once=_PARTS_AT_ONCE // work.shape.merge_rows,
+        num_parts_at_once=_MERGED_AT_ONCE // work.shape.merge_rows,
         merge_fields=MERGE_FIELDS,
         num_warps=4,
     )
@@ -161,11 +167,14 @@ def _keys_of(num_bytes: int, row_bytes: int) -> int:
     return max(16, min(64, num_bytes // row_bytes))
 
 
-@triton.jit
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["items"])
 def _attend_items(
     query,
     key_cache,
     value_cache,
+    key_scales,
+    value_scales,
     block_table,
     items,
     out,
@@ -181,6 +190,7 @@ def _attend_items(
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
     product_rows: tl.constexpr,
     num_keys: tl.constexpr,
     has_window: tl.constexpr,
@@ -212,8 +222,12 @@ def _attend_items(
     top = tl.full([product_rows], -1e30, tl.float32)
     total = tl.zeros([product_rows], tl.float32)
     acc = tl.zeros([product_rows, padded_dim], tl.float32)
-    keys = key_cache + kv_head * block_size * head_dim
-    values = value_cache + kv_head * block_size * head_dim
+    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
+    keys = key_cache + kv_head * head_numbers
+    values = value_cache + kv_head * head_numbers
+    first_scale = kv_head * (head_numbers // 4) + block_size * head_dim // 4
+    key_scales += first_scale
+    value_scales += first_scale
 
     if has_window:
         first_key = tl.maximum(first_key, position + 1 - window)
@@ -223,14 +237,16 @@ def _attend_items(
         num_whole = tl.maximum(tl.minimum(position + 1, end_key) - first_key, 0) // num_keys
         for start in range(first_key, first_key + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
-                acc, top, total, q, keys, values, table, start, end_key, row_position, scale,
-                window, block_stride, head_dim, padded_dim, block_size, num_keys, has_window, False,
+                acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
+                row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
+                is_quantized, num_keys, has_window, False,
             )  # fmt: skip
         first_key += num_whole * num_keys
     for start in range(first_key, end_key, num_keys):
         acc, top, total = _add_keys(
-            acc, top, total, q, keys, values, table, start, end_key, row_position, scale,
-            window, block_stride, head_dim, padded_dim, block_size, num_keys, has_window, True,
+            acc, top, total, q, keys, values, key_scales, value_scales, table, start, end_key,
+            row_position, scale, window, block_stride, head_dim, padded_dim, block_size,
+            is_quantized, num_keys, has_window, True,
         )  # fmt: skip
 
     # A row that sees none of a part's keys has a result of zeros there, which weighs nothing.
@@ -253,6 +269,8 @@ def _add_keys(
     q,
     keys,
     values,
+    key_scales,
+    value_scales,
     table,
     start,
     end_key,
@@ -263,6 +281,7 @@ def _add_keys(
     head_dim: tl.constexpr,
     padded_dim: tl.constexpr,
     block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
     num_keys: tl.constexpr,
     has_window: tl.constexpr,
     is_masked: tl.constexpr,
@@ -288,7 +307,10 @@ def _add_keys(
     else:
         k = tl.load(keys + place[None, :] + dim[:, None], mask=is_dim[:, None], other=0.0)
         v = tl.load(values + place[:, None] + dim[None, :], mask=is_dim[None, :], other=0.0)
-    scores = tl.dot(q, k, input_precision="ieee")
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if is_quantized:
+        of_scales = block.to(tl.int64) * (block_stride // 4) + key % block_size
+        scores *= tl.load(key_scales + of_scales, mask=is_key, other=0.0)[None, :]
     if is_masked:
         visible = is_key[None, :] & (key[None, :] <= row_position[:, None])
         if has_window:
@@ -297,11 +319,14 @@ def _add_keys(
     new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     weight = tl.exp2(scores * scale - new_top[:, None])
     kept = tl.exp2(top - new_top)
-    acc = acc * kept[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-    return acc, new_top, total * kept + tl.sum(weight, axis=1)
+    total = total * kept + tl.sum(weight, axis=1)
+    if is_quantized:
+        weight *= tl.load(value_scales + of_scales, mask=is_key, other=0.0)[None, :]
+    product = tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    return acc * kept[:, None] + product, new_top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["merges"])
 def _merge_parts(
     out,
     partial,

@@ -7,10 +7,10 @@ import triton.language as tl
 from legato.gpu.kernels.norm import num_warps
 from legato.model.quantization import BLOCK
 
-MOST_ROWS = 64
-"""Of a product with codes; more are worth making a plain matrix of the codes first."""
-
-_BLOCK_N, _BLOCK_K = 32, 128
+_FEWEST_ROWS, _MOST_ROWS = 16, 128
+"""Of a tile of rows that are multiplied. All of them share the work of a tile of codes."""
+_NUM_OUTPUTS, _DEPTH = 32, 128
+"""Of a tile of codes; twice as many outputs beside the most rows."""
 _GROUP = tl.constexpr(BLOCK)
 _LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
@@ -23,10 +23,10 @@ def multiply(
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Few rows times the transpose of a matrix [N, K] of `scale * code + minimum`.
+    """Rows times the transpose of a matrix [N, K] of `scale * code + minimum`.
 
     Args:
-        rows: [T, K], T up to `MOST_ROWS`.
+        rows: [T, K].
         codes: uint8 [N, K], or [N, K / 2] of 4 bits each: of 32 codes in a row, the first 16 are
             the lower halves of 16 bytes, and the others the upper ones.
         scales: float16 [N, K / 32].
@@ -35,7 +35,10 @@ def multiply(
         out: [T, N], in the dtype of `rows`; written.
     """
     (num_rows, depth), num_outputs = rows.shape, len(codes)
-    _multiply[(triton.cdiv(num_outputs, _BLOCK_N),)](
+    tile_rows = min(max(triton.next_power_of_2(num_rows), _FEWEST_ROWS), _MOST_ROWS)
+    is_large = tile_rows == _MOST_ROWS
+    tile_outputs = (2 if is_large else 1) * _NUM_OUTPUTS
+    _multiply[triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_outputs)](
         rows,
         codes,
         scales,
@@ -46,9 +49,11 @@ def multiply(
         num_outputs,
         depth,
         bits=8 * codes.shape[1] // depth,
-        tile_rows=max(triton.next_power_of_2(num_rows), 16),
-        tile_outputs=_BLOCK_N,
-        tile_depth=_BLOCK_K,
+        tile_rows=tile_rows,
+        tile_outputs=tile_outputs,
+        tile_depth=_DEPTH,
+        num_warps=8 if is_large else 4,
+        num_stages=2 if is_large else 3,  # with 3, an Ampere has too few registers
     )
 
 
@@ -61,7 +66,7 @@ def dequantize(
         out: [N, K].
     """
     num_outputs, depth = out.shape
-    _dequantize[triton.cdiv(num_outputs, _BLOCK_N), triton.cdiv(depth, _BLOCK_K)](
+    _dequantize[triton.cdiv(num_outputs, _NUM_OUTPUTS), triton.cdiv(depth, _DEPTH)](
         codes,
         scales,
         minima,
@@ -69,8 +74,8 @@ def dequantize(
         num_outputs,
         depth,
         bits=8 * codes.shape[1] // depth,
-        tile_outputs=_BLOCK_N,
-        tile_depth=_BLOCK_K,
+        tile_outputs=_NUM_OUTPUTS,
+        tile_depth=_DEPTH,
     )
 
 
@@ -109,8 +114,8 @@ def _multiply(
     tile_outputs: tl.constexpr,
     tile_depth: tl.constexpr,
 ):
-    row = tl.arange(0, tile_rows)
-    output = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    output = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     is_row = row < num_rows
     sums = tl.zeros([tile_rows, tile_outputs], tl.float32)
     for first in range(0, depth, tile_depth):
@@ -127,7 +132,7 @@ def _multiply(
     is_output = output < num_outputs
     if bias is not None:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    place = out + row[:, None] * num_outputs + output[None, :]
+    place = out + row.to(tl.int64)[:, None] * num_outputs + output[None, :]
     tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
@@ -205,7 +210,8 @@ def _repeated(values, width: tl.constexpr):
 @triton.jit
 def _load_columns(rows, row, is_row, column, depth):
     is_inside = is_row[:, None] & (column < depth)[None, :]
-    return tl.load(rows + row[:, None] * depth + column[None, :], mask=is_inside, other=0.0)
+    place = rows + row.to(tl.int64)[:, None] * depth + column[None, :]
+    return tl.load(place, mask=is_inside, other=0.0)
 
 
 @triton.jit

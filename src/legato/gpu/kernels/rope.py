@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.gpu.kernels.cache import head_dim_of, scales_of
 from legato.model.rope import RopeFrequencies
 
 
@@ -47,14 +48,16 @@ def rotate_and_write(
         qkv: [P, (H + 2K) * D], as the projection made it; its queries are overwritten.
         table: from `rope_table`.
         slot_mapping: int32 [P], block id * block size + offset; -1 where nothing is written.
-        key_cache, value_cache: one layer's [num_blocks, K, block size, D].
+        key_cache, value_cache: one layer's, as for `attend`; quantized ones are written as
+            `executor.attention.rounding.quantize` rounds.
         q_norm, k_norm: float32 [D], RMSNorm's weights a head, both or neither.
 
     Returns:
         The queries: [P, H, D], a view of `qkv`.
     """
     num_rows, width = qkv.shape
-    _, num_kv_heads, block_size, head_dim = key_cache.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    head_dim, is_quantized = head_dim_of(key_cache), key_cache.dtype == torch.int8
     num_heads = width // head_dim - 2 * num_kv_heads
     has_norm = q_norm is not None
     weights = (q_norm, k_norm) if has_norm else (table, table)
@@ -66,6 +69,7 @@ def rotate_and_write(
             *weights,
             key_cache,
             value_cache,
+            *(scales_of(cache) if is_quantized else cache for cache in (key_cache, value_cache)),
             eps,
             key_cache.stride(0),
             qkv.stride(0),
@@ -75,13 +79,15 @@ def rotate_and_write(
             half=head_dim // 2,
             padded_half=triton.next_power_of_2(head_dim // 2),
             block_size=block_size,
+            is_quantized=is_quantized,
             has_norm=has_norm,
             num_warps=2,
         )
     return qkv[:, : num_heads * head_dim].view(num_rows, num_heads, head_dim)
 
 
-@triton.jit
+# Where a step's inputs lie depends on its size: no reason to compile anew.
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _rotate_and_write(
     qkv,
     table,
@@ -90,6 +96,8 @@ def _rotate_and_write(
     k_norm,
     key_cache,
     value_cache,
+    key_scales,
+    value_scales,
     eps,
     block_stride,
     row_stride,
@@ -99,6 +107,7 @@ def _rotate_and_write(
     half: tl.constexpr,
     padded_half: tl.constexpr,
     block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
     has_norm: tl.constexpr,
 ):
     """A program has one row and one key head: its group's queries, its key and its value."""
@@ -135,10 +144,41 @@ def _rotate_and_write(
         inverse = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / head_dim + eps)
         low = low * inverse * tl.load(k_norm + at, mask=is_pair, other=0.0)
         high = high * inverse * tl.load(k_norm + half + at, mask=is_pair, other=0.0)
-    place = (slot // block_size).to(tl.int64) * block_stride
-    place += (kv_head * block_size + slot % block_size) * head_dim
-    tl.store(key_cache + place + at, (low * cos - high * sin).to(type), mask=is_pair)
-    tl.store(key_cache + place + half + at, (high * cos + low * sin).to(type), mask=is_pair)
+    new_low, new_high = low * cos - high * sin, high * cos + low * sin
     value = key + num_kv_heads * head_dim
-    tl.store(value_cache + place + at, tl.load(value, mask=is_pair), mask=is_pair)
-    tl.store(value_cache + place + half + at, tl.load(value + half, mask=is_pair), mask=is_pair)
+    value_low = tl.load(value, mask=is_pair, other=0.0)
+    value_high = tl.load(value + half, mask=is_pair, other=0.0)
+    block, offset = (slot // block_size).to(tl.int64), slot % block_size
+    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
+    place = block * block_stride + kv_head * head_numbers + offset * head_dim + at
+    if is_quantized:
+        behind = block * (block_stride // 4) + kv_head * (head_numbers // 4)
+        behind += block_size * head_dim // 4 + offset
+        _write_codes(key_cache + place, key_scales + behind, new_low, new_high, half, is_pair)
+        value_low, value_high = value_low.to(tl.float32), value_high.to(tl.float32)
+        _write_codes(
+            value_cache + place, value_scales + behind, value_low, value_high, half, is_pair
+        )
+    else:
+        tl.store(key_cache + place, new_low.to(type), mask=is_pair)
+        tl.store(key_cache + place + half, new_high.to(type), mask=is_pair)
+        tl.store(value_cache + place, value_low, mask=is_pair)
+        tl.store(value_cache + place + half, value_high, mask=is_pair)
+
+
+@triton.jit
+def _write_codes(place, scale_place, low, high, half: tl.constexpr, is_pair):
+    """A row in 8 bits, and its scale: NaN where the row is not finite."""
+    most = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), axis=0)
+    by = tl.where(most > 1e-30, 127.0 / most, 0.0)
+    tl.store(place, _code(low * by), mask=is_pair)
+    tl.store(place + half, _code(high * by), mask=is_pair)
+    tl.store(scale_place, most / 127.0 + tl.sum(low * 0.0 + high * 0.0, axis=0))
+
+
+@triton.jit
+def _code(value):
+    """The nearest whole number, and of two the even one: what lies behind a float32's last bit is
+    rounded off so."""
+    shift: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23
+    return tl.where(value == value, (value + shift) - shift, 0.0).to(tl.int8)

@@ -281,7 +281,7 @@ def _pick(
     lane = tl.arange(0, tile)
     first = tl.full([], -tile, tl.int32)
     weight = tl.full([], 0, tl.int64)
-    while weight <= point:
+    while (weight <= point) & (first + tile < vocab_size):
         point -= weight
         first += tile
         weights = _kept_weights(row, first + lane, vocab_size, best, halving, last_key, unit)

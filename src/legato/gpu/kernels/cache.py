@@ -1,0 +1,15 @@
+"""The cache as kernels see it."""
+
+import torch
+
+from legato.model.base import SCALE_BYTES
+
+
+def head_dim_of(cache: torch.Tensor) -> int:
+    """Of one layer's keys or values, [num_blocks, K, block size, numbers of a token and head]."""
+    return cache.shape[3] - (SCALE_BYTES if cache.dtype == torch.int8 else 0)
+
+
+def scales_of(cache: torch.Tensor) -> torch.Tensor:
+    """The same memory of a quantized cache, read as float32."""
+    return cache.view(torch.float32)

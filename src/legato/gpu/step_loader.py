@@ -1,0 +1,70 @@
+"""Has the device's tables and inputs be those of the next step."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from legato.executor.sequence import SequenceState
+from legato.executor.sequences import BegunStep
+from legato.gpu.block_table import BlockTable
+from legato.gpu.device import Device
+from legato.gpu.sampler import SamplingTable
+from legato.gpu.slots import Slots
+from legato.gpu.step_inputs import StagedInputs, StepRows, StepSize
+from legato.gpu.step_program import Runner, StepProgram
+from legato.gpu.work_items import write_work
+
+
+class StepLoader:
+    """What is known here of the device's tables, and the memory that inputs are copied from.
+
+    Args:
+        depth: steps that may be in flight while another is loaded, which counts, too.
+    """
+
+    def __init__(self, program: StepProgram, device: Device, *, depth: int = 1) -> None:
+        self._program = program
+        self._slots = Slots(program.num_slots)
+        self._holders: list[SequenceState | None] = [None] * program.num_slots
+        self._settings = SamplingTable(program.num_slots)
+        self._block_table = BlockTable(device, program.block_table)
+        self._staged = StagedInputs(device, program.max_words, depth + 1)
+        windows = program.model.spec.sliding_windows
+        self._window = None if None in windows else max(window or 0 for window in windows)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """They have ended."""
+        self._slots.drop(request_ids)
+
+    def load(self, step: BegunStep, runner: Runner) -> tuple[StepSize, npt.NDArray[np.int64]]:
+        """Copy a step up, behind what the device was asked for before.
+
+        Args:
+            runner: says what size it is computed as.
+
+        Returns:
+            That size, and the row of each chunk's first token.
+        """
+        program = self._program
+        slots = self._slots.take([chunk.request_id for chunk in step.plan.chunks])
+        self._introduce(slots, step.sequences)
+        block_rows = [sequence.block_row(chunk.block_ids) for chunk, sequence in step.pairs]
+        rows = StepRows(step, slots, block_rows, block_size=program.block_size)
+        has_chunks = rows.longest > program.tiling.narrow_rows
+        size = runner.size(step.plan.num_tokens, step.num_samples, has_chunks=has_chunks)
+        assert size.num_rows <= program.max_rows, "more tokens than a step may have"
+        assert size.num_samples <= program.max_samples, "more requests than may run"
+        layout, words = program.layout(size), self._staged.next()
+        sections = layout.sections(words)
+        rows.write(sections, self._settings, nobody=program.num_slots)
+        write_work(sections[-1], layout.work_shape, rows.spans, self._window)
+        self._block_table.update(zip(slots, block_rows, strict=True))
+        self._staged.copy(program.words, layout.num_words)
+        return size, rows.firsts
+
+    def _introduce(self, slots: Sequence[int], sequences: Sequence[SequenceState]) -> None:
+        for slot, sequence in zip(slots, sequences, strict=True):
+            if self._holders[slot] is not sequence:
+                self._settings.put(slot, sequence.message.params)
+                self._holders[slot] = sequence

@@ -1,0 +1,140 @@
+"""A checkpoint's weights as a GPU computes with them: plain, in codes, or as 8-bit floats."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple, TypeGuard
+
+import torch
+from torch import nn
+
+from legato.core.errors import ConfigError
+from legato.gpu.linear import Fp8Linear, QuantizedLinear
+from legato.model.base import NamedWeights
+from legato.model.decoder import Decoder
+from legato.model.layers import FusedLinear, Linear
+from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
+
+_LEAST_FP8_CAPABILITY = (8, 9)
+_FP8_MULTIPLE = 16
+"""Of both sizes of a matrix of 8-bit floats."""
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head"
+
+_Weight = torch.Tensor | QuantizedWeight
+
+
+def check_fp8(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise `ConfigError` where products of 8-bit floats do not run."""
+    if dtype != torch.bfloat16:
+        raise ConfigError("quantization fp8 computes in bfloat16, which --dtype bfloat16 asks for")
+    if device.type != "cuda":
+        return
+    if torch.version.hip is not None:
+        raise ConfigError("quantization fp8 is for NVIDIA's GPUs; int8 runs on others, too")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_FP8_CAPABILITY:
+        raise ConfigError(
+            "quantization fp8 needs a GPU of compute capability 8.9 or later, and this one has "
+            f"{capability[0]}.{capability[1]}; int8 runs on it"
+        )
+
+
+def load_weights(
+    decoder: Decoder, weights: NamedWeights, *, device: torch.device, is_fp8: bool
+) -> int:
+    """Fill in a decoder, whose projections are put on the device one at a time.
+
+    Each becomes a `QuantizedLinear` if all of it comes in codes to compute with, and stays plain if
+    it comes in codes in part.
+
+    Args:
+        decoder: whose projections are on the meta device.
+        is_fp8: make 8-bit floats of the plain projections in the layers.
+
+    Returns:
+        Bytes of what a step reads.
+    """
+    of_part = {name: p for p in _projections(decoder) for name in p.names}
+    slots = decoder.checkpoint_slots()
+    found: defaultdict[str, dict[str, _Weight]] = defaultdict(dict)
+    for name, weight in weights:
+        if name not in of_part:
+            copy_plain(weight, slots[name])
+            if name == _EMBEDDING and decoder.lm_head is None and _stays_in_codes(weight):
+                decoder.lm_head = QuantizedLinear(weight, None, device)
+            continue
+        projection = of_part[name]
+        own = found[projection.path]
+        own[name] = weight
+        if len(own) == len(projection.names):
+            parts = found.pop(projection.path)
+            module = _module(projection, parts, decoder.dtype, device, is_fp8)
+            decoder.set_submodule(projection.path, module)
+    return _num_bytes(decoder)
+
+
+class _Projection(NamedTuple):
+    """Attributes: path: in the decoder; parts: names in checkpoints, of which it is fused."""
+
+    path: str
+    linear: Linear
+    parts: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors in checkpoints."""
+        kinds = ("weight",) if self.linear.bias is None else ("weight", "bias")
+        return [f"{part}.{kind}" for part in self.parts for kind in kinds]
+
+
+def _projections(decoder: Decoder) -> Iterator[_Projection]:
+    for path, module in decoder.named_modules():
+        if isinstance(module, FusedLinear):
+            parent = path.rpartition(".")[0]
+            yield _Projection(
+                path, module, tuple(f"model.{parent}.{part}" for part in module.parts)
+            )
+        elif isinstance(module, Linear):
+            yield _Projection(path, module, (path if path == _HEAD else f"model.{path}",))
+
+
+def _module(
+    projection: _Projection,
+    found: dict[str, _Weight],
+    dtype: torch.dtype,
+    device: torch.device,
+    is_fp8: bool,
+) -> nn.Module:
+    linear = projection.linear
+    matrices = [found[f"{part}.weight"] for part in projection.parts]
+    bias = None
+    if linear.bias is not None:
+        biases = [plain(found[f"{part}.bias"]) for part in projection.parts]
+        bias = torch.cat(biases).to(device, dtype)
+    codes = [matrix for matrix in matrices if _stays_in_codes(matrix)]
+    if len(codes) == len(matrices):
+        return QuantizedLinear(concatenate(codes), bias, device)
+    has_fp8_sizes = not any(size % _FP8_MULTIPLE for size in linear.weight.shape)
+    if is_fp8 and has_fp8_sizes and projection.path != _HEAD:
+        weight = torch.cat([plain(matrix).to(device, dtype) for matrix in matrices])
+        return Fp8Linear(weight, bias)
+    linear.to_empty(device=device)
+    rows = torch.split(linear.weight, [matrix.shape[0] for matrix in matrices])
+    for matrix, own in zip(matrices, rows, strict=True):
+        copy_plain(matrix, own)
+    if linear.bias is not None and bias is not None:
+        linear.bias.copy_(bias)
+    return linear
+
+
+def _stays_in_codes(weight: _Weight) -> TypeGuard[QuantizedWeight]:
+    return isinstance(weight, QuantizedWeight) and not weight.is_stored_only
+
+
+def _num_bytes(decoder: Decoder) -> int:
+    tensors = chain(decoder.named_parameters(), decoder.named_buffers())
+    return sum(
+        tensor.nbytes
+        for name, tensor in tensors
+        if decoder.lm_head is None or not name.startswith("embed_tokens.")
+    )

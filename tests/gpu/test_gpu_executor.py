@@ -1,0 +1,71 @@
+"""The executor with its kernels, by plans made by hand, against one pass in PyTorch."""
+
+import pytest
+import torch
+
+from legato import StructuredOutputs
+from tests.executor.backends import BLOCK_SIZE, EXACT
+from tests.executor.by_hand import SPEC, ByHand, prompt, text_of
+from tests.executor.test_torch_executor import EVERYTHING, assert_as_whole
+from tests.gpu.executors import make_executor
+from tests.gpu.host_twin import HostTwin, no_launches, on_the_twin
+from tests.model.random_models import random_decoder
+
+BLOCKS = {"block_size": BLOCK_SIZE, "num_blocks": 6, "max_len": 128}
+
+
+def test_chunks_scores_swaps_drafts_and_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = random_decoder(SPEC, torch.float32)
+    executor, program = make_executor(plain, **BLOCKS, num_host_slots=4)
+    hand = ByHand(executor, range(6))
+    long = hand.add("long", prompt(36), max_tokens=3, **EVERYTHING)
+    short = hand.add("short", prompt(3, salt=1), max_tokens=5)
+    hand.step(long=20)
+    hand.swap_out("long")
+    hand.step(short=3)
+    hand.swap_in("long")
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "sample", boom)
+        with pytest.raises(RuntimeError, match="boom"):
+            hand.step(long=16, short=1)
+    hand.step(long=16, short=1)
+    hand.step({"short": [short.output[-1], 5]}, short=1)
+    hand.finish()
+    for stream in (long, short):
+        assert_as_whole(stream, EXACT)
+    assert (len(long.output), len(long.prompt_logprobs), len(short.output)) == (3, 35, 5)
+
+
+def boom(*_: object, **__: object) -> None:
+    raise RuntimeError("boom")
+
+
+def test_what_a_grammar_lets_come() -> None:
+    executor, _ = make_executor(
+        random_decoder(SPEC, torch.float32), **BLOCKS, grammar=lambda name: hand.grammar(name)
+    )
+    hand = ByHand(executor, range(6))
+    form = StructuredOutputs(regex="[a-c]{3}")
+    stream = hand.add("it", prompt(3), structured_outputs=form, temperature=1.0, seed=4)
+    free = hand.add("free", prompt(2, salt=1), max_tokens=3)
+    hand.finish()
+    assert len(text_of(stream)) == 3
+    assert set(text_of(stream)) <= set("abc")
+    assert stream.is_complete
+    assert_as_whole(free, EXACT)
+
+
+@on_the_twin
+def test_asking_for_a_step_looks_at_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without values any look would raise; on a GPU it would wait."""
+    no_launches(monkeypatch)
+    plain = random_decoder(SPEC, torch.float32)
+    executor, program = make_executor(plain, **BLOCKS, device=HostTwin("meta"), num_host_slots=4)
+    monkeypatch.setattr(executor, "collect", lambda: boom())
+    hand = ByHand(executor, range(6))
+    hand.add("scored", prompt(40), temperature=1.0, **EVERYTHING)
+    hand.add("biased", prompt(3), logit_bias={3: 1.0}, frequency_penalty=1.0, min_tokens=2)
+    for step in ({"scored": 40, "biased": 3}, {"scored": 40}):
+        with pytest.raises(RuntimeError, match="boom"):
+            hand.step(**step)
+    assert program.sampled.is_meta

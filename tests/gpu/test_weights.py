@@ -1,0 +1,138 @@
+"""What becomes of a checkpoint's weights on the way to a GPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from legato.core.errors import ConfigError
+from legato.model.decoder import Decoder
+from legato.model.layers import Linear
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from tests.gpu.numbers import assert_near
+from tests.model.random_models import decoder_spec, random_decoder
+
+_Weight = torch.Tensor | QuantizedWeight
+
+BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+
+
+def load(
+    plain: Decoder, device: torch.device, change: Callable[[str, torch.Tensor], _Weight]
+) -> Decoder:
+    from legato.gpu.decoder import GpuDecoder
+
+    decoder = GpuDecoder(plain.spec, dtype=plain.dtype, device=device)
+    slots = plain.checkpoint_slots().items()
+    decoder.load_weights([(name, change(name, weight)) for name, weight in slots])
+    return decoder
+
+
+def to_codes(name: str, weight: torch.Tensor) -> _Weight:
+    """As `--quantization int4` and a GGUF file have it: some in 8 bits, others in 4."""
+    if not can_quantize(weight):
+        return weight
+    return quantize(weight, 8 if "v_proj" in name or "embed" in name else 4)
+
+
+def stands_for(weight: _Weight) -> torch.Tensor:
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_computes_with_codes(device: torch.device, is_tied: bool) -> None:
+    plain = random_decoder(decoder_spec(**BIASES, tie_word_embeddings=is_tied), torch.float32)
+    decoder = load(plain, device, to_codes)
+    for name, slot in plain.checkpoint_slots().items():
+        slot.copy_(stands_for(to_codes(name, slot)))
+    assert_same_projections(decoder, plain, device)
+    assert not any(isinstance(module, Linear) for module in decoder.modules())
+    rows = torch.randn(3, 64)
+    assert_near(decoder.compute_logits(rows.to(device)), plain.compute_logits(rows), torch.float32)
+    assert decoder.num_weight_bytes < plain.checkpoint_slots()["model.norm.weight"].nbytes + sum(
+        weight.numel() for name, weight in plain.named_parameters() if "norm" not in name
+    )
+
+
+def test_codes_that_are_stored_only_become_plain(device: torch.device) -> None:
+    plain = random_decoder(decoder_spec(), torch.float32)
+    decoder = load(
+        plain, device, lambda _, w: replace(c, is_stored_only=True) if (c := codes(w)) else w
+    )
+    for slot in plain.checkpoint_slots().values():
+        slot.copy_(stands_for(codes(slot) or slot))
+    assert_same_projections(decoder, plain, device)
+    assert all(isinstance(decoder.get_submodule(path), Linear) for path in projections(plain))
+    plain.load_weights(plain.checkpoint_slots().items())
+    assert decoder.num_weight_bytes >= plain.num_weight_bytes
+
+
+def codes(weight: torch.Tensor) -> QuantizedWeight | None:
+    return quantize(weight, 8) if can_quantize(weight) else None
+
+
+def test_a_projection_that_is_quantized_in_part_becomes_plain(device: torch.device) -> None:
+    plain = random_decoder(decoder_spec(), torch.float32)
+    decoder = load(plain, device, lambda n, w: quantize(w, 8) if "q_proj" in n else w)
+    for name, slot in plain.checkpoint_slots().items():
+        if "q_proj" in name:
+            slot.copy_(quantize(slot, 8).dequantize())
+    assert_same_projections(decoder, plain, device)
+
+
+def projections(decoder: Decoder) -> list[str]:
+    return [path for path, module in decoder.named_modules() if isinstance(module, Linear)]
+
+
+def assert_same_projections(decoder: Decoder, plain: Decoder, device: torch.device) -> None:
+    for path in projections(plain):
+        linear = plain.get_submodule(path)
+        rows = torch.randn(3, linear.weight.shape[1]) / linear.weight.shape[1] ** 0.5
+        out = decoder.get_submodule(path)(rows.to(device))
+        assert_near(out, linear(rows), torch.float32)
+    for name in ("norm", "embed_tokens", "layers.1.input_layernorm"):
+        weight = decoder.get_submodule(name).weight
+        assert weight.cpu().equal(plain.get_submodule(name).weight), name
+
+
+def test_layers_of_8_bit_floats(device: torch.device) -> None:
+    """All but the head and what has odd sizes; and a step reads half the bytes."""
+    from legato.gpu.decoder import GpuDecoder
+    from legato.gpu.linear import Fp8Linear
+
+    spec = decoder_spec(qkv_bias=True, intermediate_size=40, tie_word_embeddings=False)
+    plain = random_decoder(spec, torch.bfloat16)
+    decoder = GpuDecoder(spec, dtype=torch.bfloat16, device=device, is_fp8=True)
+    decoder.load_weights(plain.checkpoint_slots().items())
+    kinds = {path: type(decoder.get_submodule(path)) for path in projections(plain)}
+    is_fp8 = {path for path, kind in kinds.items() if kind is Fp8Linear}
+    assert is_fp8 == {path for path in kinds if "self_attn" in path or "gate_up" in path}
+    for path in is_fp8:
+        linear = plain.get_submodule(path)
+        rows = torch.randn(4, linear.weight.shape[1]).bfloat16()
+        expected = linear(rows).double()
+        out = decoder.get_submodule(path)(rows.to(device)).cpu().double()
+        assert (out - expected).norm() / expected.norm() < 0.06, path
+
+
+def test_8_bit_floats_want_bfloat16() -> None:
+    from legato.gpu.weights import check_fp8
+
+    with pytest.raises(ConfigError, match="quantization fp8 computes in bfloat16"):
+        check_fp8(torch.float16, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "told"),
+    [((8, 0), None, r"capability 8.9 or later, and this one has 8.0"), ((9, 4), "6.4", "NVIDIA's")],
+)
+def test_a_gpu_without_8_bit_floats_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, told: str
+) -> None:
+    from legato.gpu.weights import check_fp8
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(ConfigError, match=told):
+        check_fp8(torch.bfloat16, torch.device("cuda"))
