@@ -94,12 +94,14 @@ def test_without_triton_it_says_what_to_install(
 
 
 def test_a_layer_that_computes_no_numbers_is_named(save_tiny: SaveTiny) -> None:
-    _, program = make_executor(load(save_tiny(CONFIGS["llama"])[0]), block_size=4, num_blocks=2)
-    check_first_pass(program, max_len=8)
+    place = device_here()
+    plain = load(save_tiny(CONFIGS["llama"])[0])
+    _, program = make_executor(plain, block_size=4, num_blocks=2, device=place)
+    check_first_pass(program, place, max_len=8)
     with torch.inference_mode():
         program.model.layers[1].mlp.down_proj.weight.fill_(3e38)
     with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1 computes NaN"):
-        check_first_pass(program, max_len=8)
+        check_first_pass(program, place, max_len=8)
 
 
 class Sized:

@@ -2,9 +2,10 @@
 
 import torch
 
+from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
-from legato.engine.startup.machinery import Machinery, Wanted, kept_cache, make_kv, no_memory
+from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory, wanted_cache
 from legato.executor.memory import raising_memory_error
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
@@ -26,8 +27,7 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         ConfigError, UnsupportedModelError: as `build_engine`.
     """
     config, start = wanted.config, wanted.start
-    if config.model.kernels != "auto":
-        raise ConfigError(f"the {config.model.kernels} kernels are a CPU's")
+    _check(config)
     start.end("description")
     model = fill_model(
         lambda: GpuDecoder(
@@ -42,14 +42,14 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         quantization=config.model.quantization,
     )
     start.end("weights")
-    cache = kept_cache(wanted, model.cache)
+    cache = wanted_cache(wanted, model.cache)
     kv = make_kv(wanted, cache, _cache_bytes(wanted, model, cache, device))
     try:
         program = _program(wanted, model, cache, device, kv.num_blocks)
     except MemoryError as error:
         raise no_memory(kv, cache) from error
     start.end("cache")
-    check_first_pass(program, max_len=wanted.max_model_len)
+    check_first_pass(program, device, max_len=wanted.max_model_len)
     start.end("first pass")
     runner = GraphRunner(program, device, GPU_ROWS, max_decodes=wanted.max_num_seqs)
     warm_up(program, runner, device)
@@ -65,6 +65,11 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         grammar=wanted.grammar,
     )
     return Machinery(model, cache, kv, executor, GPU_ROWS, "triton")
+
+
+def _check(config: EngineConfig) -> None:
+    if config.model.kernels != "auto":
+        raise ConfigError(f"the {config.model.kernels} kernels are a CPU's")
 
 
 def _cache_bytes(wanted: Wanted, model: GpuDecoder, cache: CacheSpec, device: Device) -> int:

@@ -7,7 +7,13 @@ import torch
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS
-from legato.engine.startup.machinery import Machinery, Wanted, kept_cache, make_kv, no_memory
+from legato.engine.startup.machinery import (
+    Machinery,
+    Wanted,
+    make_kv,
+    no_memory,
+    wanted_cache,
+)
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -53,7 +59,7 @@ def host_machinery(wanted: Wanted) -> Machinery:
             num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
         )
     start.end("weights")
-    cache = kept_cache(wanted, model.cache)
+    cache = wanted_cache(wanted, model.cache)
     kv = make_kv(wanted, cache, host_cache_bytes(config.cache))
     attention = _attention(model, cache, kv)
     if config.cache.kv_cache_memory_bytes is not None:

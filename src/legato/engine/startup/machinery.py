@@ -79,22 +79,21 @@ class Machinery:
     untaken: UntakenPages | None = None
 
 
-def kept_cache(wanted: Wanted, cache: CacheSpec) -> CacheSpec:
-    """A model's cache as it is to be kept.
+def wanted_cache(wanted: Wanted, cache: CacheSpec) -> CacheSpec:
+    """What a model's cache keeps, of which it told its own.
 
     Raises:
         ConfigError: the scales behind the numbers of a block would not lie at multiples of their
             size.
     """
     config = wanted.config.cache
-    if config.kv_cache_dtype != "int8":
-        return cache
-    if config.block_size * cache.head_dim % SCALE_BYTES:
+    cache = replace(cache, is_quantized=config.kv_cache_dtype == "int8")
+    if cache.is_quantized and config.block_size * cache.head_dim % SCALE_BYTES:
         raise ConfigError(
             f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
             f"be a multiple of {SCALE_BYTES}"
         )
-    return replace(cache, is_quantized=True)
+    return cache
 
 
 def make_kv(wanted: Wanted, cache: CacheSpec, memory_bytes: int) -> KVCacheManager:
