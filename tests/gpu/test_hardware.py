@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.settings import LLAMA_3_1_8B
 from safetensors.torch import save_file
 
-from benchmarks.gpu.settings import LLAMA_3_1_8B
 from legato import LLM, SamplingParams
 from legato.core.config import ModelConfig
 from legato.engine.prompts import TokensPrompt
