@@ -1,6 +1,7 @@
 """Executors of a GPU's room, and engines on them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,19 +38,21 @@ def make_executor(
     device: Device | None = None,
     max_len: int = MAX_LEN,
     max_rows: int = 160,
+    has_quantized_cache: bool = False,
     **options: Any,
 ) -> tuple[GpuExecutor, StepProgram]:
     """On the weights of a decoder, and a cache that holds no numbers yet."""
     device, spec = device or device_here(), plain.spec
     model = GpuDecoder(spec, dtype=plain.dtype, device=device.torch_device)
     model.load_weights(plain.checkpoint_slots().items())
-    block_numbers = spec.num_kv_heads * block_size * spec.head_dim
+    cache = replace(model.cache, is_quantized=has_quantized_cache)
+    block_bytes = block_size * cache.layer_numbers * cache.kept_dtype.itemsize
     blocks = torch.full(
-        (spec.num_layers, 2, num_blocks, block_numbers),
+        (cache.num_layers, 2, num_blocks, block_bytes // plain.dtype.itemsize),
         torch.nan,
         dtype=plain.dtype,
         device=device.torch_device,
-    )
+    ).view(cache.kept_dtype)
     program = StepProgram(
         model,
         blocks,

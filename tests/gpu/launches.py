@@ -129,7 +129,7 @@ LAUNCHES = {
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
-    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True)),
+    "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
     "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),

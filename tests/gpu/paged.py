@@ -48,11 +48,12 @@ class PagedStep:
         random = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
         num_blocks = [math.ceil((n + p) / block_size) for n, p in rows]
-        ids = torch.randperm(sum(num_blocks) + 3, generator=random).tolist()
+        # Block 0, which a table's empty entries may seem to name, is nobody's.
+        ids = (1 + torch.randperm(sum(num_blocks) + 2, generator=random)).tolist()
         slots = torch.randperm(len(rows) + 1, generator=random).tolist()
         # What lies behind a table's last entry must not be used: it names no block.
         table = torch.full((len(slots), max(num_blocks) + 2), 2**30, dtype=torch.int32)
-        caches = torch.full((2, len(ids), num_kv_heads, block_size, head_dim), math.nan)
+        caches = torch.full((2, len(ids) + 1, num_kv_heads, block_size, head_dim), math.nan)
         spans: list[Span] = []
         pairs: list[torch.Tensor] = []
         first_row = 0

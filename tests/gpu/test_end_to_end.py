@@ -1,9 +1,13 @@
 """Whole engines on a GPU: chunked, mixed, preempted, with prefix hits, two steps ahead."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.torch_executor import TorchExecutor
 from tests.gpu.executors import Engine, make_executor, request
 from tests.model.conftest import SaveTiny, load, save_tiny
 
@@ -50,3 +54,18 @@ def test_greedy_tokens_are_those_of_transformers(
     assert engine.stats.num_preemptions
     assert engine.stats.num_prefix_cache_hits
     assert engine.stats.kv_usage == 0.0
+
+
+def test_tokens_of_a_quantized_cache_are_those_of_a_cpu(save_tiny: SaveTiny) -> None:
+    plain = load(save_tiny(CONFIGS["llama"])[0])
+    cache = replace(plain.cache, is_quantized=True)
+    on_cpu = TorchExecutor(
+        plain, TorchAttentionBackend(cache, device=plain.device, **BLOCKS), BLOCKS["block_size"]
+    )
+    on_gpu, _ = make_executor(plain, **BLOCKS, depth=2, has_quantized_cache=True)
+    requests = [request(name, PROMPTS[name], max_tokens=3) for name in "ac"]
+    settings = {"max_num_batched_tokens": 7, "admission_optimism": 1.0}
+    expected, tokens = (
+        Engine(executor, **BLOCKS, **settings).run(requests) for executor in (on_cpu, on_gpu)
+    )
+    assert tokens == expected

@@ -157,12 +157,12 @@ def test_a_few_tiles_of_a_chunk_fill_whole_waves() -> None:
 
 
 def test_a_step_of_more_chunks_than_a_graph_foresees_is_run_all_the_same() -> None:
-    rows = [(20, 64)] * 100
-    narrow, wide = _written(LLAMA_8B.shape(2000, has_chunks=True), _spans(rows))
-    covered = sum(part[0].num_rows for work in (narrow, wide) for part in _tiles(work).values())
-    assert covered == 2000
-    assert _num_items(narrow) > 0
-    assert _num_items(wide) > 0
+    """The shortest are cut into narrow items."""
+    spans = _spans([*[(20, 64)] * 100, (320, 0)])
+    narrow, wide = map(_tiles, _written(LLAMA_8B.shape(2320, has_chunks=True), spans))
+    assert sum(parts[0].num_rows for parts in [*narrow.values(), *wide.values()]) == 2320
+    assert narrow
+    assert set(range(2000, 2320, 32)) <= wide.keys()
 
 
 def test_a_step_without_chunks_has_no_wide_items() -> None:

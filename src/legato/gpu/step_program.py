@@ -38,7 +38,7 @@ class StepProgram:
     It is a `Runner` too: one that pads nothing, and has everything done anew.
 
     Args:
-        blocks: of the cache, as `CacheSpec` describes them, not quantized.
+        blocks: of the cache, as `CacheSpec` describes them, a head's tokens in their order.
         num_slots: S, requests that have rows in the device's tables.
         max_blocks: of one request.
         max_rows: P of the largest step.
@@ -78,7 +78,7 @@ class StepProgram:
         self.sampled = ints(max_samples)
         self.residual = torch.zeros(max_rows, spec.hidden_size, device=place)
         self.logits = torch.zeros(max_samples, spec.vocab_size, dtype=model.dtype, device=place)
-        heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, block_size, spec.head_dim)
+        heads = blocks.view(*blocks.shape[:3], spec.num_kv_heads, block_size, -1)
         self._memory = Memory(
             [(keys, values) for keys, values in heads],
             self.block_table,

@@ -5,7 +5,7 @@ import torch
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
-from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory
+from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory, wanted_cache
 from legato.executor.memory import raising_memory_error
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
@@ -30,20 +30,26 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
     _check(config)
     start.end("description")
     model = fill_model(
-        lambda: GpuDecoder(wanted.checkpoint.spec, dtype=wanted.dtype, device=device.torch_device),
+        lambda: GpuDecoder(
+            wanted.checkpoint.spec,
+            dtype=wanted.dtype,
+            device=device.torch_device,
+            is_fp8=config.model.quantization == "fp8",
+        ),
         wanted.checkpoint,
         dtype=wanted.dtype,
         device=device.torch_device,
         quantization=config.model.quantization,
     )
     start.end("weights")
-    kv = make_kv(wanted, model.cache, _cache_bytes(wanted, model, device))
+    cache = wanted_cache(wanted, model.cache)
+    kv = make_kv(wanted, cache, _cache_bytes(wanted, model, cache, device))
     try:
-        program = _program(wanted, model, device, kv.num_blocks)
+        program = _program(wanted, model, cache, device, kv.num_blocks)
     except MemoryError as error:
-        raise no_memory(kv, model.cache) from error
+        raise no_memory(kv, cache) from error
     start.end("cache")
-    check_first_pass(program, max_len=wanted.max_model_len)
+    check_first_pass(program, device, max_len=wanted.max_model_len)
     start.end("first pass")
     runner = GraphRunner(program, device, GPU_ROWS, max_decodes=wanted.max_num_seqs)
     warm_up(program, runner, device)
@@ -58,20 +64,15 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         num_host_slots=kv.num_host_slots,
         grammar=wanted.grammar,
     )
-    return Machinery(model, model.cache, kv, executor, GPU_ROWS, "triton")
+    return Machinery(model, cache, kv, executor, GPU_ROWS, "triton")
 
 
 def _check(config: EngineConfig) -> None:
     if config.model.kernels != "auto":
         raise ConfigError(f"the {config.model.kernels} kernels are a CPU's")
-    if config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"--kv-cache-dtype {config.cache.kv_cache_dtype} is for a CPU: on a GPU, keys and "
-            "values are held in the model's data type"
-        )
 
 
-def _cache_bytes(wanted: Wanted, model: GpuDecoder, device: Device) -> int:
+def _cache_bytes(wanted: Wanted, model: GpuDecoder, cache: CacheSpec, device: Device) -> int:
     """What the cache may take, found out by steps that have a cache of one block."""
     config = wanted.config.cache
     if config.kv_cache_memory_bytes is not None:
@@ -79,7 +80,7 @@ def _cache_bytes(wanted: Wanted, model: GpuDecoder, device: Device) -> int:
     utilization = config.gpu_memory_utilization or _DEFAULT_UTILIZATION
     try:
         with raising_memory_error():
-            program = _program(wanted, model, device, num_blocks=1)
+            program = _program(wanted, model, cache, device, num_blocks=1)
             runner = GraphRunner(program, device, GPU_ROWS, max_decodes=wanted.max_num_seqs)
             return free_for_cache(program, runner, device, utilization)
     except MemoryError as error:
@@ -89,13 +90,15 @@ def _cache_bytes(wanted: Wanted, model: GpuDecoder, device: Device) -> int:
         ) from error
 
 
-def _program(wanted: Wanted, model: GpuDecoder, device: Device, num_blocks: int) -> StepProgram:
+def _program(
+    wanted: Wanted, model: GpuDecoder, cache: CacheSpec, device: Device, num_blocks: int
+) -> StepProgram:
     """Raises `MemoryError`."""
     block_size = wanted.config.cache.block_size
     with raising_memory_error():
         return StepProgram(
             model,
-            _blocks(model.cache, num_blocks, block_size, device),
+            _blocks(cache, num_blocks, block_size, device),
             device,
             block_size=block_size,
             num_slots=2 * wanted.max_num_seqs,
@@ -109,6 +112,6 @@ def _blocks(cache: CacheSpec, num_blocks: int, block_size: int, device: Device) 
     """Of numbers that harm nobody: what nobody wrote is read when steps are measured."""
     return torch.zeros(
         (cache.num_layers, 2, num_blocks, block_size * cache.layer_numbers),
-        dtype=cache.dtype,
+        dtype=cache.kept_dtype,
         device=device.torch_device,
     )

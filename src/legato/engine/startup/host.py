@@ -1,14 +1,19 @@
 """The machinery on a CPU: native layers where they can run, PyTorch's elsewhere."""
 
 import logging
-from dataclasses import replace
 
 import torch
 
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS
-from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory
+from legato.engine.startup.machinery import (
+    Machinery,
+    Wanted,
+    make_kv,
+    no_memory,
+    wanted_cache,
+)
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
@@ -17,7 +22,7 @@ from legato.executor.memory import host_cache_bytes, raising_memory_error, take_
 from legato.executor.torch_executor import TorchExecutor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
-from legato.model.base import SCALE_BYTES, CacheSpec, Model
+from legato.model.base import CacheSpec, Model
 from legato.model.loader import load_model
 from legato.model.native import (
     NativeKernels,
@@ -54,8 +59,7 @@ def host_machinery(wanted: Wanted) -> Machinery:
             num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
         )
     start.end("weights")
-    cache = replace(model.cache, is_quantized=config.cache.kv_cache_dtype == "int8")
-    _check_scales(cache, config.cache.block_size)
+    cache = wanted_cache(wanted, model.cache)
     kv = make_kv(wanted, cache, host_cache_bytes(config.cache))
     attention = _attention(model, cache, kv)
     if config.cache.kv_cache_memory_bytes is not None:
@@ -93,15 +97,6 @@ def _untaken(config: CacheConfig, attention: AttentionBackend) -> UntakenPages |
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
     return UntakenPages(attention.blocks)
-
-
-def _check_scales(cache: CacheSpec, block_size: int) -> None:
-    """The scales behind the numbers of a block have to lie at multiples of their size."""
-    if cache.is_quantized and block_size * cache.head_dim % SCALE_BYTES:
-        raise ConfigError(
-            f"with --kv-cache-dtype int8, --block-size times the head size, {cache.head_dim}, must "
-            f"be a multiple of {SCALE_BYTES}"
-        )
 
 
 def _native_kernels(

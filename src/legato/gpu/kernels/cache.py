@@ -12,4 +12,4 @@ def head_dim_of(cache: torch.Tensor) -> int:
 
 def scales_of(cache: torch.Tensor) -> torch.Tensor:
     """The same memory of a quantized cache, read as float32."""
-    return cache.view(torch.float32)
+    return cache.flatten(2).view(torch.float32)
