@@ -7,13 +7,20 @@ from collections.abc import Callable
 
 import torch
 
+_WARM_UPS = 3
+_REPEATS_ON_HOST = 2
+
 
 def median_s(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Of several calls, one behind the other on the device; the first ones do not count."""
-    for _ in range(3):
+    """Of several calls, one behind the other on the device; the first ones do not count.
+
+    On a host a few will do, where only the benchmark itself is tried.
+    """
+    if device.type != "cuda":
+        return statistics.median(_on_host(call, _REPEATS_ON_HOST))
+    for _ in range(_WARM_UPS):
         call()
-    timed = _on_device if device.type == "cuda" else _on_host
-    return statistics.median(timed(call, repeats))
+    return statistics.median(_on_device(call, repeats))
 
 
 def _on_device(call: Callable[[], object], repeats: int) -> list[float]:

@@ -235,6 +235,8 @@ CODES = {
     "request_too_large": "over `--max-body-size`, as a body or as a stored conversation",
     "headers_too_large": "over `--max-header-size`",
     "overloaded": "too many requests, bodies or connections, or the TTFT SLO cannot be met",
+    "no_token_left": "by what the request asks for, nothing can follow the output so far: a "
+    "grammar in a dead end, or too costly to go on with, or settings that forbid every token",
     "request_failed": "this request cannot be computed; others are unharmed",
     "shutting_down": "the server drains",
     "engine_dead": "the engine process died or hung, or is being started again",

@@ -120,16 +120,20 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.Monk
     assert len(sources) == 2
 
 
-def test_the_tokenizer_is_made_when_it_has_been_quiet() -> None:
-    now_s = 0.0
-    grammars = Grammars(clock=lambda: now_s)
-    assert grammars.wait_s is None, "nothing is known of tokens"
-    grammars.know(VOCABULARY)
-    now_s = 0.9
-    grammars.postpone()
-    now_s = 1.5
+def test_the_tokenizer_is_made_before_anybody_waits_for_it(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grammars.prepare()
-    assert grammars.wait_s == pytest.approx(0.4)
-    now_s = 2.0
+    monkeypatch.setattr(module, "grammar_tokenizer", None)
     grammars.prepare()
-    assert grammars.wait_s is None
+    a = request("a")
+    assert settled(grammars, a) == ([a], [])
+
+
+def test_how_long_each_took_is_told_once(grammars: Grammars, may_compile: threading.Event) -> None:
+    grammars.hold_back([request("a"), request("free", None)])
+    assert not grammars.take_compile_s()
+    may_compile.set()
+    settled(grammars)
+    assert grammars.take_compile_s()["a"] > 0.0
+    assert not grammars.take_compile_s()

@@ -191,6 +191,14 @@ def test_names_the_rows_without_a_finite_best(bad: float, temperature: float) ->
         sample(logits, [make_row(temperature=temperature)] * 4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), INF], ids=str)
+def test_a_fault_of_the_model_is_told_where_settings_forbid_its_token(bad: float) -> None:
+    logits = torch.randn(2, 100)
+    logits[1, 42] = bad
+    with pytest.raises(ValueError, match=r"rows \[1\] of 2 are not finite"):
+        sample(logits, [make_row(allowed_token_ids=(1, 2))] * 2)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_may_have_no_token_is_told_apart_and_harms_no_other(temperature: float) -> None:
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))

@@ -102,6 +102,7 @@ def test_a_vocabulary_of_several_tiles(device: torch.device, dtype: torch.dtype)
     rows = [make_row(**settings, seed=i) for i, settings in enumerate(MANY)]
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(len(rows), 9_100, generator=generator) * 3).to(dtype)
+    logits[0, 7::4096] = 20.0  # the likeliest are on one lane of several tiles
     assert sample(logits, rows, device)[0].tolist() == sample_on_host(logits.float(), rows).tolist()
 
 
@@ -113,6 +114,17 @@ def test_likely_tokens_that_share_a_lane_are_all_looked_at(
     logits[0, 7::4096] = torch.arange(10.0) / 10
     fix_uniforms(monkeypatch, 0.0)
     assert sample(logits, [make_row(top_k=9)], device)[0].tolist() == [7 + 4096]
+
+
+def test_unlikely_tokens_are_looked_at_if_a_filter_keeps_some(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of them outweigh the likeliest, of which top_k leaves but four."""
+    logits = torch.linspace(-9.0, -9.1, 9_000)[None].clone()
+    logits[0, 0] = 0.0
+    fix_uniforms(monkeypatch, 0.9)
+    assert sample(logits, [make_row(top_k=5)], device)[0].tolist() == [0]
+    assert sample(logits, [make_row()], device)[0].item() > 0
 
 
 def test_the_borders_between_tokens(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

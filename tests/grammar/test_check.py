@@ -70,6 +70,26 @@ def test_what_is_wrong_with_others(
     assert error.param == f"structured_outputs.{next(iter(form))}"
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": ["a", "b\U00050000"]}, "#"),
+        ({"$ref": "#/$defs/d", "$defs": {"d": {"enum": [1, {"x\U00050000": 2}]}}}, "#/$defs/d"),
+        ({"type": "array", "items": {"properties": {"\U00050000": True}}}, "#/items"),
+    ],
+)
+def test_what_the_vocabulary_cannot_spell(
+    schema: dict[str, Any], place: str, checker: GrammarChecker
+) -> None:
+    """SmolLM2 has no token with the byte 0xF1."""
+    error = refusal(checker, json=schema)
+    assert "\\U00050000" in str(error)
+    assert f"at {place} of the schema" in str(error)
+    assert error.param == "structured_outputs.json"
+    told = {"type": "string", "title": "\U00050000", "enum": ["\x04", "é😀"]}
+    checker.resolve(StructuredOutputs(json=told))
+
+
 def test_a_schema_may_ask_to_pass_over_what_is_not_supported(checker: GrammarChecker) -> None:
     lenient = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
     params = checker.resolved(SamplingParams(structured_outputs=StructuredOutputs(json=lenient)))

@@ -11,7 +11,7 @@ from legato.core.errors import InvalidRequestError
 from legato.grammar.check import GrammarChecker
 from legato.grammar.compiled import compile_grammar
 from legato.grammar.source import grammar_source
-from legato.grammar.tokens import grammar_tokenizer, special_token_texts
+from legato.grammar.tokens import special_token_texts
 from legato.model.tokenizer import Tokenizer
 
 PERSON = {
@@ -40,7 +40,27 @@ SCHEMAS: list[tuple[Any, list[Any], list[Any]]] = [
     ({"type": "string"}, ["", "é😀", 'a "quoted" line\n'], [1, None]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "abc"], ["a", "abcd"]),
     ({"type": "string", "pattern": "^[a-z]+-\\d{2}$"}, ["ab-12"], ["ab-1", "-12"]),
-    ({"type": "string", "format": "date"}, ["2024-02-29"], ["2024-2-9", "today"]),
+    (
+        {"type": "string", "format": "date"},
+        ["2024-02-29", "2000-02-29", "2023-12-31"],
+        ["2024-2-9", "today", "2023-02-29", "1900-02-29", "2024-02-30"],
+    ),
+    (
+        {"type": ["string", "null"], "format": "date-time", "pattern": "^2"},
+        ["2024-02-29T23:59:59.5Z", "2023-02-28T00:00:00+02:00", None],
+        ["2023-02-29T23:59:59Z", "2024-02-29T23:59:60Z", "1024-02-29T23:59:59Z"],
+    ),
+    ({"format": "time", "type": "string"}, ["12:30:59-02:00"], ["12:30:60-02:00", "12:30"]),
+    (
+        {"type": "string", "format": "email"},
+        ["john.m.smith+x@mail-1.example.co.uk", f"{64 * 'a'}@b", f"a@{35 * 'b'}.c"],
+        [f"{65 * 'a'}@b", f"a@{64 * 'b'}.c", "a..b@c", "a@-b", "a@b_c", "@b", "a@"],
+    ),
+    (
+        {"type": "string", "format": "hostname"},
+        ["ip-10-0-0-1.ec2.internal", "a", "a1.b-c"],
+        ["xn--a.com", "-a.b", "a-.b", "a..b", f"{64 * 'a'}.b", ".".join(6 * [49 * "a"])],
+    ),
     ({"type": "string", "format": "uuid"}, ["12345678-1234-1234-1234-123456789abc"], ["1234"]),
     ({"type": "string", "enum": ["a", "b c"]}, ["a", "b c"], ["b", "c"]),
     ({"const": {"a": [1]}}, [{"a": [1]}], [{"a": [2]}]),
@@ -93,11 +113,6 @@ FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"json": {"type": "array"}}, ["[1,\n  2]"], ["[1," + 30 * " " + "2]"]),
     ({"json": {"type": "array"}, "whitespace_pattern": "_"}, ["[1,_2]"], ["[1, 2]"]),
 ]
-
-
-@pytest.fixture(scope="module")
-def exact(tokenizer: Tokenizer) -> LLTokenizer:
-    return grammar_tokenizer(tokenizer.vocabulary)
 
 
 def takes(form: StructuredOutputs, text: str, tokenizer: Tokenizer, exact: LLTokenizer) -> bool:

@@ -9,7 +9,6 @@ from llguidance import LLTokenizer
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.grammar.source import grammar_source
-from legato.grammar.tokens import grammar_tokenizer
 from legato.model.tokenizer import Tokenizer
 from tests.grammar.test_source import takes
 
@@ -65,11 +64,6 @@ OLD = {
     "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
     "triggers": ["<f="],
 }
-
-
-@pytest.fixture(scope="module")
-def exact(tokenizer: Tokenizer) -> LLTokenizer:
-    return grammar_tokenizer(tokenizer.vocabulary)
 
 
 @pytest.mark.parametrize(("form", "right", "wrong"), CASES)

@@ -14,6 +14,7 @@ from legato.core.errors import ConfigError
 from legato.core.step_record import (
     AnswerRecord,
     EngineRecord,
+    GrammarReady,
     RequestArrived,
     RequestEnded,
     StepRecord,
@@ -70,6 +71,30 @@ def test_who_waits_behind_a_prompt_waits_for_it() -> None:
         }
     )
     assert span.others == {"0": 96}
+
+
+def test_who_waits_for_a_grammar_waits_for_that_and_for_no_step_meanwhile() -> None:
+    records = recorded_run([(0.0, 96, 1), (0.0, 16, 1)], budget=32)
+    story = story_of(records, "1")
+    assert story.arrived is not None
+    second = [record for record in records if isinstance(record, StepRecord)][1]
+    ready_s = second.ended_s
+    story.grammar = GrammarReady(request_id="1", ready_s=ready_s, compile_s=0.01)
+    attribution = Attribution(story)
+    span = attribution.first_token()
+    assert span is not None
+    assert span.parts == pytest.approx(
+        {
+            "inbox": BETWEEN_S,
+            "grammar": ready_s - story.arrived.taken_s,
+            "others_prefill": STEP_S + 32 * TOKEN_S,
+            "own_prefill": STEP_S + 16 * TOKEN_S,
+            "between_steps": 2 * BETWEEN_S,
+        }
+    )
+    told = explanation(story, attribution, 0)
+    waited_s = ready_s - story.arrived.taken_s
+    assert f"It waited {waited_s:.4f} s for its grammar, 0.0100 s to compile it" in told
 
 
 def test_a_step_is_shared_by_tokens() -> None:

@@ -1,6 +1,5 @@
 """Grammars of tool calls, as llguidance reads them, on SmolLM2's vocabulary."""
 
-import json
 from functools import cache
 from typing import Any
 
@@ -21,6 +20,7 @@ from legato.model.source import resolve_source
 from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
 from legato.server.requests.tools import Choice, Tool, tool_use
+from tests.server.written_calls import written
 
 _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
@@ -68,18 +68,6 @@ class Held:
         return num_taken == len(token_ids) and matcher.is_accepting()
 
 
-def _written(syntax: ToolCallSyntax, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as a model writes them."""
-    if syntax.name_end:
-        return "".join(f"{syntax.begin}{name}[ARGS]{json.dumps(args)}" for name, args in calls)
-    objects = [json.dumps({"name": name, syntax.arguments_key: args}) for name, args in calls]
-    if syntax.is_list:
-        return f"{syntax.begin}[{', '.join(objects)}]"
-    if syntax.is_bare:
-        return syntax.separator.join(objects)
-    return "\n".join(f"{syntax.begin}\n{text}\n{syntax.end}" for text in objects)
-
-
 _RIGHT: dict[str, Any] = {"unit": "c"}
 _WRONG: dict[str, Any] = {"unit": "k"}
 
@@ -89,18 +77,26 @@ def test_required_calls(syntax: ToolCallSyntax) -> None:
     plain = MessageSyntax(tool_calls=syntax)
     held = Held(plain, _LOOSE, _STRICT, choice="required")
     for name in ("loose", "strict"):
-        assert held.takes(_written(syntax, (name, _RIGHT)))
-        assert not held.takes(_written(syntax, (name, _WRONG)))
-    assert not held.takes(_written(syntax, ("other", _RIGHT)))
+        assert held.takes(written(syntax, (name, _RIGHT)))
+        assert not held.takes(written(syntax, (name, _WRONG)))
+    assert not held.takes(written(syntax, ("other", _RIGHT)))
     assert not held.takes("Hello")
     assert not held.takes("")
-    two = _written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
+    two = written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
     assert held.takes(two)
-    assert held.takes(_written(syntax, *[("loose", _RIGHT)] * MAX_PARALLEL_CALLS))
-    assert not held.takes(_written(syntax, *[("loose", _RIGHT)] * (MAX_PARALLEL_CALLS + 1)))
+    assert held.takes(written(syntax, *[("loose", _RIGHT)] * MAX_PARALLEL_CALLS))
+    assert not held.takes(written(syntax, *[("loose", _RIGHT)] * (MAX_PARALLEL_CALLS + 1)))
     one = Held(plain, _LOOSE, _STRICT, choice="required", is_parallel=False)
-    assert one.takes(_written(syntax, ("loose", _RIGHT)))
+    assert one.takes(written(syntax, ("loose", _RIGHT)))
     assert not one.takes(two)
+
+
+def test_alternatives_of_a_tool_that_is_not_strict_may_overlap() -> None:
+    either = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    tool = _tool("f", parameters={"type": "object", "properties": {"x": either}, "required": ["x"]})
+    held = Held(MessageSyntax(tool_calls=HERMES), tool, choice="required")
+    assert held.takes(written(HERMES, ("f", {"x": 1.5})))
+    assert not held.takes(written(HERMES, ("f", {"x": "1"})))
 
 
 @pytest.mark.parametrize("syntax", _SYNTAXES)
@@ -112,14 +108,14 @@ def test_calls_that_are_free(syntax: ToolCallSyntax) -> None:
     assert held.takes("")
     assert held.takes(" \n Hello {")
     assert not held.takes(" {") or not syntax.is_bare
-    assert held.takes(text + _written(syntax, ("strict", _RIGHT)))
-    assert not held.takes(text + _written(syntax, ("strict", _WRONG)))
-    assert held.takes(text + _written(syntax, ("loose", _WRONG)))
-    two = text + _written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
+    assert held.takes(text + written(syntax, ("strict", _RIGHT)))
+    assert not held.takes(text + written(syntax, ("strict", _WRONG)))
+    assert held.takes(text + written(syntax, ("loose", _WRONG)))
+    two = text + written(syntax, ("loose", _RIGHT), ("strict", _RIGHT))
     assert held.takes(two)
     one = Held(plain, _LOOSE, is_parallel=False)
     assert one.takes("Hello")
-    assert one.takes(text + _written(syntax, ("loose", _WRONG)))
+    assert one.takes(text + written(syntax, ("loose", _WRONG)))
     assert not one.takes(two)
 
 
@@ -135,12 +131,12 @@ def test_reasoning_goes_before_calls(is_open: bool, has_special_end: bool) -> No
     marks = Marks("<repo_name>", "<file_sep>") if has_special_end else Marks("<think>", "</think>")
     syntax = MessageSyntax(reasoning=marks, is_reasoning_open=is_open, tool_calls=HERMES)
     held = Held(syntax, _STRICT, choice="required")
-    call = _written(HERMES, ("strict", _RIGHT))
+    call = written(HERMES, ("strict", _RIGHT))
     thought = f"{'' if is_open else marks.begin}\nWell?\n{marks.end}\n\n"
     assert held.takes(thought + call)
     assert held.takes(call) != is_open
     assert not held.takes(thought)
-    assert not held.takes(thought + _written(HERMES, ("strict", _WRONG)))
+    assert not held.takes(thought + written(HERMES, ("strict", _WRONG)))
 
 
 def test_marks_that_are_special_tokens() -> None:
@@ -160,8 +156,8 @@ def test_content_of_a_form_or_calls(syntax: ToolCallSyntax) -> None:
     held = Held(MessageSyntax(tool_calls=syntax), _LOOSE, content=content)
     begin = syntax.begin if syntax.is_bare else ""
     assert held.takes('{"name": 5}')
-    assert held.takes(begin + _written(syntax, ("loose", _RIGHT)))
-    assert not held.takes(begin + _written(syntax, ("loose", _WRONG)))
+    assert held.takes(begin + written(syntax, ("loose", _RIGHT)))
+    assert not held.takes(begin + written(syntax, ("loose", _WRONG)))
     assert not held.takes('{"name": 6}')
     assert not held.takes("Hello")
 
@@ -193,7 +189,7 @@ def test_names_and_schemas_of_every_kind_compile(syntax: ToolCallSyntax) -> None
         _tool("any", parameters={"type": "object"}),
         choice="required",
     )
-    assert held.takes(_written(syntax, ("a.b-c_9", {"a\"\n/'": "x", "b": None})))
-    assert held.takes(_written(syntax, ("none", {})))
-    assert not held.takes(_written(syntax, ("none", {"a": 1})))
-    assert held.takes(_written(syntax, ("any", {"a": 1})))
+    assert held.takes(written(syntax, ("a.b-c_9", {"a\"\n/'": "x", "b": None})))
+    assert held.takes(written(syntax, ("none", {})))
+    assert not held.takes(written(syntax, ("none", {"a": 1})))
+    assert held.takes(written(syntax, ("any", {"a": 1})))

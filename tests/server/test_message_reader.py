@@ -20,6 +20,7 @@ from legato.model.message_syntax import (
 )
 from legato.server.generation.message import Message, MessageReader, read_message
 from tests.profiles import examples
+from tests.server.written_calls import written
 
 _THINK = Marks("<think>", "</think>")
 _SYNTAXES = [HERMES, LLAMA, MISTRAL, MISTRAL_NAMED]
@@ -190,24 +191,12 @@ def test_only_the_beginning_of_a_message_is_reasoning() -> None:
     assert _read(text, MessageSyntax(reasoning=_THINK)).content == text
 
 
-def _write(calls: list[tuple[str, dict[str, object]]], syntax: ToolCallSyntax) -> str:
-    """As a model does."""
-    if syntax.name_end:
-        return "".join(f"{syntax.begin}{name}[ARGS]{json.dumps(args)}" for name, args in calls)
-    objects = [json.dumps({"name": name, syntax.arguments_key: args}) for name, args in calls]
-    if syntax.is_list:
-        return f"{syntax.begin}[{', '.join(objects)}]"
-    if syntax.is_bare:
-        return syntax.separator.join(objects)
-    return "\n".join(f"{syntax.begin}\n{text}\n{syntax.end}" for text in objects)
-
-
 _FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<think>", "</think>", '{"name": "f", "arguments": ', '{"name": "g", "parameters": {"a": '),
     *('"name"', '"arguments"', '"id": "1", ', ": ", "{", "}", "[", "]", ",", ";", '"', "\\", "é"),
     *(" ", "\n", "f", "null", "<", '{"a": "}"}', "x" * 600),
-    *(_write([(name, {"a": ["}"]})], syntax) for syntax in _SYNTAXES for name in ("f", "g" * 510)),
+    *(written(syntax, (name, {"a": ["}"]})) for syntax in _SYNTAXES for name in ("f", "g" * 510)),
     '<tool_call>{"arguments": {}, "name": "f"}</tool_call>',
 ]
 _texts = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=3), max_size=30)
@@ -254,7 +243,7 @@ _written = st.lists(
 def test_every_call_that_is_written_is_read(
     calls: list[tuple[str, dict[str, object]]], syntax: ToolCallSyntax
 ) -> None:
-    message = _read(_write(calls, syntax), MessageSyntax(tool_calls=syntax))
+    message = _read(written(syntax, *calls), MessageSyntax(tool_calls=syntax))
     read = [(name, json.loads(arguments)) for name, arguments in _calls(message)]
     assert read == calls
     assert message.content is None

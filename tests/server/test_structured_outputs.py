@@ -165,3 +165,16 @@ def test_what_recurses_too_deep_is_refused(http: httpx.Client) -> None:
     assert response.status_code == 400
     assert "nested too deeply" in response.json()["error"]["message"]
     assert content(chat(http, structured_outputs={"choice": ["ok"]})) == "ok"
+
+
+def test_a_dead_end_is_the_forms_fault_and_not_the_servers(http: httpx.Client) -> None:
+    """SmolLM2 has no token with the byte 0xF1, and a regex may hide what it needs."""
+    fields: Any = {"structured_outputs": {"regex": "a\U00050000"}}
+    answer = chat(http, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "no_token_left")
+    assert "dead end" in error["message"]
+    *_, told = chat(http, **fields, stream=True).text.split("data: ")[:-1]
+    assert json.loads(told)["error"]["code"] == "no_token_left"
+    chat(http).raise_for_status()

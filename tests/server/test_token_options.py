@@ -48,7 +48,8 @@ def test_settings_that_leave_no_token(http: httpx.Client, path: str, body: dict[
     at_once = http.post(path, json={**only_yes, "bad_words": ["yes"]})
     assert refused(at_once) == (400, "allowed_token_ids")
     later = http.post(path, json={**only_yes, "bad_words": ["yes yes yes"]})
-    assert later.status_code == 500
+    assert later.status_code == 400
+    assert later.json()["error"]["code"] == "no_token_left"
     assert "settings forbid every token" in later.json()["error"]["message"]
     assert http.post(path, json=body).status_code == 200
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _WORDS: "dict[Cause, str]" = {
     "http_in": "HTTP: reading the request and tokenizing its prompt",
     "inbox": "waiting until the step that ran when it came had ended",
+    "grammar": "until the grammar of its output was compiled",
     "queue": "in the queue, while other requests' tokens were computed",
     "memory": "in the queue, until blocks of the KV cache were free",
     "preemption": "preempted: waiting for blocks again, and computing again what was lost",
@@ -107,7 +108,7 @@ def _explain_one(args: argparse.Namespace) -> None:
 
 def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:
     """Lines of text; `num_gaps` bounds the gaps that are explained."""
-    lines = [_title(story), *_caveats(story), *_chunks(story), ""]
+    lines = [_title(story), *_caveats(story), *_grammar(story), *_chunks(story), ""]
     first = attribution.first_token()
     if first is None:
         lines.append("The way to its first token is not in the trace.")
@@ -153,6 +154,14 @@ def _caveats(story: "RequestStory") -> list[str]:
     if story.num_dropped:
         lines.append(f"{story.num_dropped} records are missing: writing could not keep up.")
     return lines
+
+
+def _grammar(story: "RequestStory") -> list[str]:
+    grammar, arrived = story.grammar, story.arrived
+    if grammar is None or arrived is None:
+        return []
+    waited_s = grammar.ready_s - arrived.taken_s
+    return [f"It waited {waited_s:.4f} s for its grammar, {grammar.compile_s:.4f} s to compile it"]
 
 
 def _chunks(story: "RequestStory") -> list[str]:

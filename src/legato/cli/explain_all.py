@@ -12,6 +12,7 @@ Wait = Literal["first", "longest"]
 _NAMES: dict[Cause, str] = {
     "http_in": "HTTP in",
     "inbox": "the step before",
+    "grammar": "grammar",
     "queue": "queue",
     "memory": "memory",
     "preemption": "preemption",

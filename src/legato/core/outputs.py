@@ -45,6 +45,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prompt_logprobs: entries for the prompt tokens that this step scored, likewise.
         stop_reason: the stop token id that ended the request, if one did.
         error: what went wrong, where the finish reason is ERROR or REFUSED.
+        is_asked_for: whether an ERROR follows from what the request asks for.
         refusal: why it is REFUSED.
         retry_after_s: where it is REFUSED, when the same request is expected to be taken.
         num_cached_tokens: prompt tokens that were not computed because their blocks were cached.
@@ -60,6 +61,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    is_asked_for: bool = False
     refusal: RefusalReason | None = None
     retry_after_s: float | None = None
     num_cached_tokens: int = 0

@@ -119,10 +119,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why a request cannot go on. What a step raised is told, not kept: it holds its memory."""
+    """Why a request cannot go on. What a step raised is told, not kept: it holds its memory.
+
+    Attributes:
+        is_asked_for: it follows from what the request asks for, and would follow anywhere.
+    """
 
     error: str
-    is_out_of_memory: bool
+    is_out_of_memory: bool = False
+    is_asked_for: bool = False
 
 
 class ChunkResult(msgspec.Struct, frozen=True, gc=False):

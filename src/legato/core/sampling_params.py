@@ -117,7 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def may_adjust_logits(self) -> bool:
-        """Whether logits are changed before a token is chosen by the temperature and the filters."""
+        """Whether its logits are changed before temperature and filters choose among them."""
         return (
             bool(self.logit_bias)
             or self.min_tokens > 0

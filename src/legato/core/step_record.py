@@ -100,11 +100,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
 
 
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", tag_field="kind"):
-    """A request has come to the scheduler, which may refuse it at once.
+    """A request has come to the engine, which may refuse it at once.
 
     Attributes:
         arrived_s: when the front end sent it.
-        taken_s: when the scheduler had it: the step during which it came ends first.
+        taken_s: when the engine had it: the step during which it came ends first.
         is_rerun: as in `AddRequest`.
     """
 
@@ -136,7 +136,20 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_f
     error: str | None
 
 
-EngineRecord = StepRecord | RequestArrived | RequestEnded
+class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", tag_field="kind"):
+    """A request has the grammar of its output, and has come to the scheduler with it.
+
+    Attributes:
+        ready_s: when the step that ran when it was compiled had ended.
+        compile_s: how long compiling took, next to nothing where it was kept of an earlier request.
+    """
+
+    request_id: str
+    ready_s: float
+    compile_s: float
+
+
+EngineRecord = StepRecord | RequestArrived | GrammarReady | RequestEnded
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="kind"):

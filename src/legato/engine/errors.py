@@ -1,6 +1,6 @@
 """Ways in which a valid request can still go unserved."""
 
-from legato.core.outputs import RefusalReason
+from legato.core.outputs import RefusalReason, RequestOutput
 
 
 class OverloadedError(Exception):
@@ -18,6 +18,16 @@ class OverloadedError(Exception):
 
 class RequestFailedError(Exception):
     """The request could not be computed; other requests are unharmed."""
+
+
+class NoTokenLeftError(RequestFailedError):
+    """What the request asks for leaves it no token to go on with, or takes too much to tell."""
+
+
+def failure(output: RequestOutput) -> RequestFailedError:
+    """What a request's end by an error is to its client."""
+    kind = NoTokenLeftError if output.is_asked_for else RequestFailedError
+    return kind(output.error or "the request failed")
 
 
 class EngineFaultError(Exception):

@@ -15,7 +15,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
-from legato.engine.errors import RequestFailedError
+from legato.engine.errors import failure
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
 from legato.engine.generation import Generation
@@ -284,7 +284,7 @@ def _blaming(index: int, num_prompts: int) -> Iterator[None]:
 
 def _checked(stream: CompletionStream, output: RequestOutput) -> CompletionDelta:
     if output.finish_reason in (FinishReason.ERROR, FinishReason.REFUSED):
-        raise RequestFailedError(output.error or "the request failed")
+        raise failure(output)
     return stream.push(output)
 
 

@@ -17,30 +17,8 @@ _CEILINGS = torch.from_numpy(np.where(_IS_ALLOWED, np.float32("inf"), np.float32
 """float32 [256, 8]: for each byte of a mask, what its eight tokens' logits may be at most."""
 
 
-def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Bias, forbid tokens, and penalize repetition, in this order; none undoes what is forbidden.
-
-    Args:
-        logits: float32 [S, V]; not changed.
-        rows: S of them.
-
-    Returns:
-        float32 [S, V]: `logits` itself where no row asks for anything.
-    """
-    if not any(_asks_for_change(row) for row in rows):
-        return logits
-    logits = logits.clone()
-    _add_bias(logits, rows)
-    _forbid_early_ends(logits, rows)
-    _forbid_others(logits, rows)
-    _forbid_bad_words(logits, rows)
-    _forbid_by_grammar(logits, rows)
-    _penalize_repetition(logits, rows)
-    _penalize_output(logits, rows)
-    return logits
-
-
-def _asks_for_change(row: SamplingRow) -> bool:
+def asks_for_change(row: SamplingRow) -> bool:
+    """Whether `adjust_logits` changes anything of a row."""
     return (
         bool(row.params.logit_bias)
         or row.limits is not None
@@ -49,6 +27,22 @@ def _asks_for_change(row: SamplingRow) -> bool:
         or row.params.repetition_penalty != 1.0
         or _is_output_penalized(row)
     )
+
+
+def adjust_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Bias, forbid tokens, and penalize repetition, in this order; none undoes what is forbidden.
+
+    Args:
+        logits: float32 [S, V]; changed in place.
+        rows: S of them.
+    """
+    _add_bias(logits, rows)
+    _forbid_early_ends(logits, rows)
+    _forbid_others(logits, rows)
+    _forbid_bad_words(logits, rows)
+    _forbid_by_grammar(logits, rows)
+    _penalize_repetition(logits, rows)
+    _penalize_output(logits, rows)
 
 
 def _is_too_short(row: SamplingRow) -> bool:

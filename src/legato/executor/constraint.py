@@ -12,6 +12,8 @@ Masks = npt.NDArray[np.uint32]
 """[rows, words]: a bit for each token that may come next, that of token 0 the lowest of word 0."""
 
 WORD_BITS = 32
+_DEAD_END = "NoExtensionBias"
+"""What llguidance stops by where it finds no token."""
 
 
 class Constraint:
@@ -78,6 +80,13 @@ class Constraint:
     def _look(self) -> None:
         matcher = self.grammar.matcher
         if matcher.is_error():
-            self.error = f"the output's grammar takes too much to go on: {matcher.get_error()}"
+            self.error = _told(matcher.get_error())
         else:
             self.is_complete = matcher.is_stopped()
+
+
+def _told(error: str) -> str:
+    """What llguidance says, in words of those who asked."""
+    if error.startswith(_DEAD_END):
+        return "the output's grammar has come to a dead end: no token may follow, nor may it end"
+    return f"the output's grammar takes too much to go on: {error}"

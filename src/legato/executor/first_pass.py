@@ -53,7 +53,7 @@ def first_plan(*, vocab_size: int, max_len: int, block_size: int) -> StepPlan:
     request = AddRequest(
         request_id="first-pass",
         prompt_token_ids=token_array(prompt),
-        params=SamplingParams(max_tokens=1),
+        params=SamplingParams(temperature=0.0, max_tokens=1),
     )
     blocks = tuple(range(-(-num_tokens // block_size)))
     chunk = ScheduledChunk(request.request_id, 0, num_tokens, blocks, 1, "prefill")

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from legato.executor.adjustments import adjust_logits
+from legato.executor.adjustments import adjust_logits, asks_for_change
 from legato.executor.draw import pick, to_scores, to_weights, uniforms
 from legato.executor.filters import is_filtered, lowest_kept
 from legato.executor.sequence import SamplingRow
 
 _GROUP_ROWS = 16
-"""Rows drawn at once: [16, V] fits a CPU's cache, and bounds the memory on any device."""
+"""Rows changed and drawn at once: [16, V] fits a CPU's cache."""
+
+_PLAIN = (True, False)
+"""Greedy, and nothing is to be changed."""
 
 NO_TOKEN = -1
 """Stands for the next token of a request whose own settings forbid them all."""
@@ -23,57 +26,72 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     rows get their most likely token, the lowest id where several tie.
 
     Args:
-        logits: float32 [S, V]; not changed.
+        logits: float32 [S, V], on the CPU; not changed.
         rows: S of them.
 
     Returns:
-        int64 [S], on the device of `logits`; `NO_TOKEN` where a row's settings forbid all.
+        int64 [S]; `NO_TOKEN` where a row's settings forbid all.
 
     Raises:
         ValueError: the best logit of a row is not a finite number, whatever its settings.
     """
-    adjusted = adjust_logits(logits, rows)
-    tokens = _likeliest(adjusted)
-    best = adjusted.gather(1, tokens[:, None])[:, 0]
-    barred = _barred(logits, best)
-    tokens[barred] = NO_TOKEN
-    for group in _groups(rows, without=barred):
+    tokens = _likeliest(logits)
+    best = _best(logits, tokens)
+    _require_finite(best)
+    for group in _groups(rows):
         index = torch.tensor(group, device=logits.device)
-        tokens[index] = _draw(adjusted[index], best[index], [rows[i] for i in group])
+        # A third of the time of indexing by a tensor, on a CPU.
+        own = logits.index_select(0, index)
+        tokens[index] = _choose(own, best[index], [rows[i] for i in group])
     return tokens
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     """int64 [S]; the lowest id of several, and a NaN before anything else."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(axis=1))  # takes a tenth of torch's time
-    return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=1))  # takes a tenth of torch's time
 
 
-def _barred(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """Rows whose settings leave no token, though the model gives some.
+def _best(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """float32 [S], the logits of the likeliest tokens."""
+    return logits.gather(1, tokens[:, None])[:, 0]
 
-    Args:
-        logits: float32 [S, V], as the model gives them.
-        best: float32 [S], the greatest of each row once adjusted; a NaN anywhere is also that.
-    """
-    bad = (~best.isfinite()).nonzero()[:, 0]
-    if not len(bad):
-        return []
-    is_barred = (best[bad] == float("-inf")) & logits[bad].amax(dim=-1).isfinite()
-    faulty = bad[~is_barred].tolist()
+
+def _require_finite(best: torch.Tensor) -> None:
+    faulty = (~best.isfinite()).nonzero()[:, 0].tolist()
     if faulty:
         raise ValueError(f"logits of rows {faulty} of {len(best)} are not finite")
-    barred: list[int] = bad.tolist()
-    return barred
 
 
-def _groups(rows: Sequence[SamplingRow], without: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of the rows to draw; apart, as far as possible, those that filters make dearer."""
-    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy and i not in without]
-    drawn.sort(key=lambda i: is_filtered(rows[i].params))
-    for start in range(0, len(drawn), _GROUP_ROWS):
-        yield drawn[start : start + _GROUP_ROWS]
+def _groups(rows: Sequence[SamplingRow]) -> Iterator[list[int]]:
+    """Indices of rows of one kind, but for those whose token is just the likeliest.
+
+    Those that filters make dearer lie together, as far as possible.
+    """
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for i, row in enumerate(rows):
+        kind = row.params.is_greedy, asks_for_change(row)
+        if kind != _PLAIN:
+            kinds.setdefault(kind, []).append(i)
+    for indices in kinds.values():
+        indices.sort(key=lambda i: is_filtered(rows[i].params))
+        for start in range(0, len(indices), _GROUP_ROWS):
+            yield indices[start : start + _GROUP_ROWS]
+
+
+def _choose(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """int64 [N], of rows of one kind; `logits` are overwritten, `best` are theirs."""
+    if not asks_for_change(rows[0]):
+        return _draw(logits, best, rows)
+    adjust_logits(logits, rows)
+    tokens = _likeliest(logits)
+    best = _best(logits, tokens)
+    barred = (best == float("-inf")).nonzero()[:, 0]
+    logits[barred] = best[barred] = 0.0  # any token is as good as another: it is not taken
+    _require_finite(best)
+    if not rows[0].params.is_greedy:
+        tokens = _draw(logits, best, rows)
+    tokens[barred] = NO_TOKEN
+    return tokens
 
 
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:

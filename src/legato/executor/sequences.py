@@ -17,7 +17,7 @@ from legato.grammar.compiled import Grammar
 _Value = TypeVar("_Value")
 
 _ALL_FORBIDDEN = Fault(
-    "the request's own settings forbid every token that could come next", is_out_of_memory=False
+    "the request's own settings forbid every token that could come next", is_asked_for=True
 )
 _MASK_WAIT_S = 0.002
 """How long a step waits for masks, where it has chunks that need none."""
@@ -168,7 +168,7 @@ class Sequences:
             for token_id in result.token_ids:
                 sequence.append(token_id)
             if constraint is not None and constraint.error:
-                faults[chunk.request_id] = Fault(constraint.error, is_out_of_memory=False)
+                faults[chunk.request_id] = Fault(constraint.error, is_asked_for=True)
             else:
                 chunks[chunk.request_id] = result
         self._masks.begin([(c, ()) for c in going_on if not c.has_ended])

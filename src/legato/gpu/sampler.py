@@ -130,8 +130,10 @@ def sample(
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Let the first rows of `logits` [Q, V] be changed as `rows` ask; float32 [Q, V]."""
-    return adjust_logits(logits.float(), rows)
+    """A copy of `logits` [Q, V], the first rows of it changed as `rows` ask; float32 [Q, V]."""
+    adjusted = logits.to(torch.float32, copy=True)
+    adjust_logits(adjusted, rows)
+    return adjusted
 
 
 def check_sampled(sampled: npt.NDArray[np.int32]) -> None:

@@ -108,15 +108,15 @@ class Layout:
     @property
     def _section_sizes(self) -> list[int]:
         # First what has numbers of 8 bytes.
-        samples, rows = [self.max_samples] * 2, [self.size.num_rows] * 3
+        samples, rows = [_aligned(self.max_samples)] * 2, [_aligned(self.size.num_rows)] * 3
         return [NUM_WORDS * self.max_samples, *samples, *rows, section_size(self.work_shape)]
 
     @property
     def _used(self) -> list[slice]:
         """What this step uses of each section. An empty one would have no numbers of 8 bytes."""
-        num_samples = self.size.num_samples
+        num_rows, num_samples, _ = self.size
         words, samples = slice(NUM_WORDS * max(1, num_samples)), slice(num_samples)
-        return [words, samples, samples, *[slice(None)] * 4]
+        return [words, samples, samples, *[slice(num_rows)] * 3, slice(None)]
 
 
 class StepRows:
@@ -230,6 +230,11 @@ class StagedInputs:
         """Have the first `count` taken up to `words` on the device."""
         words[:count].copy_(self._words[self._turn][:count], non_blocking=True)
         self._copied[self._turn].record()
+
+
+def _aligned(num_words: int) -> int:
+    """A multiple of 16 bytes: Triton compiles a kernel anew for a pointer that is at none."""
+    return -(-num_words // 4) * 4
 
 
 def _fill(section: Int32s, values: npt.NDArray[np.integer], padding: int) -> None:

@@ -15,6 +15,7 @@ from legato.core.worker import Worker
 from legato.grammar.compiled import CHECK_STACK_BYTES, GrammarError, compile_grammar
 from legato.grammar.place import faulty_place
 from legato.grammar.source import grammar_source, parse_json
+from legato.grammar.spelling import missing_bytes, unspelled
 from legato.grammar.tokens import small_tokenizer, special_token_texts
 from legato.model.vocabulary import Vocabulary
 
@@ -54,6 +55,7 @@ class GrammarChecker:
                 place in it.
         """
         source = grammar_source(outputs, self._special_tokens)
+        self._check_spelling(outputs)
         try:
             self._compile(source)
         except GrammarError as error:
@@ -65,8 +67,21 @@ class GrammarChecker:
         return small_tokenizer(self._vocabulary())
 
     @cached_property
+    def _missing_bytes(self) -> frozenset[int]:
+        return missing_bytes(self._vocabulary())
+
+    @cached_property
     def _special_tokens(self) -> list[str]:
         return special_token_texts(self._vocabulary())
+
+    def _check_spelling(self, outputs: StructuredOutputs) -> None:
+        if not isinstance(outputs.json, str):
+            return
+        found = unspelled(parse_json(outputs.json, "json"), self._missing_bytes)
+        if found is not None:
+            place, text = found
+            message = f"the model has no tokens for {text!r}, at {place} of the schema"
+            raise InvalidRequestError(message, param="structured_outputs.json")
 
     def _compile(self, source: str) -> None:
         """As far as the first token, on a stack that an engine's is many times as deep as."""

@@ -7,8 +7,8 @@ out seldom means that; xgrammar, vLLM's default, reads schemas in the same way.
 
 from typing import Any
 
-_SINGLE = frozenset({"items", "additionalProperties"})
-_SCHEMAS = _SINGLE | {"$defs", "definitions", "properties", "prefixItems", "anyOf", "oneOf"}
+from legato.grammar.subschemas import mapped
+
 _TOLD = frozenset({"additionalProperties", "patternProperties"})
 _COMBINING = frozenset(
     {"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
@@ -39,18 +39,10 @@ def _closed(schema: Any) -> Any:
         return schema
     if schema.keys() & _COMBINING or ("properties" in schema and schema.keys() & _COMBINED):
         raise _CombinedError
-    made = dict(schema)
-    for name in _SCHEMAS & schema.keys():
-        made[name] = _closed_each(schema[name]) if name not in _SINGLE else _closed(schema[name])
+    made = mapped(schema, _closed)
     if _is_open(schema):
         made["additionalProperties"] = False
     return made
-
-
-def _closed_each(schemas: Any) -> Any:
-    if isinstance(schemas, dict):
-        return {name: _closed(schema) for name, schema in schemas.items()}
-    return list(map(_closed, schemas)) if isinstance(schemas, list) else schemas
 
 
 def _is_open(schema: dict[str, Any]) -> bool:

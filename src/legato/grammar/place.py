@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_DEFINITIONS = ("$defs", "definitions")
-_NAMED = (*_DEFINITIONS, "properties", "patternProperties")
-_LISTED = ("prefixItems", "allOf", "anyOf", "oneOf")
-_SINGLE = ("items", "additionalProperties")
+from legato.grammar.subschemas import DEFINITIONS, LISTED, NAMED, SINGLE
+
 _MOST_TRIED = 500
 
 
@@ -17,29 +15,29 @@ def faulty_place(schema: dict[str, Any], is_faulty: Callable[[dict[str, Any]], b
         is_faulty: of a schema with the outermost one's definitions; asked a bounded number of
             times.
     """
-    place, within = "#", _schemas_within(schema)
-    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    place, within = "#", schemas_within(schema)
+    definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
     for _ in range(_MOST_TRIED):
         step, inner = next(within, ("", None))
         if inner is None:
             break
         if is_faulty({**definitions, **inner}):
             place += step
-            within = _schemas_within(inner)
+            within = schemas_within(inner)
     return place
 
 
-def _schemas_within(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def schemas_within(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Those directly in it, each behind its part of a JSON pointer; definitions come first."""
-    for name in _NAMED:
+    for name in NAMED:
         named = schema.get(name)
         if isinstance(named, dict):
             yield from _objects((f"{name}/{_escaped(key)}", value) for key, value in named.items())
-    for name in _LISTED:
+    for name in LISTED:
         listed = schema.get(name)
         if isinstance(listed, list):
             yield from _objects((f"{name}/{i}", value) for i, value in enumerate(listed))
-    yield from _objects((name, schema.get(name)) for name in _SINGLE)
+    yield from _objects((name, schema.get(name)) for name in SINGLE)
 
 
 def _objects(schemas: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

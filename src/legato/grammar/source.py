@@ -9,7 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
-from legato.grammar.closed import closed
+from legato.grammar.json_schema import guided
 from legato.grammar.structural_tag import structural_tag_source
 
 # Without this, llguidance would allow but one spelling in tokens of a text that is known ahead, and
@@ -86,7 +86,7 @@ def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
     if schema is True:
         schema = {}
     if isinstance(schema, dict):
-        schema = {**closed(schema), "x-guidance": _whitespace(outputs) | _leniency(schema)}
+        schema = guided(schema, _whitespace(outputs), is_lenient=_is_lenient(schema))
     return f"%json {_json(schema)}"
 
 
@@ -96,11 +96,10 @@ def _whitespace(outputs: StructuredOutputs) -> dict[str, Any]:
     return {"whitespace_pattern": outputs.whitespace_pattern or _WHITESPACE}
 
 
-def _leniency(schema: dict[str, Any]) -> dict[str, Any]:
+def _is_lenient(schema: dict[str, Any]) -> bool:
     """The one of llguidance's own options that a schema may bring."""
     options = schema.get("x-guidance")
-    is_lenient = isinstance(options, dict) and options.get("lenient") is True
-    return {"lenient": is_lenient, "coerce_one_of": is_lenient}
+    return isinstance(options, dict) and options.get("lenient") is True
 
 
 def _as_lark(grammar: str) -> str:

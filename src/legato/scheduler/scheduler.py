@@ -378,7 +378,14 @@ class Scheduler:
         if self._can_be_shorter(chunk, fault):
             return []
         request.finish_reason = FinishReason.ERROR
-        return [_ended(request.request_id, FinishReason.ERROR, fault.error)]
+        return [
+            RequestOutput(
+                request_id=request.request_id,
+                finish_reason=FinishReason.ERROR,
+                error=fault.error,
+                is_asked_for=fault.is_asked_for,
+            )
+        ]
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
@@ -428,5 +435,5 @@ def _budget(config: SchedulerConfig, step_time: StepTimeModel) -> StepBudget:
     return TokenBudget(config.max_num_batched_tokens)
 
 
-def _ended(request_id: str, reason: FinishReason, error: str | None = None) -> RequestOutput:
-    return RequestOutput(request_id=request_id, finish_reason=reason, error=error)
+def _ended(request_id: str, reason: FinishReason) -> RequestOutput:
+    return RequestOutput(request_id=request_id, finish_reason=reason)

@@ -16,7 +16,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats
 from legato.core.step_record import LiveRecord, Record, RequestSent, StepBegun, StepRecord, received
-from legato.engine.errors import EngineDeadError, OverloadedError, RequestFailedError
+from legato.engine.errors import EngineDeadError, OverloadedError, failure
 from legato.engine.frontend.completion import CompletionStream
 from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
 from legato.engine.frontend.requests import build_requests
@@ -377,4 +377,4 @@ def _raise_if_failed(output: RequestOutput) -> None:
             retry_after_s=output.retry_after_s or 0.0,
         )
     if output.finish_reason is FinishReason.ERROR:
-        raise RequestFailedError(output.error or "the request failed")
+        raise failure(output)

@@ -95,17 +95,13 @@ class EngineLoop:
         has_more = self.untaken is not None and self.untaken.has_more
         if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
-        waits_s = [self.grammars.wait_s]
-        if self.recalibration is not None:
-            waits_s.append(self.recalibration.wait_s)
-        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+        return None if self.recalibration is None else self.recalibration.wait_s
 
     def use_idle_time(self) -> None:
         """Do a little of what can wait; called where there is no work and no message."""
         if self.grammars.is_compiling:
             self.grammars.wait(_GRAMMAR_WAIT_S)
             return
-        self.grammars.prepare()
         if self.untaken is not None and self.untaken.has_more:
             self.untaken.take_slice()
         elif self.recalibration is not None:
@@ -142,6 +138,7 @@ class EngineLoop:
         now_s = self._clock()
         self._recorder.note_events(events, now_s)
         passed, outputs = self.grammars.hold_back(events)
+        self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
         outputs += self._scheduler.apply(passed, now_s)
         self._note_outputs(outputs, now_s)
         return outputs
@@ -153,7 +150,6 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
-        self.grammars.postpone()
         if self.recalibration is not None:
             self.recalibration.postpone()
         outputs = self.apply(events)

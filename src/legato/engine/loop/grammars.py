@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import NamedTuple
 
@@ -22,15 +22,18 @@ _LOW_BY = 10
 """The thread that compiles is this much nicer: those of a step go first."""
 _CACHED = 64
 """Compiled grammars that are kept for requests to come."""
-_QUIET_S = 1.0
-"""Without any request, before the tokenizer is made that no request has asked for yet."""
 _RETRY_S = 1.0
 """After which a request is expected to be taken that was refused for those that wait here."""
 
 
+class _Made(NamedTuple):
+    grammar: Grammar
+    compile_s: float
+
+
 class _Waiting(NamedTuple):
     request: AddRequest
-    grammar: Future[Grammar]
+    made: Future[_Made]
 
 
 class Grammars:
@@ -38,26 +41,21 @@ class Grammars:
 
     Args:
         max_waiting: requests that wait here; one more is refused.
-        clock: seconds.
     """
 
-    def __init__(
-        self, max_waiting: int = 2**31, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, max_waiting: int = 2**31) -> None:
         self._max_waiting = max_waiting
-        self._clock = clock
         self._vocabulary: Vocabulary | None = None
         self._worker = Worker("grammars", stack_bytes=STACK_BYTES, low_by=_LOW_BY)
         self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._waiting: dict[str, _Waiting] = {}  # key request id
         self._ready: dict[str, Grammar] = {}  # key id of a request that has not ended
         self._tokenizer: Future[LLTokenizer] | None = None
-        self._quiet_s = clock() + _QUIET_S
+        self._compile_s: dict[str, float] = {}  # key as in `_ready`
 
     def know(self, vocabulary: Vocabulary) -> None:
         """Of which tokens outputs are made; told before any request has a grammar."""
         self._vocabulary = vocabulary
-        self._quiet_s = self._clock() + _QUIET_S
 
     def __getitem__(self, request_id: str) -> Grammar:
         """Of a request that is held back no longer; it is the request's own."""
@@ -70,27 +68,25 @@ class Grammars:
     @property
     def has_ready(self) -> bool:
         """Whether a request is to be held back no longer."""
-        return any(waiting.grammar.done() for waiting in self._waiting.values())
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long there is nothing to prepare; None for ever."""
-        if self._vocabulary is None or self._tokenizer is not None:
-            return None
-        return max(0.0, self._quiet_s - self._clock())
+        return any(waiting.made.done() for waiting in self._waiting.values())
 
     def prepare(self) -> None:
-        """Make what the first grammar would wait for, if it has been quiet long enough."""
-        if self.wait_s == 0.0:
-            self._begin_tokenizer()
+        """Begin to make what the first grammar would wait for; for 0.1 s nothing else runs."""
+        if self._tokenizer is None:
+            assert self._vocabulary is not None, "told before any request has a grammar"
+            self._tokenizer = self._worker.submit(grammar_tokenizer, self._vocabulary)
 
-    def postpone(self) -> None:
-        """There is something to be done for requests."""
-        self._quiet_s = self._clock() + _QUIET_S
+    def take_compile_s(self) -> Mapping[str, float]:
+        """How long grammars took to compile whose requests are held back no longer.
+
+        Key request id; each is told of once.
+        """
+        taken, self._compile_s = self._compile_s, {}
+        return taken
 
     def wait(self, seconds: float) -> None:
         """Until a request is to be held back no longer, or that long."""
-        wait([waiting.grammar for waiting in self._waiting.values()], seconds, "FIRST_COMPLETED")
+        wait([waiting.made for waiting in self._waiting.values()], seconds, "FIRST_COMPLETED")
 
     def hold_back(self, events: Iterable[Event]) -> tuple[list[Event], list[RequestOutput]]:
         """What the scheduler is to be told, and the ends of requests that it will not hear of."""
@@ -100,17 +96,19 @@ class Grammars:
             if isinstance(event, AddRequest) and event.params.structured_outputs is not None:
                 outputs += self._begin(event, event.params.structured_outputs)
             elif isinstance(event, AbortRequest) and event.request_id in self._waiting:
-                self._waiting.pop(event.request_id).grammar.cancel()
-                outputs.append(_ended(event, FinishReason.ABORT))
+                self._waiting.pop(event.request_id).made.cancel()
+                outputs.append(_aborted(event))
             else:
                 passed.append(event)
-        for waiting in [waiting for waiting in self._waiting.values() if waiting.grammar.done()]:
+        for waiting in [waiting for waiting in self._waiting.values() if waiting.made.done()]:
             del self._waiting[waiting.request.request_id]
             try:
-                self._ready[waiting.request.request_id] = waiting.grammar.result()
+                made = waiting.made.result()
             except (GrammarError, InvalidRequestError, MemoryError) as error:
-                outputs.append(_ended(waiting.request, FinishReason.ERROR, _told(error)))
+                outputs.append(_failed(waiting.request, error))
             else:
+                self._ready[waiting.request.request_id] = made.grammar
+                self._compile_s[waiting.request.request_id] = made.compile_s
                 passed.append(waiting.request)
         return passed, outputs
 
@@ -124,35 +122,38 @@ class Grammars:
         if len(self._waiting) >= self._max_waiting and not request.is_rerun:
             told = f"{len(self._waiting)} requests wait for their grammars already"
             return [_refused(request, told)]
-        self._begin_tokenizer()
-        grammar = self._worker.submit(self._compile, form)
-        self._waiting[request.request_id] = _Waiting(request, grammar)
+        self.prepare()
+        made = self._worker.submit(self._compile, form)
+        self._waiting[request.request_id] = _Waiting(request, made)
         return []
 
-    def _begin_tokenizer(self) -> None:
-        if self._tokenizer is None:
-            assert self._vocabulary is not None, "told before any request has a grammar"
-            self._tokenizer = self._worker.submit(grammar_tokenizer, self._vocabulary)
-
-    def _compile(self, form: StructuredOutputs) -> Grammar:
+    def _compile(self, form: StructuredOutputs) -> _Made:
         """A grammar of the request's own. It and what is cached are for this thread alone."""
         assert self._tokenizer is not None
         assert self._vocabulary is not None
+        tokenizer = self._tokenizer.result()
+        started_s = time.perf_counter()
         if form not in self._compiled:
             source = grammar_source(form, special_token_texts(self._vocabulary))
-            self._compiled[form] = compile_grammar(self._tokenizer.result(), source)
+            self._compiled[form] = compile_grammar(tokenizer, source)
         self._compiled.move_to_end(form)
         if len(self._compiled) > _CACHED:
             self._compiled.popitem(last=False)
-        return self._compiled[form].copied()
+        copied = self._compiled[form].copied()
+        return _Made(copied, time.perf_counter() - started_s)
 
 
-def _told(error: Exception) -> str:
-    return f"the grammar of the output does not compile: {error}"
+def _failed(request: AddRequest, error: Exception) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        finish_reason=FinishReason.ERROR,
+        error=f"the grammar of the output does not compile: {error}",
+        is_asked_for=not isinstance(error, MemoryError),
+    )
 
 
-def _ended(request: Event, reason: FinishReason, error: str | None = None) -> RequestOutput:
-    return RequestOutput(request_id=request.request_id, finish_reason=reason, error=error)
+def _aborted(request: AbortRequest) -> RequestOutput:
+    return RequestOutput(request_id=request.request_id, finish_reason=FinishReason.ABORT)
 
 
 def _refused(request: AddRequest, error: str) -> RequestOutput:

@@ -1,7 +1,7 @@
 """Makes records: of each step, and of the requests that come and end while somebody listens."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from legato.core.outputs import RequestOutput
 from legato.core.plan import StepPlan, StepResult
@@ -10,6 +10,7 @@ from legato.core.stats import SchedulerStats
 from legato.core.step_record import (
     ChunkRecord,
     EngineRecord,
+    GrammarReady,
     RequestArrived,
     RequestEnded,
     StepBegun,
@@ -39,6 +40,14 @@ class Recorder:
         """What came in."""
         if self._is_on:
             self._records += [_arrived(e, now_s) for e in events if isinstance(e, AddRequest)]
+
+    def note_grammars(self, compile_s: Mapping[str, float], now_s: float) -> None:
+        """What goes on with its grammar; key request id, value how long that took to compile."""
+        if self._is_on:
+            self._records += [
+                GrammarReady(request_id=request_id, ready_s=now_s, compile_s=seconds)
+                for request_id, seconds in compile_s.items()
+            ]
 
     def note_step(
         self,

@@ -110,6 +110,7 @@ def _events(
                 engine.note_way(later_s)
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
+                engine.grammars.prepare()  # now, when there are no streams yet to hold up
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

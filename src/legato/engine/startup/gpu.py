@@ -30,7 +30,12 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
     _check(config)
     start.end("description")
     model = fill_model(
-        lambda: GpuDecoder(wanted.checkpoint.spec, dtype=wanted.dtype, device=device.torch_device),
+        lambda: GpuDecoder(
+            wanted.checkpoint.spec,
+            dtype=wanted.dtype,
+            device=device.torch_device,
+            is_fp8=config.model.quantization == "fp8",
+        ),
         wanted.checkpoint,
         dtype=wanted.dtype,
         device=device.torch_device,
@@ -44,7 +49,7 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
     except MemoryError as error:
         raise no_memory(kv, cache) from error
     start.end("cache")
-    check_first_pass(program, max_len=wanted.max_model_len)
+    check_first_pass(program, device, max_len=wanted.max_model_len)
     start.end("first pass")
     runner = GraphRunner(program, device, GPU_ROWS, max_decodes=wanted.max_num_seqs)
     warm_up(program, runner, device)

@@ -17,6 +17,7 @@ from legato.observe.traces.request_story import ObservedStep, RequestStory, read
 Cause = Literal[
     "http_in",
     "inbox",
+    "grammar",
     "queue",
     "memory",
     "preemption",
@@ -182,9 +183,14 @@ def _tiles(story: RequestStory) -> list[Tile]:
         if answer is not None:
             tiles.append(Tile(answer.received_s, arrived.arrived_s, {"http_in": 1.0}))
         tiles.append(Tile(arrived.arrived_s, arrived.taken_s, {"inbox": 1.0}))
+        if story.grammar is not None:
+            tiles.append(Tile(arrived.taken_s, story.grammar.ready_s, {"grammar": 1.0}))
+    steps = story.steps
+    if story.grammar is not None:
+        steps = [step for step in steps if step.record.planned_s >= story.grammar.ready_s]
     state = _State(story)
     next_id: int | None = None
-    for step in story.steps:
+    for step in steps:
         record = step.record
         begins_s = record.planned_s
         if tiles:

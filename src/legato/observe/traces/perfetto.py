@@ -13,6 +13,7 @@ import msgspec
 from legato.core.step_record import (
     AnswerRecord,
     ChunkRecord,
+    GrammarReady,
     RequestArrived,
     RequestEnded,
     StepRecord,
@@ -59,6 +60,8 @@ class PerfettoEvents:
                 yield from self._step(line)
             case RequestArrived():
                 yield from self._arrived(line)
+            case GrammarReady():
+                yield from self._grammar(line)
             case RequestEnded():
                 yield from self._ended(line)
             case AnswerRecord():
@@ -149,6 +152,14 @@ class PerfettoEvents:
         self._waiting_since_s[arrived.request_id] = arrived.taken_s
         args = msgspec.structs.asdict(arrived)
         yield _slice("inbox", (arrived.arrived_s, arrived.taken_s), _REQUESTS, track, args)
+
+    def _grammar(self, grammar: GrammarReady) -> Iterator[Event]:
+        track = yield from self._track(grammar.request_id)
+        since_s = self._waiting_since_s.get(grammar.request_id)
+        if since_s is not None:
+            self._waiting_since_s[grammar.request_id] = grammar.ready_s
+            args = msgspec.structs.asdict(grammar)
+            yield _slice("grammar", (since_s, grammar.ready_s), _REQUESTS, track, args)
 
     def _ended(self, ended: RequestEnded) -> Iterator[Event]:
         track = yield from self._track(ended.request_id)

@@ -10,6 +10,7 @@ from legato.core.errors import ConfigError
 from legato.core.step_record import (
     AnswerRecord,
     ChunkRecord,
+    GrammarReady,
     RequestArrived,
     RequestEnded,
     StepRecord,
@@ -50,6 +51,7 @@ class RequestStory(msgspec.Struct, kw_only=True):
     choice: int = 0
     answer: AnswerRecord | None = None
     arrived: RequestArrived | None = None
+    grammar: GrammarReady | None = None
     ended: RequestEnded | None = None
     steps: list[ObservedStep] = msgspec.field(default_factory=list)
     num_dropped: int = 0
@@ -133,6 +135,9 @@ class _Stories:
             case RequestArrived():
                 story = self._of(line.request_id)
                 story.arrived = story.arrived or line
+            case GrammarReady():
+                story = self._of(line.request_id)
+                story.grammar = story.grammar or line
             case StepRecord():
                 self._see(ObservedStep(line))
             case RequestEnded():

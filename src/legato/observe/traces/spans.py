@@ -15,6 +15,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     AnswerRecord,
+    GrammarReady,
     Record,
     RequestArrived,
     RequestEnded,
@@ -48,6 +49,7 @@ class Progress:
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
+        self.grammar_s: float | None = None
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -67,6 +69,9 @@ class Progresses:
         match record:
             case RequestArrived():
                 self._progress.setdefault(record.request_id, Progress(record.arrived_s))
+            case GrammarReady():
+                if record.request_id in self._progress:
+                    self._progress[record.request_id].grammar_s = record.ready_s
             case StepRecord():
                 self._note_step(record)
             case RequestEnded():
@@ -167,6 +172,8 @@ def _latencies(answer: AnswerRecord, progress: list[Progress]) -> Attributes:
 def span_events(progress: list[Progress]) -> Iterator[tuple[str, float]]:
     """Names and times of what happened on the way."""
     for completion in progress:
+        if completion.grammar_s is not None:
+            yield "grammar ready", completion.grammar_s
         if completion.admitted_s is not None:
             yield "first scheduled", completion.admitted_s
         for preempted_s in completion.preempted_s:

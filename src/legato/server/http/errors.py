@@ -13,6 +13,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.spelling import did_you_mean
 from legato.engine.errors import (
     EngineDeadError,
+    NoTokenLeftError,
     OverloadedError,
     RequestFailedError,
     SlowReaderError,
@@ -178,6 +179,9 @@ def as_api_error(error: Exception) -> ApiError:
         case SlowReaderError():
             detail = ErrorDetail(str(error), _INVALID, code="slow_reader")
             return ApiError(HTTPStatus.REQUEST_TIMEOUT, detail)
+        case NoTokenLeftError():
+            detail = ErrorDetail(str(error), _INVALID, code="no_token_left")
+            return ApiError(HTTPStatus.BAD_REQUEST, detail)
         case RequestFailedError():
             detail = ErrorDetail(str(error), _SERVER, code="request_failed")
             return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, detail)

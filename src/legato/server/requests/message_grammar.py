@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from legato.grammar.closed import closed
+from legato.grammar.json_schema import guided
 from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
 from legato.server.requests.tools import ToolUse
 
@@ -127,10 +127,10 @@ class MessageGrammar:
             function = tool.function
             schema = _ANY_OBJECT
             if function.strict or is_lenient:
-                schema = closed(function.parameters or _NOTHING)
-            options = _JSON_OPTIONS | {"lenient": not function.strict}
+                schema = function.parameters or _NOTHING
+            schema = guided(schema, _JSON_OPTIONS, is_lenient=not function.strict)
             rules.append(f"call_{i}: {self._head(function.name)} args_{i} {self._tail()}")
-            rules.append(f"args_{i}: %json {json.dumps({**schema, 'x-guidance': options})}")
+            rules.append(f"args_{i}: %json {json.dumps(schema)}")
         return rules
 
     def _head(self, name: str) -> str:

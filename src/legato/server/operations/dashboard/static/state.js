@@ -164,7 +164,7 @@ export class LiveState {
       stream.endedS = record.ended_s;
     } else if (record.kind === "begun") {
       this.#begun(record);
-    } else {
+    } else if (record.kind === "step") {
       this.#step(record);
     }
   }
