@@ -26,13 +26,13 @@ TINY = {
 }
 SIZES = Sizes(
     streams=(2,),
-    context=20,
-    decoded=3,
-    prompt=40,
-    chunks=(40,),
+    context=12,
+    decoded=2,
+    prompt=36,  # of two blocks
+    chunks=(36,),
     mixed=(9,),
     mixed_streams=2,
-    mixed_start=32,
+    mixed_start=16,
     max_model_len=64,
     matrix=32,
     vector_bytes=2**10,
@@ -50,7 +50,7 @@ def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
     names = [row.name for row in figures.rows]
     assert len(names) == 8
     assert len(set(names)) == 8
-    assert names[:2] == ["Legato: 2 decodes at 20", "PyTorch: 2 decodes at 20"]
+    assert names[:2] == ["Legato: 2 decodes at 12", "PyTorch: 2 decodes at 12"]
     assert all(row.value > 0 and row.least for row in figures.rows)
 
 
