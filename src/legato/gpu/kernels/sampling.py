@@ -81,7 +81,19 @@ def sample_rows(
     )
 
 
-@triton.jit
+# Where settings lie depends on the number of rows; it is not to be compiled for each of them.
+@triton.jit(
+    do_not_specialize_on_alignment=(
+        "kinds",
+        "halvings",
+        "top_ks",
+        "top_ps",
+        "lowest_scores",
+        "uniforms",
+        "sample_slots",
+        "sampled",
+    )
+)
 def _sample(
     logits,
     given,
