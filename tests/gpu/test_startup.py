@@ -1,6 +1,5 @@
 """An engine's machinery on a GPU, from a checkpoint to its tokens."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from legato.engine.startup.build import build_engine
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize
-from legato.gpu.warm_up import free_for_cache
 from tests.gpu.executors import device_here, make_executor, request
 from tests.gpu.test_end_to_end import CONFIGS
 from tests.model.conftest import SaveTiny, load, save_tiny
@@ -85,10 +84,7 @@ def test_without_triton_it_says_what_to_install(
     save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_on_a_gpu(monkeypatch)
-    for name in list(sys.modules):
-        if name.startswith("legato.gpu.") or name == "legato.engine.startup.gpu":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"legato\[gpu\]"):
         engine_of(save_tiny(CONFIGS["qwen3"])[0])
 
@@ -108,6 +104,7 @@ class Sized:
     """A device of 10,000 bytes, and a program on it that takes some in passing."""
 
     max_rows, max_samples = 384, 2
+    largest = StepSize(384, 2, has_chunks=True)
     in_use, in_passing = 4000, {384: 1000, 256: 500}
 
     def __init__(self) -> None:
