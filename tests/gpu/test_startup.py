@@ -16,9 +16,9 @@ from legato.engine.startup.build import build_engine
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize
-from legato.gpu.memory import free_for_cache
 from tests.gpu.executors import device_here, make_executor, request
 from tests.gpu.test_end_to_end import CONFIGS
 from tests.model.conftest import SaveTiny, load, save_tiny
