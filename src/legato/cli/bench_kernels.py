@@ -57,9 +57,9 @@ def _kernels(args: argparse.Namespace) -> None:
         f"memory {roofline.bytes_a_s / 1e9:.1f} GB/s, "
         f"matrix products {roofline.flops_a_s / 1e12:.2f} TFLOP/s"
     )
-    for kernels, (_, attention) in measured.items():
+    for name, (_, attention) in measured.items():
         console.print(
-            f"attention, {kernels}: {attention / 1e12:.2f} TFLOP/s, "
+            f"attention, {name}: {attention / 1e12:.2f} TFLOP/s, "
             f"{attention / roofline.flops_a_s:.0%} of that"
         )
 
