@@ -89,9 +89,10 @@ _NOTES = {
         "tokenizer-mode tokenizer-revision skip-tokenizer-init"
     ),
     "the cache is a GPU's and the host's own; --swap-space is the latter": (
-        "kv-transfer-config kv-events-config kv-offloading-* ec-transfer-config "
+        "kv-events-config kv-offloading-* ec-transfer-config "
         "weight-transfer-config disable-hybrid-kv-cache-manager"
     ),
+    "--kv-role says what an engine does for others, and what for itself": "kv-transfer-config",
     "blocks are found by their tokens; --enable-prefix-caching turns it on": (
         "prefix-caching-hash-algo"
     ),

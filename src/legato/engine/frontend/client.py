@@ -10,6 +10,7 @@ import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ from legato.core.step_record import LiveRecord, Record, RequestSent, StepBegun, 
 from legato.engine.errors import EngineDeadError, OverloadedError, failure
 from legato.engine.frontend.completion import CompletionStream
 from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.requests import build_requests
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.engine_process import EngineProcess
@@ -73,6 +75,7 @@ class EngineClient:
     Attributes:
         info: of the engine that was started first; those after it have the same configuration.
         defaults: what the checkpoint says about how to generate from it.
+        tickets: what requests say of blocks and other engines.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         on_step: told of each step.
         records: of what the engine does; made while somebody has subscribed.
@@ -94,6 +97,7 @@ class EngineClient:
         self.info = info
         self.vocabulary = vocabulary
         self.defaults = defaults
+        self.tickets = Tickets(config.transfer, info.transfer)
         self.stats = EngineStats()
         self.on_step: Callable[[StepRecord], object] = lambda _: None
         self.records = RecordFeed[Record](self._set_recording)
@@ -208,12 +212,15 @@ class EngineClient:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AsyncGenerator[Submission]:
         """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
 
         Args:
             prompts: token ids of each.
             take: given each delta, as it comes.
+            kv_transfer: what becomes of the blocks of the only prompt between this engine and
+                another.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.
@@ -236,6 +243,7 @@ class EngineClient:
                     info=self.info,
                     eos_token_ids=self.defaults.eos_token_ids,
                     arrival_time_s=time.monotonic(),
+                    kv_transfer=kv_transfer,
                 )
                 self.check_running()
                 for i, request in enumerate(requests):
