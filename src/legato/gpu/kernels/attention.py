@@ -321,8 +321,13 @@ def _add_keys(
     kept = tl.exp2(top - new_top)
     total = total * kept + tl.sum(weight, axis=1)
     if is_quantized:
-        weight *= tl.load(value_scales + of_scales, mask=is_key, other=0.0)[None, :]
+        # Of the largest scale, since small ones are nothing in float16.
+        scales = tl.load(value_scales + of_scales, mask=is_key, other=0.0)
+        largest = tl.maximum(tl.max(scales, axis=0), 1e-30)
+        weight *= (scales / largest)[None, :]
     product = tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    if is_quantized:
+        product *= largest
     return acc * kept[:, None] + product, new_top, total
 
 
