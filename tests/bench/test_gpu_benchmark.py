@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from benchmarks.gpu import runner
+from benchmarks.gpu import __main__, runner
 from benchmarks.gpu.figures import Figures, Row, section
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import ceilings, correctness, int4, peers, steps, streams
@@ -171,6 +172,29 @@ def test_a_page(settings: Settings) -> None:
     assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
     assert "Not measured yet: ceilings, correctness, attention, streams, peers, fp8, int4." in text
     assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
+
+
+@pytest.mark.parametrize(("failure", "status"), [("", 0), ("broken", 1)])
+def test_each_part_is_printed_and_on_the_page(
+    failure: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def found(settings: Settings, parts: list[str], **_: object) -> Iterator[tuple[str, Figures]]:
+        assert json.loads((Path(settings.model) / "config.json").read_text()) == LLAMA_3_1_8B
+        for part in parts:
+            yield part, Figures(title=f"Part {part}", failure=failure)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(__main__, "measured", found)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    assert __main__.main() == status
+    printed, written = capsys.readouterr().out, (tmp_path / "page.md").read_text()
+    for part in runner.PARTS:
+        assert f"## Part {part}" in printed
+        assert f"## Part {part}" in written
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -25,28 +25,32 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tests.gpu.launches import LAUNCHES
-from tests.gpu.limits import MOST_SHARED_BYTES
+from tests.gpu.limits import MOST_SHARED_BYTES, Architecture
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
+_NVIDIA_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
+_AMD_USAGE = re.compile(r"\.vgpr_count: +(\d+)\s+\.vgpr_spill_count: +(\d+)")
 
 
 class _NoGPU:
-    """Stands for the driver of a GPU of the given capability, as far as compiling asks it."""
+    """Stands for the driver of a GPU, as far as compiling asks it."""
 
     def __init__(self) -> None:
-        self.capability = 90
+        self.architecture: Architecture = 90
         self.utils = SimpleNamespace(
-            get_device_properties=lambda _: {"max_shared_mem": MOST_SHARED_BYTES[self.capability]}
+            get_device_properties=lambda _: {"max_shared_mem": MOST_SHARED_BYTES[self.architecture]}
         )
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
+        if isinstance(self.architecture, int):
+            return GPUTarget("cuda", self.architecture, 32)
+        return GPUTarget("hip", self.architecture, 64)
 
-    def get_current_device(self) -> int:
-        return self.capability
+    def get_current_device(self) -> Architecture:
+        # Kernels are kept by device.
+        return self.architecture
 
-    def get_current_stream(self, _: int) -> int:
+    def get_current_stream(self, _: Architecture) -> int:
         return 0
 
 
@@ -67,23 +71,32 @@ def _compile(launch: Callable[[], Any]) -> list[Any]:
     return kernels
 
 
-def _report(name: str, capability: int, kernel: Any) -> dict[str, Any]:
+def _registers(assembled: dict[str, Any]) -> tuple[int, int]:
+    """That a thread has, and what it keeps in memory for want of more: bytes, or registers."""
+    if "amdgcn" in assembled:
+        usage = _AMD_USAGE.search(assembled["amdgcn"])
+        assert usage is not None
+        return int(usage[1]), int(usage[2])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
+        file.write(assembled["cubin"])
         file.flush()
         told = subprocess.check_output([_CUOBJDUMP, "--dump-resource-usage", file.name], text=True)
-    usage = _USAGE.search(told)
+    usage = _NVIDIA_USAGE.search(told)
     assert usage is not None, told
-    registers, stack_bytes, local_bytes = map(int, usage.groups())
+    return int(usage[1]), int(usage[2]) + int(usage[3])
+
+
+def _report(name: str, architecture: Architecture, kernel: Any) -> dict[str, Any]:
+    registers, spilled = _registers(kernel.asm)
     return {
         "launch": name,
         "kernel": kernel.metadata.name,
-        "capability": capability,
+        "architecture": architecture,
         "warps": kernel.metadata.num_warps,
         "registers": registers,
         "shared_bytes": kernel.metadata.shared,
-        "spilled_bytes": stack_bytes + local_bytes,
-        "has_wgmma": "wgmma" in kernel.asm["ptx"],
+        "spilled": spilled,
+        "has_wgmma": "wgmma" in kernel.asm.get("ptx", ""),
     }
 
 
@@ -96,11 +109,11 @@ def main() -> None:
     for name, launch in LAUNCHES.items():
         if names and name not in names:
             continue
-        for absent.capability in launch.capabilities:
+        for absent.architecture in launch.architectures:
             with torch.device("meta"):
                 kernels = _compile(launch.run)
             assert kernels, f"{name} launches nothing"
-            reports += [_report(name, absent.capability, kernel) for kernel in kernels]
+            reports += [_report(name, absent.architecture, kernel) for kernel in kernels]
     out.write_text(json.dumps(reports, indent=1))
 
 

@@ -20,6 +20,7 @@ from legato.gpu.linear import rounded
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, sample
 from legato.gpu.work_items import Tiling, section_size, work_lists
 from legato.model.base import SCALE_BYTES
+from tests.gpu.limits import Architecture
 
 _META = torch.device("meta")
 _BLOCK_SIZE = 32
@@ -118,28 +119,28 @@ def _round() -> None:
 
 
 class Launch(NamedTuple):
-    """What to call, and the compute capabilities to compile it for."""
+    """What to call, and what to compile it for."""
 
     run: Callable[[], Any]
-    capabilities: tuple[int, ...] = (80, 90)
+    architectures: tuple[Architecture, ...] = (80, 90)
 
 
 LAUNCHES = {
-    "attend, Llama 3.1 8B": Launch(partial(_attend, 32, 8, 128)),
+    "attend, Llama 3.1 8B": Launch(partial(_attend, 32, 8, 128), (80, 90, "gfx942")),
     "attend, a window and heads of 96": Launch(partial(_attend, 32, 32, 96, 2047), (90,)),
     # On an Ampere, chunks of such heads spill 48 bytes.
     "attend, heads of 256": Launch(partial(_attend, 16, 8, 256), (90,)),
     "attend, an 8-bit cache": Launch(partial(_attend, 32, 8, 128, is_quantized=True), (90,)),
-    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128)),
+    "rotate, Llama 3.1 8B": Launch(partial(_rotate, 32, 8, 128), (80, 90, "gfx942")),
     "rotate, an 8-bit cache": Launch(partial(_rotate, 32, 8, 128, is_quantized=True), (90,)),
     "rotate, Qwen3 8B": Launch(partial(_rotate, 32, 8, 128, has_norm=True)),
-    "sample": Launch(partial(_sample, torch.bfloat16)),
+    "sample": Launch(partial(_sample, torch.bfloat16), (80, 90, "gfx942")),
     "sample adjusted logits": Launch(partial(_sample, torch.float32), (90,)),
     "norm of 4,096": Launch(partial(_norm, 4096), (90,)),
     "norm of 16,384": Launch(partial(_norm, 16_384), (90,)),
     "gate": Launch(_silu_mul, (90,)),
     "embed": Launch(_embed, (90,)),
-    "4 bits, 128 rows": Launch(partial(_codes, 4, 128)),
+    "4 bits, 128 rows": Launch(partial(_codes, 4, 128), (80, 90, "gfx942")),
     "8 bits, 128 rows": Launch(partial(_codes, 8, 128), (90,)),
     "8 bits, 1 row": Launch(partial(_codes, 8, 1), (90,)),
     # An Ampere has no such floats.

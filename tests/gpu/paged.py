@@ -84,7 +84,7 @@ class PagedStep:
         """The same with 8 bits a number; `keys` and `values` are what these stand for."""
         key_cache, value_cache = map(quantized_cache, (self.key_cache, self.value_cache))
         keys, values = (
-            [dequantize(*quantize(part), part.dtype) for part in parts]
+            [dequantize(*quantize(part), torch.float32) for part in parts]
             for parts in (self.keys, self.values)
         )
         return replace(self, keys=keys, values=values, key_cache=key_cache, value_cache=value_cache)

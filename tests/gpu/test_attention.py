@@ -1,5 +1,7 @@
 """Attention of packed rows against float64, in caches whose other blocks are NaN."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -112,9 +114,48 @@ def test_shapes_of_other_models(
     _check(step, _attend(step, num_processors=2))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((32, 8), 128), ((32, 8), 64), ((16, 8), 256), ((32, 32), 96)]
+)
+@each_dtype
+def test_shapes_of_large_models(
+    heads: tuple[int, int],
+    head_dim: int,
+    is_quantized: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Their tiles fill registers and shared memory as no interpreter's do."""
+    step = PagedStep.random(
+        [(1, 4095), (1, 17), (5, 900), (300, 2000), (513, 0), *[(1, 1000)] * 60],
+        heads=heads,
+        head_dim=head_dim,
+        block_size=32,
+        num_padding=64,
+        dtype=dtype,
+        device=device,
+    )
+    if is_quantized:
+        step = step.quantized()
+    for sliding_window in (None, 700):
+        out = _attend(step, num_processors=132, sliding_window=sliding_window)
+        _check(step, out, sliding_window)
+
+
 def test_a_quantized_cache(device: torch.device) -> None:
     step = _mixed(device).quantized()
     _check(step, _attend(step))
+
+
+def test_small_values_in_8_bits(device: torch.device) -> None:
+    """Scales that float16 hardly has."""
+    step, small = _mixed(device, torch.float16), 2.0**-12
+    values = [value * small for value in step.values]
+    step = replace(step, values=values, value_cache=step.value_cache * small).quantized()
+    expected = step.expected(32**-0.5, None) / small
+    assert_near(_attend(step)[: len(expected)] / small, expected, torch.float16)
 
 
 def test_a_row_is_the_same_whatever_is_beside_it(device: torch.device) -> None:

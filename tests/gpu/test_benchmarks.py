@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu.parts import attention, steps
+from benchmarks.gpu.parts import attention, fp8, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
 
+from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
 from legato.model.loader import open_checkpoint
 from tests.gpu.executors import make_executor
@@ -26,13 +27,13 @@ TINY = {
 }
 SIZES = Sizes(
     streams=(2,),
-    context=20,
-    decoded=3,
-    prompt=40,
-    chunks=(40,),
+    context=12,
+    decoded=2,
+    prompt=36,  # of two blocks
+    chunks=(36,),
     mixed=(9,),
     mixed_streams=2,
-    mixed_start=32,
+    mixed_start=16,
     max_model_len=64,
     matrix=32,
     vector_bytes=2**10,
@@ -50,7 +51,7 @@ def test_attention_is_compared_with_pytorchs(settings: Settings) -> None:
     names = [row.name for row in figures.rows]
     assert len(names) == 8
     assert len(set(names)) == 8
-    assert names[:2] == ["Legato: 2 decodes at 20", "PyTorch: 2 decodes at 20"]
+    assert names[:2] == ["Legato: 2 decodes at 12", "PyTorch: 2 decodes at 12"]
     assert all(row.value > 0 and row.least for row in figures.rows)
 
 
@@ -69,3 +70,14 @@ def test_steps_run_two_at_a_time(settings: Settings) -> None:
     figures = steps.of_parts(settings, parts)
     assert len(figures.rows) == 5
     assert all(row.value > 0 and row.least for row in figures.rows)
+
+
+def test_a_gpu_without_8_bit_floats_is_left_out(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("too old")
+
+    monkeypatch.setattr(fp8, "check_fp8", refuse)
+    assert fp8.run(settings).notes == ["Not here: too old."]
+    assert not fp8.run(settings).failure

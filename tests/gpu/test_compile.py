@@ -24,19 +24,19 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_kernels_spill_no_registers(kernels: list[dict[str, Any]]) -> None:
-    assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
 
 
 def test_kernels_fit_into_shared_memory(kernels: list[dict[str, Any]]) -> None:
     for kernel in kernels:
-        assert kernel["shared_bytes"] <= MOST_SHARED_BYTES[kernel["capability"]], kernel
+        assert kernel["shared_bytes"] <= MOST_SHARED_BYTES[kernel["architecture"]], kernel
 
 
 def test_chunks_are_multiplied_by_hoppers_tensor_cores(kernels: list[dict[str, Any]]) -> None:
     uses = Counter(
         kernel["has_wgmma"]
         for kernel in kernels
-        if kernel["capability"] == 90 and kernel["kernel"] == "_attend_items"
+        if kernel["architecture"] == 90 and kernel["kernel"] == "_attend_items"
     )
     # One in two: the narrow items' products are too small for them.
     assert uses[True] == uses[False] > 0

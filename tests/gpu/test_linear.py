@@ -10,7 +10,7 @@ from tests.gpu.numbers import assert_near, each_dtype
 @each_dtype
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
-    ("num_rows", "num_outputs", "depth"), [(1, 40, 96), (17, 33, 32), (130, 70, 160), (513, 40, 96)]
+    ("num_rows", "num_outputs", "depth"), [(1, 40, 96), (17, 33, 32), (130, 70, 160)]
 )
 def test_multiplies_with_codes(
     device: torch.device,
@@ -20,15 +20,36 @@ def test_multiplies_with_codes(
     num_outputs: int,
     depth: int,
 ) -> None:
-    """A few rows with the codes as they are; more with what they stand for."""
-    from legato.gpu.linear import QuantizedLinear
+    from legato.gpu.kernels.quantized import multiply
+    from legato.gpu.linear import packed
 
     generator = torch.Generator().manual_seed(num_rows)
     weight = quantize(torch.randn(num_outputs, depth, generator=generator), bits)
     rows = (torch.randn(num_rows, depth, generator=generator) / depth**0.5).to(dtype)
-    bias = torch.randn(num_outputs, generator=generator).to(device, dtype)
-    out = QuantizedLinear(weight, bias, device)(rows.to(device))
-    assert_near(out, rows.double() @ weight.dequantize().double().T + bias.cpu().double(), dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(dtype)
+    out = torch.empty(num_rows, num_outputs, dtype=dtype, device=device)
+    parts = (packed(weight), weight.scales, weight.minima, bias)
+    multiply(rows.to(device), *(part.to(device) for part in parts), out)
+    assert_near(out, rows.double() @ weight.dequantize().double().T + bias.double(), dtype)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("num_rows", "dtype"),
+    [(513, torch.float16), (3, torch.float16), (3, torch.float32)],
+    ids=["many rows", "few rows", "float32"],
+)
+def test_multiplies_with_codes_or_what_they_stand_for(
+    device: torch.device, num_rows: int, dtype: torch.dtype, bits: int
+) -> None:
+    from legato.gpu.linear import QuantizedLinear
+
+    generator = torch.Generator().manual_seed(bits)
+    weight = quantize(torch.randn(40, 160, generator=generator), bits)
+    rows = (torch.randn(num_rows, 160, generator=generator) / 160**0.5).to(dtype)
+    bias = torch.randn(40, generator=generator).to(dtype)
+    out = QuantizedLinear(weight, bias.to(device), device)(rows.to(device))
+    assert_near(out, rows.double() @ weight.dequantize().double().T + bias.double(), dtype)
 
 
 def test_codes_are_packed_in_half_the_bytes() -> None:

@@ -10,85 +10,101 @@ from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import GPU_ROWS, RowCounts
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.loop.grammars import Grammars
-from legato.engine.startup import gpu
-from legato.engine.startup.gpu import gpu_machinery
-from legato.engine.startup.machinery import Machinery, Wanted
-from legato.engine.startup.parts import StartParts
-from legato.gpu import runner
-from legato.gpu.device import Device, Memory
+from legato.engine.process.messages import EngineInfo
+from legato.engine.startup import build, gpu
+from legato.engine.startup.build import build_engine
+from legato.gpu import device, runner
+from legato.gpu.device import Memory
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize
-from legato.gpu.warm_up import free_for_cache
-from legato.model.loader import open_checkpoint
-from legato.scheduler.scheduler import Scheduler
 from tests.gpu.executors import device_here, make_executor, request
-from tests.gpu.test_end_to_end import CONFIGS, greedy
+from tests.gpu.test_end_to_end import CONFIGS
 from tests.model.conftest import SaveTiny, load, save_tiny
 
 __all__ = ["save_tiny"]
 
 MAX_LEN = 24
+PROMPTS = {"a": [5, 20, 45, 80, 1, 2, 3, 4, 6], "b": [7]}
 SETTINGS = {"max_num_seqs": 2, "max_num_batched_tokens": 6, "block_size": 4, "dtype": "float32"}
 
 
-def machinery(folder: Path, device: Device, **settings: Any) -> Machinery:
-    config = EngineConfig.of(model=str(folder), max_model_len=MAX_LEN, **{**SETTINGS, **settings})
-    checkpoint = open_checkpoint(config.model)
-    scheduler = config.scheduler.resolve(MAX_LEN, "cuda")
-    wanted = Wanted(
-        EngineConfig(model=config.model, cache=config.cache, scheduler=scheduler),
-        checkpoint,
-        torch.float32,
-        device.torch_device,
-        MAX_LEN,
-        Grammars().__getitem__,
-        StartParts(),
+def engine_of(folder: Path, **settings: Any) -> tuple[EngineLoop, EngineInfo]:
+    return build_engine(
+        EngineConfig.of(model=str(folder), max_model_len=MAX_LEN, **{**SETTINGS, **settings})
     )
-    return gpu_machinery(wanted, device)
 
 
-def test_an_engine_is_put_together(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "GPU_ROWS", RowCounts(((2, 2),), 8))
-    folder, model = save_tiny(CONFIGS["qwen3"])
-    made = machinery(folder, device_here())
-    assert made.executor.depth == 2
-    assert made.kv.num_blocks == 2 * MAX_LEN // 4
-    config = EngineConfig.of(**SETTINGS).scheduler.resolve(MAX_LEN, "cuda")
-    scheduler = Scheduler(config, max_model_len=MAX_LEN, kv=made.kv)
-    engine = EngineLoop(scheduler, made.kv, made.executor)
-    prompts = {"a": [5, 20, 45, 80, 1, 2, 3, 4, 6], "b": [7]}
-    events = [request(name, prompt, max_tokens=4) for name, prompt in prompts.items()]
-    tokens: dict[str, list[int]] = {name: [] for name in prompts}
-    for output in engine.step(events):
-        tokens[output.request_id] += output.new_token_ids
-    while engine.has_work:
-        for output in engine.step():
+def tokens_of(engine: EngineLoop) -> dict[str, list[int]]:
+    """Of a few requests."""
+    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    events = [request(name, prompt, max_tokens=3) for name, prompt in PROMPTS.items()]
+    outputs = engine.step(events)
+    while outputs or engine.has_work:
+        for output in outputs:
             tokens[output.request_id] += output.new_token_ids
-    assert tokens == {name: greedy(model, prompt, 4) for name, prompt in prompts.items()}
+        outputs = engine.step()
+    return tokens
 
 
-def test_what_is_a_cpus_is_refused(save_tiny: SaveTiny) -> None:
+def put_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or on what stands in for it, what is built from here on."""
+    monkeypatch.setattr(build, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(device, "CudaDevice", lambda _: device_here())
+    monkeypatch.setattr(gpu, "GPU_ROWS", RowCounts(((8, 8),), 24))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**20}],
+    ids=["measured", "int8"],
+)
+def test_an_engine_is_put_together(
+    settings: dict[str, Any], save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the tokens of a CPU's engine."""
+    folder, _ = save_tiny(CONFIGS["qwen3"])
+    expected = tokens_of(engine_of(folder, device="cpu", **settings)[0])
+    put_on_a_gpu(monkeypatch)
+    engine, info = engine_of(folder, **settings)
+    assert info.settings["kernels"] == "triton"
+    assert info.settings["steps in flight"] == "2"
+    assert info.cache.num_blocks == 2 * MAX_LEN // 4
+    assert tokens_of(engine) == expected
+
+
+def test_a_cpus_kernels_are_refused(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_on_a_gpu(monkeypatch)
     with pytest.raises(ConfigError, match="a CPU's"):
-        machinery(save_tiny(CONFIGS["qwen3"])[0], device_here(), kernels="avx2")
+        engine_of(save_tiny(CONFIGS["qwen3"])[0], kernels="avx2")
+
+
+def test_without_triton_it_says_what_to_install(
+    save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"legato\[gpu\]"):
+        engine_of(save_tiny(CONFIGS["qwen3"])[0])
 
 
 def test_a_layer_that_computes_no_numbers_is_named(save_tiny: SaveTiny) -> None:
-    device = device_here()
+    place = device_here()
     plain = load(save_tiny(CONFIGS["llama"])[0])
-    _, program = make_executor(plain, block_size=4, num_blocks=2, device=device)
-    check_first_pass(program, device, max_len=8)
+    _, program = make_executor(plain, block_size=4, num_blocks=2, device=place)
+    check_first_pass(program, place, max_len=8)
     with torch.inference_mode():
         program.model.layers[1].mlp.down_proj.weight.fill_(3e38)
     with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1 computes NaN"):
-        check_first_pass(program, device, max_len=8)
+        check_first_pass(program, place, max_len=8)
 
 
 class Sized:
     """A device of 10,000 bytes, and a program on it that takes some in passing."""
 
     max_rows, max_samples = 384, 2
+    largest = StepSize(384, 2, has_chunks=True)
     in_use, in_passing = 4000, {384: 1000, 256: 500}
 
     def __init__(self) -> None:

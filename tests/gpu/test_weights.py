@@ -55,6 +55,24 @@ def test_computes_with_codes(device: torch.device, is_tied: bool) -> None:
     )
 
 
+def test_steps_of_codes_give_the_tokens_of_what_they_stand_for() -> None:
+    """A tied head in codes included."""
+    from tests.gpu.executors import Engine, make_executor, request
+
+    sizes = {"block_size": 4, "num_blocks": 8}
+    plain = random_decoder(decoder_spec(), torch.float32)
+    in_codes = {name: to_codes(name, slot) for name, slot in plain.checkpoint_slots().items()}
+    for name, slot in plain.checkpoint_slots().items():
+        slot.copy_(stands_for(in_codes[name]))
+    tokens = []
+    for weights in (plain.checkpoint_slots(), in_codes):
+        executor, program = make_executor(plain, **sizes)
+        program.model.load_weights(weights.items())
+        tokens.append(Engine(executor, **sizes).run([request("a", [5, 20, 45], max_tokens=3)]))
+    assert tokens[0] == tokens[1]
+    assert not any(isinstance(module, Linear) for module in program.model.modules())
+
+
 def test_codes_that_are_stored_only_become_plain(device: torch.device) -> None:
     plain = random_decoder(decoder_spec(), torch.float32)
     decoder = load(
@@ -101,7 +119,8 @@ def test_layers_of_8_bit_floats(device: torch.device) -> None:
     from legato.gpu.decoder import GpuDecoder
     from legato.gpu.linear import Fp8Linear
 
-    spec = decoder_spec(qkv_bias=True, intermediate_size=40, tie_word_embeddings=False)
+    sizes = {"intermediate_size": 40, "num_layers": 1, "sliding_windows": (None,)}
+    spec = decoder_spec(**sizes, qkv_bias=True, tie_word_embeddings=False)
     plain = random_decoder(spec, torch.bfloat16)
     decoder = GpuDecoder(spec, dtype=torch.bfloat16, device=device, is_fp8=True)
     decoder.load_weights(plain.checkpoint_slots().items())

@@ -60,7 +60,7 @@ def calibrate(costs: StepCosts, max_len: int) -> list[MeasuredStep]:
 
 def steady_model(costs: StepCosts, max_len: int) -> StepTimeModel:
     """Calibrated, and so many steps later that it knows that nothing interrupts them."""
-    model = StepTimeModel(calibrate(costs, max_len))
+    model = StepTimeModel(calibrate(costs, max_len), costs.rows)
     mixed = step_shape(num_decodes=3, context=9, chunk=16)
     for _ in range(500):
         model.observe(mixed, costs.seconds(mixed))

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.core.rows import GPU_ROWS
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from tests.profiles import examples
-from tests.scheduler.step_times import calibrate, step_shape, true_costs
+from tests.scheduler.step_times import calibrate, steady_model, step_shape, true_costs
 
 MAX_LEN = 4000
 COSTS = StepCosts(
@@ -184,3 +185,13 @@ def test_prompts_that_were_never_seen_are_no_interruptions() -> None:
         model.observe(shape, COSTS.seconds(shape))
     shape = step_shape(num_decodes=8, context=400, chunk=400, start=1000)
     assert model.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.1)
+
+
+def test_a_chunk_that_time_bounds_fills_the_rows_that_are_computed() -> None:
+    """512, where 544 would be computed as 640; but not where the prompt, or the budget, ends it."""
+    costs = StepCosts(step_s=2e-3, row_s=(20e-6,) * 5, area_s=1e-8, rows=GPU_ROWS)
+    model = steady_model(costs, MAX_LEN)
+    beside = step_shape(num_decodes=100, context=500)
+    assert costs.longest_chunk(beside, 3000, 0.03 / model.caution, 8192) == 444
+    assert model.longest_chunk(beside, 3000, 0.03, 8192) == 512 - 100
+    assert model.longest_chunk(beside, 3000, 0.03, 430) == 430

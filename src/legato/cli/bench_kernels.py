@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from legato.bench.kernels import MeasuredKernel
     from legato.bench.work import Roofline
 
-    Measured = dict[Kernels, tuple[list[MeasuredKernel], float]]
+    Measured = dict[str, tuple[list[MeasuredKernel], float]]
 
 _KERNELS: tuple[Kernels, ...] = ("torch", "avx2", "avx512", "amx")
+_OF_A_GPU = "triton"
 
 
 def add_kernels_parser(
@@ -45,7 +46,8 @@ def _kernels(args: argparse.Namespace) -> None:
         roofline = measure_roofline(device)
         for kernels in several:
             try:
-                measured[kernels] = measure_kernels(config, kernels, status.update)
+                name = kernels if device.type == "cpu" else _OF_A_GPU
+                measured[name] = measure_kernels(config, kernels, status.update)
             except ConfigError as error:
                 if len(several) == 1:
                     raise
@@ -55,9 +57,9 @@ def _kernels(args: argparse.Namespace) -> None:
         f"memory {roofline.bytes_a_s / 1e9:.1f} GB/s, "
         f"matrix products {roofline.flops_a_s / 1e12:.2f} TFLOP/s"
     )
-    for kernels, (_, attention) in measured.items():
+    for name, (_, attention) in measured.items():
         console.print(
-            f"attention, {kernels}: {attention / 1e12:.2f} TFLOP/s, "
+            f"attention, {name}: {attention / 1e12:.2f} TFLOP/s, "
             f"{attention / roofline.flops_a_s:.0%} of that"
         )
 

@@ -15,8 +15,8 @@ _MOST_ROWS = 512
 class QuantizedLinear(nn.Module):
     """A projection whose weights stay in codes: they are read, not what they stand for.
 
-    Some rows, such as those of decodes, are multiplied with them as they are. For more, they are
-    written out in the rows' dtype first.
+    Some rows, such as those of decodes, are multiplied with them as they are. For more, and for
+    float32, which tensor cores do not have, they are written out in the rows' dtype first.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, out]."""
         weight = (self._codes, self._scales, self._minima)
-        if len(rows) > _MOST_ROWS:
+        if len(rows) > _MOST_ROWS or rows.dtype == torch.float32:
             plain = rows.new_empty(self.shape)
             dequantize(*weight, plain)
             return F.linear(rows, plain, self._bias)

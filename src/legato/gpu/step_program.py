@@ -94,6 +94,10 @@ class StepProgram:
     def size(self, num_rows: int, num_samples: int, *, has_chunks: bool) -> StepSize:
         return StepSize(num_rows, num_samples, has_chunks)
 
+    @property
+    def largest(self) -> StepSize:
+        return StepSize(self.max_rows, self.max_samples, has_chunks=True)
+
     def layout(self, size: StepSize) -> Layout:
         return Layout.of(size, self.tiling, self.max_samples)
 

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import msgspec
 import torch
@@ -116,14 +117,12 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
 def _machinery(wanted: Wanted) -> Machinery:
     if wanted.device.type == "cpu":
         return host_machinery(wanted)
+    if find_spec("triton") is None:
+        raise ConfigError("a GPU needs Triton: install legato[gpu]")
     # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
-    try:
-        from legato.engine.startup.gpu import gpu_machinery
-        from legato.gpu.device import CudaDevice
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        raise ConfigError("a GPU needs Triton: install legato[gpu]") from error
+    from legato.engine.startup.gpu import gpu_machinery
+    from legato.gpu.device import CudaDevice
+
     return gpu_machinery(wanted, CudaDevice(wanted.device))
 
 

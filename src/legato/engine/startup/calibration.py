@@ -19,7 +19,8 @@ CALIBRATION_S = 10.0
 _FILL_S = 0.6 * CALIBRATION_S
 SHORTEST_CHUNK = 16
 _CHUNKS = (SHORTEST_CHUNK, 64, 256, 1024, 4096)
-_MAX_OUTPUT = 8192
+_MAX_OUTPUT = 16_384
+"""More steps than there are in the time, each of which has a token come."""
 
 Progress = Callable[[float], None]
 

@@ -11,9 +11,10 @@ from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
+from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_program import StepProgram
-from legato.gpu.warm_up import free_for_cache, warm_up
+from legato.gpu.warm_up import warm_up
 from legato.model.base import CacheSpec
 from legato.model.loader import fill_model
 
@@ -52,7 +53,14 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
     check_first_pass(program, device, max_len=wanted.max_model_len)
     start.end("first pass")
     runner = GraphRunner(program, device, GPU_ROWS, max_decodes=wanted.max_num_seqs)
-    warm_up(program, runner, device)
+    try:
+        with raising_memory_error():
+            warm_up(program, runner, device)
+    except MemoryError as error:
+        raise ConfigError(
+            "there is no memory for graphs beside the KV cache: lower --gpu-memory-utilization, or "
+            "--kv-cache-memory"
+        ) from error
     start.end("graphs")
     depth = config.scheduler.num_steps_in_flight
     assert depth is not None

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from legato.gpu.kernels.cache import scales_of
-from legato.gpu.kernels.target import multiplies_from_shared_memory
+from legato.gpu.kernels.target import has_little_shared_memory, multiplies_from_shared_memory
 from legato.gpu.work_items import ITEM_FIELDS, MERGE_FIELDS, WIDE_ROWS, WorkList, WorkShape
 
 _LOG2_E = math.log2(math.e)
@@ -156,11 +156,11 @@ def _how(product_rows: int, row_bytes: int) -> _How:
         row_bytes: of a key.
     """
     if product_rows < WIDE_ROWS:
-        return _How(_keys_of(16 * 1024, row_bytes), 4, 5)
+        return _How(_keys_of((8 if has_little_shared_memory() else 16) * 1024, row_bytes), 4, 5)
     if multiplies_from_shared_memory():
         return _How(_keys_of(16 * 1024, row_bytes), 8, 5)
     # Both operands and the results are in registers.
-    return _How(_keys_of(8 * 1024, row_bytes), 8, 5)
+    return _How(_keys_of(8 * 1024, row_bytes), 8, 5 if row_bytes <= 256 else 4)
 
 
 def _keys_of(num_bytes: int, row_bytes: int) -> int:
@@ -321,8 +321,13 @@ def _add_keys(
     kept = tl.exp2(top - new_top)
     total = total * kept + tl.sum(weight, axis=1)
     if is_quantized:
-        weight *= tl.load(value_scales + of_scales, mask=is_key, other=0.0)[None, :]
+        # Of the largest scale, since small ones are nothing in float16.
+        scales = tl.load(value_scales + of_scales, mask=is_key, other=0.0)
+        largest = tl.maximum(tl.max(scales, axis=0), 1e-30)
+        weight *= (scales / largest)[None, :]
     product = tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    if is_quantized:
+        product *= largest
     return acc * kept[:, None] + product, new_top, total
 
 

@@ -98,7 +98,7 @@ def round_rows(rows: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows",))
 def _multiply(
     rows,
     codes,

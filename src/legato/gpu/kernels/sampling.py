@@ -27,6 +27,8 @@ _LIKELY_KEY = tl.constexpr(0x41400000)
 """Of the score -12. Tokens above it are looked at first, and hardly a row needs more."""
 _LAST_KEY = tl.constexpr(0x7F800000)
 """Of the score -inf."""
+_NUM_STAGES = tl.constexpr(3)
+"""Tiles of a whole row that are on their way at once: a row alone does not fill a GPU."""
 
 
 def sample_rows(
@@ -81,7 +83,19 @@ def sample_rows(
     )
 
 
-@triton.jit
+# Where settings lie depends on the number of rows; it is not to be compiled for each of them.
+@triton.jit(
+    do_not_specialize_on_alignment=(
+        "kinds",
+        "halvings",
+        "top_ks",
+        "top_ps",
+        "lowest_scores",
+        "uniforms",
+        "sample_slots",
+        "sampled",
+    )
+)
 def _sample(
     logits,
     given,
@@ -140,7 +154,7 @@ def _likeliest(row, vocab_size, tile: tl.constexpr):
     greatest = tl.full([tile], float("-inf"), tl.float32)
     tokens = lane
     num_nans = tl.zeros([tile], tl.int32)
-    for first in range(0, vocab_size, tile):
+    for first in tl.range(0, vocab_size, tile, num_stages=_NUM_STAGES):
         logit = _load(row, first + lane, vocab_size)
         num_nans += (logit != logit).to(tl.int32)
         is_greater = logit > greatest
@@ -170,7 +184,7 @@ def _filter(
     """The last key of the tokens that min_p, top_k and top_p leave, and the weight of them all."""
     key = _magnitude(lowest_score)
     has_top_k = (top_k > 0) & (top_k < vocab_size)
-    total = _measure(row, vocab_size, best, halving, _LAST_KEY, unit, tile, True)
+    total = _measure(row, vocab_size, best, halving, _LAST_KEY, unit, tile, True, _NUM_STAGES)
     if has_top_k | (top_p < 1.0) | (key < _LAST_KEY):
         num_likely, depth = _gather_likely(row, likely, vocab_size, best, halving, tile, max_depth)
         # A lane with more than max_depth of them has lost some: then all tokens are looked at.
@@ -256,11 +270,12 @@ def _measure(
     unit: tl.constexpr,
     tile: tl.constexpr,
     by_weight: tl.constexpr,
+    num_stages: tl.constexpr = 1,
 ):
     """The tokens with keys up to `last_key`: their weight, or their number."""
     lane = tl.arange(0, tile)
     total = tl.zeros([tile], tl.int64)
-    for first in range(0, size, tile):
+    for first in tl.range(0, size, tile, num_stages=num_stages):
         weight, key = _weight(_load(logits, first + lane, size), best, halving, unit)
         total += tl.where(key <= last_key, weight if by_weight else 1, 0)
     return tl.sum(total, axis=0)
