@@ -39,6 +39,11 @@ class CacheWatcher:
                     for name in hashes:
                         self._stored.remove((medium, name))
 
+    @property
+    def hashes(self) -> set[BlockHash]:
+        """Of all blocks, wherever they lie."""
+        return {name for _, name in self._stored}
+
     def prompts(self) -> Prompts:
         return {(medium, self._tokens[name]) for medium, name in self._stored}
 

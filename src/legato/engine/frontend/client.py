@@ -10,6 +10,7 @@ import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.kv_events import AllBlocksCleared, KVEvent
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -30,6 +31,7 @@ from legato.engine.process.messages import (
     SetAnnouncing,
     SetRecording,
     StepOutputs,
+    WatchCache,
 )
 from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, within_vocabulary
@@ -105,6 +107,7 @@ class EngineClient:
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._running: dict[str, _Running] = {}  # key engine request id
+        self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._ids = itertools.count()
         self._supervisor = EngineSupervisor(config, engine, self, timeout_s=timeout_s)
 
@@ -189,6 +192,16 @@ class EngineClient:
         supervisor.config = msgspec.structs.replace(supervisor.config, scheduler=scheduler)
         supervisor.send(Reconfigure(resolved))
         self.deliveries.promise(scheduler.classes)
+
+    def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
+        """Have somebody told what is cached, and what becomes of it, for good.
+
+        Args:
+            tell: is given events that go together, in their order, the first of which is an
+                `AllBlocksCleared`. Another may come at any time, with all that there is then.
+        """
+        self._cache_watchers.append(tell)
+        self._supervisor.send(WatchCache())
 
     @property
     def unfinished(self) -> list[RequestSent]:
@@ -298,6 +311,8 @@ class EngineClient:
             self._set_recording(True)
         if self.live.is_wanted:
             self._set_announcing(True)
+        if self._cache_watchers:
+            self._supervisor.send(WatchCache())
         for running in self._running.values():
             self._supervisor.send(running.request)
 
@@ -315,6 +330,7 @@ class EngineClient:
                 self.on_step(record)
                 self.recent.note(record)
         self.records.publish(records)
+        self._tell_of_cache(step.kv_events)
         given: list[StreamDelivery] = []
         for output in step.outputs:
             running = self._running.get(output.request_id)
@@ -323,6 +339,11 @@ class EngineClient:
                 if output.new_token_ids and not output.is_promise_waived:
                     given.append(running.delivery)
         self._note_delivery(step, given)
+
+    def _tell_of_cache(self, events: Sequence[KVEvent]) -> None:
+        if events:
+            for tell in self._cache_watchers:
+                tell(events)
 
     def _take(self, running: _Running, output: RequestOutput, now_s: float) -> None:
         running.has_begun = True
@@ -352,6 +373,7 @@ class EngineClient:
             running.request = msgspec.structs.replace(running.request, is_rerun=True)
         self.stats = EngineStats(num_waiting=len(self._running))
         self.recent.clear()
+        self._tell_of_cache([AllBlocksCleared()])
 
     def engine_is_given_up(self, reason: str) -> None:
         """End everything."""

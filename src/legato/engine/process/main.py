@@ -33,6 +33,7 @@ from legato.engine.process.messages import (
     SetRecording,
     StepAnnounced,
     StepOutputs,
+    WatchCache,
 )
 from legato.engine.startup.parts import StartParts
 
@@ -90,7 +91,9 @@ def _serve(channel: Channel) -> int:
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
-        channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
+        channel.send(
+            StepOutputs(outputs, engine.stats, engine.take_records(), engine.take_kv_events())
+        )
 
 
 def _events(
@@ -108,6 +111,8 @@ def _events(
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
+            case WatchCache():
+                engine.watch_cache()
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
                 engine.grammars.prepare()  # now, when there are no streams yet to hold up
