@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import psutil
 import pytest
 
+from legato.core.block_hash import BlockHash, block_hashes
 from legato.core.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -30,6 +31,7 @@ from legato.model.defaults import ModelDefaults
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 from legato.model.vocabulary import Vocabulary
+from tests.kv.cache_watcher import CacheWatcher
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
@@ -39,6 +41,7 @@ CONFIG = EngineConfig(
 SOURCE = resolve_source(DEFAULT_MODEL)
 TOKENIZER = load_tokenizer(SOURCE)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+ONE = SamplingParams(temperature=0.0, max_tokens=1)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 
 
@@ -240,3 +243,32 @@ async def test_records_come_while_somebody_listens_from_the_next_engine_too(
     assert first.finish_reason is second.finish_reason is FinishReason.LENGTH
     await complete(client, GREEDY)
     assert await subscription.take() == []
+
+
+async def test_who_watches_the_cache_knows_it_from_the_next_engine_too(
+    client: EngineClient,
+) -> None:
+    async def computed(token_id: int) -> list[BlockHash]:
+        """Names of the full blocks of a prompt that has been computed."""
+        prompt = [token_id] * 70
+        async with client.submitted(
+            [prompt], ONE, service=ServiceParams(), request_id="r", take=lambda *_: None
+        ) as submission:
+            await submission.ended.wait()
+            submission.check()
+        return block_hashes(prompt, client.info.cache.block_size)
+
+    early = await computed(7)
+    seen, later = CacheWatcher(), CacheWatcher()
+    client.watch_cache(seen.take)
+    late = await computed(8)
+    assert seen.hashes == {*early, *late}
+    client.watch_cache(later.take)
+    assert await computed(7) == early
+    assert later.hashes == seen.hashes == {*early, *late}
+
+    kill_engine(client)
+    await serving(client)
+    assert seen.hashes == later.hashes == set()
+    names = await computed(9)
+    assert seen.hashes == later.hashes == {*names}

@@ -1,13 +1,14 @@
 """The HTTP server's side of an engine process: requests in, outputs to whoever takes them."""
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.kv_events import AllBlocksCleared, KVEvent
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -27,6 +28,7 @@ from legato.engine.process.messages import (
     SetAnnouncing,
     SetRecording,
     StepOutputs,
+    WatchCache,
 )
 from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, within_vocabulary
@@ -66,6 +68,7 @@ class EngineClient:
         )
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
             info,
             vocabulary,
@@ -159,6 +162,16 @@ class EngineClient:
         supervisor.send(Reconfigure(resolved))
         self._deliveries.promise(scheduler.classes)
 
+    def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
+        """Have somebody told what is cached, and what becomes of it, for good.
+
+        Args:
+            tell: is given events that go together, in their order, the first of which is an
+                `AllBlocksCleared`. Another may come at any time, with all that there is then.
+        """
+        self._cache_watchers.append(tell)
+        self._supervisor.send(WatchCache())
+
     @property
     def unfinished(self) -> list[RequestSent]:
         """Requests that have come and not ended, in the order in which they came."""
@@ -218,6 +231,8 @@ class EngineClient:
             self._set_recording(True)
         if self.activity.live.is_wanted:
             self._set_announcing(True)
+        if self._cache_watchers:
+            self._supervisor.send(WatchCache())
         for one in self._submissions:
             self._supervisor.send(one.request)
 
@@ -230,8 +245,14 @@ class EngineClient:
         now_s = time.monotonic()
         self.stats = step.stats
         steps = self.activity.note(step.records, now_s)
+        self._tell_of_cache(step.kv_events)
         given = self._submissions.take(step.outputs, now_s)
         self._note_delivery(steps, given)
+
+    def _tell_of_cache(self, events: Sequence[KVEvent]) -> None:
+        if events:
+            for tell in self._cache_watchers:
+                tell(events)
 
     def _note_delivery(self, steps: Sequence[StepRecord], given: list[StreamDelivery]) -> None:
         """Once all tokens of the step have been written."""
@@ -248,6 +269,7 @@ class EngineClient:
             one.request = msgspec.structs.replace(one.request, is_rerun=True)
         self.stats = EngineStats(num_waiting=len(self._submissions))
         self.activity.recent.clear()
+        self._tell_of_cache([AllBlocksCleared()])
 
     def engine_is_given_up(self, reason: str) -> None:
         """End everything."""

@@ -35,6 +35,7 @@ from legato.engine.process.messages import (
     StepAnnounced,
     StepOutputs,
     TellState,
+    WatchCache,
 )
 from legato.engine.startup.parts import StartParts
 
@@ -83,17 +84,21 @@ def _serve(channel: Channel) -> int:
     channel.send(EngineReady(info))
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
-        events = _events(messages, engine, channel)
-        if not events and not engine.has_work:
-            if not messages:
-                engine.use_idle_time()
+        if TellState() in messages:
+            channel.send(StateTold(engine.state))
+            messages = [message for message in messages if message != TellState()]
+        if not messages and not engine.has_work:
+            engine.use_idle_time()
             continue
+        events = _events(messages, engine, channel)
         try:
             outputs = engine.step(events)
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
-        channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
+        channel.send(
+            StepOutputs(outputs, engine.stats, engine.take_records(), engine.take_kv_events())
+        )
 
 
 def _events(
@@ -111,8 +116,8 @@ def _events(
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
-            case TellState():
-                channel.send(StateTold(engine.state))
+            case WatchCache():
+                engine.watch_cache()
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
                 engine.grammars.prepare()  # now, when there are no streams yet to hold up

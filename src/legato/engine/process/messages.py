@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
@@ -49,7 +50,13 @@ class TellState(msgspec.Struct, frozen=True, tag=True):
     """To the engine: say in what state it is."""
 
 
-Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState
+class WatchCache(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: tell what is cached, and what becomes of it from now on."""
+
+
+Control = (
+    SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState | WatchCache
+)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +132,13 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         records: of the step, and where they are asked for, of the requests that came and ended.
+        kv_events: what became of cached blocks, where that is watched.
     """
 
     outputs: list[RequestOutput]
     stats: EngineStats
     records: list[EngineRecord] = []
+    kv_events: list[KVEvent] = []
 
 
 class StateTold(msgspec.Struct, frozen=True, tag=True):
