@@ -22,6 +22,7 @@ from legato.engine.process.messages import (
     EngineInfo,
     EngineReady,
     FromEngine,
+    StateTold,
     StepAnnounced,
     StepOutputs,
 )
@@ -117,8 +118,11 @@ class EngineProcess:
         """To a process that is gone, nothing is sent."""
         self._writer.write(pack_frame(event))
 
-    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs]:
-        """What each step brought, and where asked for that it begins, until the process ends."""
+    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold]:
+        """What each step brought, and where asked for that it begins, until the process ends.
+
+        And in what state the engine is, likewise.
+        """
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):

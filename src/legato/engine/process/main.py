@@ -31,8 +31,10 @@ from legato.engine.process.messages import (
     Reconfigure,
     SetAnnouncing,
     SetRecording,
+    StateTold,
     StepAnnounced,
     StepOutputs,
+    TellState,
 )
 from legato.engine.startup.parts import StartParts
 
@@ -81,10 +83,11 @@ def _serve(channel: Channel) -> int:
     channel.send(EngineReady(info))
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
-        if not messages and not engine.has_work:
-            engine.use_idle_time()
-            continue
         events = _events(messages, engine, channel)
+        if not events and not engine.has_work:
+            if not messages:
+                engine.use_idle_time()
+            continue
         try:
             outputs = engine.step(events)
         except EngineFaultError as error:
@@ -108,6 +111,8 @@ def _events(
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
+            case TellState():
+                channel.send(StateTold(engine.state))
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
                 engine.grammars.prepare()  # now, when there are no streams yet to hold up

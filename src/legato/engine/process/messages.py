@@ -6,6 +6,7 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import RequestOutput
+from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
@@ -44,7 +45,11 @@ class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
     vocabulary: Vocabulary
 
 
-Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary
+class TellState(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: say in what state it is."""
+
+
+Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,4 +132,10 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     records: list[EngineRecord] = []
 
 
-FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs
+class StateTold(msgspec.Struct, frozen=True, tag=True):
+    """As `TellState` asked for."""
+
+    state: ReplicaState
+
+
+FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold
