@@ -18,6 +18,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
             tenant of which most requests wait.
         token_s: by how much it comes later for each token more that has to be computed for it.
         itl_s: how long a step takes of the streams' tokens alone, with one stream more.
+        stream_s: by how much it takes longer for each stream beyond that.
         tenants: as in `SchedulerStats`.
     """
 
@@ -29,6 +30,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
     token_s: float = 0.0
     itl_s: float = 0.0
+    stream_s: float = 0.0
     tenants: tuple[TenantStats, ...] = ()
 
     def ttft_s(self, num_missing_tokens: int) -> float:

@@ -38,9 +38,9 @@ class Outlook:
             return shortest_s or 0.0, 0.0
         return shortest_s, max(0.0, long_s - shortest_s) / (self._long - 1)
 
-    def itl_s(self, now_s: float) -> float:
-        """How long a step takes of the streams' tokens alone, with one stream more."""
-        return self._forecast.stream_step_s(now_s, self._long) or 0.0
+    def itl_s(self, now_s: float) -> tuple[float, float]:
+        """Of a step of the streams' tokens alone, with one stream more, and of each beyond it."""
+        return self._forecast.stream_step_s(now_s, self._long) or (0.0, 0.0)
 
     def _of(self, num_tokens: int, now_s: float) -> float | None:
         tenant = self._queues.most_waiting()

@@ -126,6 +126,7 @@ class Scheduler:
     def state(self, now_s: float) -> ReplicaState:
         """What it has to do, and what a request more could expect."""
         delay_s, token_s = self._outlook.ttft_s(now_s)
+        itl_s, stream_s = self._outlook.itl_s(now_s)
         return ReplicaState(
             num_running=len(self._queues.running),
             num_waiting=self._queues.num_waiting,
@@ -134,7 +135,8 @@ class Scheduler:
             block_size=self._kv.block_size,
             delay_s=delay_s,
             token_s=token_s,
-            itl_s=self._outlook.itl_s(now_s),
+            itl_s=itl_s,
+            stream_s=stream_s,
             tenants=self._tenants.stats,
         )
 
