@@ -6,7 +6,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from legato.core.config import EngineConfig
@@ -65,12 +65,18 @@ class EngineProcess:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def starting(cls, config: EngineConfig) -> "AsyncGenerator[EngineProcess]":
-        """An engine process whose model is still to be loaded; ended where the context raises."""
+    async def starting(
+        cls, config: EngineConfig, program: Sequence[str] | None = None
+    ) -> "AsyncGenerator[EngineProcess]":
+        """An engine process whose model is still to be loaded; ended where the context raises.
+
+        Args:
+            program: the command that starts another kind of engine.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = ChildProcess(_PROGRAM, theirs.fileno(), _SHORT_SPIN)
+            process = ChildProcess(program or _PROGRAM, theirs.fileno(), _SHORT_SPIN)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:

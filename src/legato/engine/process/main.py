@@ -26,6 +26,7 @@ from legato.engine.process.messages import (
     Control,
     Delivered,
     EngineFailed,
+    EngineInfo,
     EngineReady,
     KnowVocabulary,
     Reconfigure,
@@ -47,27 +48,30 @@ _YOUNG_PER_FULL_COLLECTION = 10_000
 FromFrontEnd = EngineConfig | AddRequest | AbortRequest | Control
 
 
-def main(fd: int) -> int:
+Build = Callable[[EngineConfig], "tuple[EngineLoop, EngineInfo]"]
+
+
+def main(fd: int, build: Build | None = None) -> int:
+    """Args: build: makes the engine; None loads the model."""
     leave_to_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
     try:
-        return _serve(channel)
+        return _serve(channel, build)
     except ChannelClosedError:
         return 0
 
 
-def _serve(channel: Channel) -> int:
+def _serve(channel: Channel, build: Build | None = None) -> int:
     config, *early = channel.receive(wait_s=None)
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
         start = StartParts()
         with uncollected():
-            from legato.engine.startup.build import build_engine
-
+            make = build or _model_builder()
             start.end("imports")
-            engine, info = build_engine(config)
+            engine, info = make(config)
         info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
     except (ConfigError, UnsupportedModelError) as error:
         channel.send(EngineFailed(str(error), is_user_error=True))
@@ -99,6 +103,12 @@ def _serve(channel: Channel) -> int:
         channel.send(
             StepOutputs(outputs, engine.stats, engine.take_records(), engine.take_kv_events())
         )
+
+
+def _model_builder() -> Build:
+    from legato.engine.startup.build import build_engine
+
+    return build_engine
 
 
 def _events(

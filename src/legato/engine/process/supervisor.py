@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from legato.core.config import EngineConfig
@@ -58,6 +58,7 @@ class EngineSupervisor:
     Args:
         engine: the first one, which is ready.
         timeout_s: how long an engine with requests may say nothing before it counts as dead.
+        program: as of `EngineProcess.starting`.
 
     Attributes:
         config: what the next engine is started with.
@@ -72,8 +73,10 @@ class EngineSupervisor:
         listener: EngineListener,
         *,
         timeout_s: float,
+        program: Sequence[str] | None = None,
     ) -> None:
         self.config = config
+        self._program = program
         self.is_alive = True
         self.death = ""
         self._listener = listener
@@ -196,7 +199,7 @@ class EngineSupervisor:
         while True:
             logger.info("starting the engine again")
             try:
-                async with EngineProcess.starting(self.config) as engine:
+                async with EngineProcess.starting(self.config, self._program) as engine:
                     await engine.ready()
             except EngineDeadError as error:
                 logger.error("%s", error)
