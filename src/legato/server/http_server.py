@@ -48,18 +48,7 @@ async def serve_until_stopped(
     listener: socket.socket,
     on_ready: Announce,
 ) -> int:
-    info = engine.info
-    metrics = ServerMetrics(
-        info.served_model_name,
-        stats=lambda: engine.stats,
-        num_restarts=lambda: engine.num_restarts,
-        cache=info.cache,
-        classes=info.slo_classes,
-        kept=engine.kept,
-        pids=partial(_pids, engine),
-        prefix=config.metrics_prefix,
-    )
-    engine.activity.on_step = metrics.steps.observe
+    metrics = metrics_of(engine, config)
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.freeze()
     lifecycle = Lifecycle()
@@ -76,6 +65,23 @@ async def serve_until_stopped(
             closing.push_async_callback(part.stop)
         await server.serve(sockets=[listener])
     return _status(engine, lifecycle)
+
+
+def metrics_of(engine: Engine, config: ServerConfig) -> ServerMetrics:
+    """Metrics of a server of this engine, which are told of its steps from here on."""
+    info = engine.info
+    metrics = ServerMetrics(
+        info.served_model_name,
+        stats=lambda: engine.stats,
+        num_restarts=lambda: engine.num_restarts,
+        cache=info.cache,
+        classes=info.slo_classes,
+        kept=engine.kept,
+        pids=partial(_pids, engine),
+        prefix=config.metrics_prefix,
+    )
+    engine.activity.on_step = metrics.steps.observe
+    return metrics
 
 
 def _begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
