@@ -10,14 +10,16 @@ import msgspec
 from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
 from legato.bench.simulation.clients import SimulatedClients
 from legato.bench.simulation.fleet import SimulatedFleet
+from legato.bench.simulation.handover import Handovers
+from legato.bench.simulation.link import Traffic
 from legato.bench.simulation.replica import SimulatedReplica
 from legato.bench.simulation.run import check_servable
 from legato.bench.workload.requests import Workload
 from legato.core.block_hash import block_hashes
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.request import AddRequest, Event
+from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.stats import EngineStats
-from legato.routing.request import Role, RoutedRequest
+from legato.routing.request import Placement, Role, RoutedRequest
 from legato.routing.router import Router
 
 _STEPS_PER_LOOK = 256
@@ -93,11 +95,18 @@ class _FleetSimulation:
         self._classes = fleet.server.scheduler.classes
         self._events: list[tuple[float, int, int, Callable[[], bool]]] = []  # a heap
         self._order = count()
-        self._waiting: set[str] = set()  # requests whose first token has not come
+        # Key a request that has not ended, value where it is; and those without a first token.
+        self._placements: dict[str, Placement] = {}
+        self._waiting: set[str] = set()
         self._router = Router(fleet.routing, fleet.server.scheduler.tenant_weights)
         knows_prefixes = any(request.hash_ids for request in workload)
         is_sharing = fleet.server.enable_prefix_caching and knows_prefixes
         self._follows_caches = is_sharing and self._router.asks_prefixes
+        # Blocks come into the cache, whether anything else finds them there or not.
+        is_sharing |= bool(fleet.split.prefill)
+        token_bytes = fleet.kv_token_bytes or 0.0
+        self._transfer_token_s = token_bytes / fleet.link.bytes_per_s
+        self._handovers = Handovers(Traffic(fleet.link), token_bytes, self._deliver)
         self._replicas = [
             self._start(place, role, is_sharing) for place, role in enumerate(fleet.split.roles)
         ]
@@ -138,7 +147,8 @@ class _FleetSimulation:
 
     def _start(self, place: int, role: Role, is_sharing: bool) -> SimulatedReplica:
         replica_id = f"{role}-{place}"
-        self._router.join(replica_id, role)
+        transfer_token_s = self._transfer_token_s if role == "decode" else None
+        self._router.join(replica_id, role, transfer_token_s=transfer_token_s)
         replica = SimulatedReplica(
             replica_id, role, self._fleet.server.sibling(place), is_sharing=is_sharing
         )
@@ -151,9 +161,15 @@ class _FleetSimulation:
 
     def _route(self, message: AddRequest) -> None:
         placement = self._router.route(self._routed(message), self.now_s)
+        self._placements[message.request_id] = placement
         self._waiting.add(message.request_id)
-        intake_s = self._delays.intake(self.clients.request(message.request_id))
-        self._deliver(self._by_id[placement.first], message, self.now_s + intake_s)
+        at_s = self.now_s + self._delays.intake(self.clients.request(message.request_id))
+        target = self._by_id[placement.decode]
+        if placement.prefill is not None:
+            source = self._by_id[placement.prefill]
+            first, message = self._handovers.begin(message, source, target)
+            self._deliver(source, first, at_s)
+        self._deliver(target, message, at_s)
 
     def _routed(self, message: AddRequest) -> RoutedRequest:
         replica = self._replicas[0]
@@ -190,6 +206,7 @@ class _FleetSimulation:
 
     def _begin(self, replica: SimulatedReplica) -> None:
         outputs = replica.begin(self.now_s)
+        self._handovers.note_begun(replica, self.now_s)
         has_step = not replica.is_stalled
         assert replica.ends_s is not None
 
@@ -204,21 +221,46 @@ class _FleetSimulation:
 
     def _land(self, replica: SimulatedReplica, outputs: Sequence[RequestOutput]) -> None:
         """Pass on what a step brought."""
-        for output in outputs:
-            request_id = output.request_id
-            if output.new_token_ids and request_id in self._waiting:
-                self._waiting.discard(request_id)
-                self._router.note_first_token(request_id, self.now_s)
+        self._handovers.note_landed(replica, self.now_s)
+        for_clients = [output for output in outputs if self._is_for_client(replica, output)]
+        for output in for_clients:
+            if output.new_token_ids and output.request_id in self._waiting:
+                self._waiting.discard(output.request_id)
+                self._router.note_first_token(output.request_id, self.now_s)
             if output.finish_reason is not None:
-                self._waiting.discard(request_id)
-                num_tokens = self.clients.request(request_id).num_output_tokens
-                is_served = output.finish_reason is FinishReason.LENGTH
-                self._router.note_end(request_id, is_served * num_tokens, self.now_s)
-        self.clients.receive(outputs, self.now_s)
+                self._end(replica, output)
+        self.clients.receive(for_clients, self.now_s)
         if self._follows_caches:
             self._router.note_kv_events(replica.replica_id, replica.kv.take_events())
         if replica.replica_id in self._untold:
             self._tell(replica)
+
+    def _is_for_client(self, replica: SimulatedReplica, output: RequestOutput) -> bool:
+        """Not what has ended, nor what a replica says that only computes the prompt."""
+        request_id = output.request_id
+        if request_id not in self._placements:
+            return False
+        if replica.role != "prefill" or output.finish_reason is FinishReason.REFUSED:
+            return True
+        self._router.note_prefilled(request_id, self.now_s)
+        return False
+
+    def _end(self, replica: SimulatedReplica, output: RequestOutput) -> None:
+        request_id = output.request_id
+        placement = self._placements.pop(request_id)
+        self._waiting.discard(request_id)
+        is_served = output.finish_reason is FinishReason.LENGTH
+        num_tokens = self.clients.request(request_id).num_output_tokens if is_served else 0
+        self._router.note_end(request_id, num_tokens, self.now_s)
+        if placement.prefill is None or is_served:
+            return
+        # One of the two has refused it: the other one is to forget it.
+        is_first = replica.role == "prefill"
+        other = self._by_id[placement.decode if is_first else placement.prefill]
+        arrived = self._handovers.give_up(request_id)
+        self._deliver(other, AbortRequest(request_id=request_id), self.now_s)
+        if arrived is not None:
+            self._deliver(other, arrived, self.now_s)
 
     def _tell_all(self) -> None:
         """Have each replica tell of itself, now or as soon as its step has ended."""
