@@ -81,3 +81,7 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not self.state_every_s > 0.0:
             raise ConfigError(f"state_every_s must be positive, got {self.state_every_s}")
+
+    @property
+    def max_model_len(self) -> int:
+        return self.server.max_model_len

@@ -54,6 +54,14 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
     def num_steps(self) -> int:
         return sum(replica.num_steps for replica in self.replicas)
 
+    @property
+    def num_steps_over_budget(self) -> int:
+        return sum(replica.stats.num_steps_over_budget for replica in self.replicas)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(replica.stats.num_preemptions for replica in self.replicas)
+
 
 def simulate_fleet(
     fleet: SimulatedFleet,
@@ -89,7 +97,9 @@ class _FleetSimulation:
 
     def __init__(self, fleet: SimulatedFleet, workload: Workload) -> None:
         self.now_s = 0.0
-        self.clients = SimulatedClients(workload)
+        # Requests come to the router, which has none of a replica's work to do for them.
+        delivers = msgspec.structs.replace(fleet.server.delays, intake_s=0.0, intake_token_s=0.0)
+        self.clients = SimulatedClients(workload, delivers)
         self._fleet = fleet
         self._delays = fleet.server.delays
         self._classes = fleet.server.scheduler.classes

@@ -115,6 +115,14 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     stats: EngineStats
 
+    @property
+    def num_steps_over_budget(self) -> int:
+        return self.stats.num_steps_over_budget
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.stats.num_preemptions
+
 
 def simulate(
     server: Simulable,
