@@ -106,6 +106,16 @@ class Node:
             node = node.parent
         return node.end - node.num_missing
 
+    @property
+    def unfinished(self) -> "list[Node]":
+        """Itself and those above it that are not computed to their ends, the lowest first."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None and node.num_missing:
+            nodes.append(node)
+            node = node.parent
+        return nodes
+
     def note_computed(self, num_tokens: int) -> "list[tuple[Node, int]]":
         """So many tokens from the root to its end are computed.
 

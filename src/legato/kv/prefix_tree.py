@@ -76,6 +76,13 @@ class PrefixTree:
             node.num_users += 1
         return nodes
 
+    def join(self, last: Node) -> None:
+        """Use a node that is used already, and all above it."""
+        node = last
+        while node.parent is not None:
+            node.num_users += 1
+            node = node.parent
+
     def extend(
         self, node: Node, sought: SoughtTokens, block_ids: BlockIds, *, num_missing: int
     ) -> Node:
