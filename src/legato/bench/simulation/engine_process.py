@@ -39,7 +39,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
         scheduler=config.scheduler,
         enable_prefix_caching=enable_prefix_caching,
     )
-    engine = server.start(RealTimeClock(), is_sharing=enable_prefix_caching)
+    engine = server.start(RealTimeClock(), is_sharing=enable_prefix_caching).loop
     block_size = CacheConfig().block_size
     info = EngineInfo(
         model=config.model.model,
