@@ -209,14 +209,14 @@ async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> No
 
 async def test_who_watches_hears_of_a_step_before_it_is_over(client: EngineClient) -> None:
     """And so of a request when it is sent; nothing of either comes in any other records."""
-    with client.live.subscribe() as live, client.records.subscribe() as records:
+    with client.activity.live.subscribe() as live, client.activity.records.subscribe() as records:
         await complete(client, GREEDY)
         sent, *begun = live.take_now()
         assert isinstance(sent, RequestSent)
         assert all(isinstance(step, StepBegun) for step in begun)
         steps = [record for record in records.take_now() if isinstance(record, StepRecord)]
         assert [s.step_id for s in steps] == [s.step_id for s in begun if isinstance(s, StepBegun)]
-        assert list(client.recent.steps)[-len(steps) :] == steps
+        assert list(client.activity.recent.steps)[-len(steps) :] == steps
     await complete(client, GREEDY)
     assert live.take_now() == []
 
@@ -235,7 +235,7 @@ async def test_records_come_while_somebody_listens_from_the_next_engine_too(
         return ends
 
     await complete(client, GREEDY)
-    with client.records.subscribe() as subscription:
+    with client.activity.records.subscribe() as subscription:
         [first] = await ended()
         kill_engine(client)
         await serving(client)

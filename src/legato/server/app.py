@@ -17,7 +17,7 @@ from legato.engine.errors import (
     RequestFailedError,
     SlowReaderError,
 )
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.anthropic import messages
 from legato.server.anthropic.events import MessageAnswer
@@ -117,7 +117,7 @@ _ERRORS = (
 
 
 def create_app(
-    client: EngineClient,
+    engine: Engine,
     text: TextProcesses,
     config: ServerConfig,
     lifecycle: Lifecycle,
@@ -137,12 +137,12 @@ def create_app(
         requests=_REQUESTS,
     )
     api.state.context = Context(
-        client, text, metrics, lifecycle, config.max_unread_tokens, kv_event_source
+        engine, text, metrics, lifecycle, config.max_unread_tokens, kv_event_source
     )
     api.state.response_store = ResponseStore(
         config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
     )
-    api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
+    api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
     assets = dashboard.load_dashboard() | load_reference()
     routers = [*(room.router for room in _ROOMS), pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:

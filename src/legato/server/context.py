@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from fastapi import Depends, Request
 
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
@@ -58,7 +58,7 @@ class Context:
         kv_event_source: None where nobody is told what is cached.
     """
 
-    client: EngineClient
+    engine: Engine
     text: TextProcesses
     metrics: ServerMetrics
     lifecycle: Lifecycle
@@ -67,12 +67,12 @@ class Context:
 
     @property
     def model_name(self) -> str:
-        return self.client.info.served_model_name
+        return self.engine.info.served_model_name
 
     def check_model(self, asked: str | None) -> None:
         """Raises `ApiError` where `asked` is another model; a request may leave it out."""
-        if asked is not None and not self.client.info.is_called(asked):
-            raise unknown_model(asked, self.client.info.served_model_names)
+        if asked is not None and not self.engine.info.is_called(asked):
+            raise unknown_model(asked, self.engine.info.served_model_names)
 
 
 async def _context(request: Request) -> Context:

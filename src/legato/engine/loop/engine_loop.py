@@ -13,6 +13,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
+from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
@@ -116,6 +117,11 @@ class EngineLoop:
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
         )
+
+    @property
+    def state(self) -> ReplicaState:
+        """See `Scheduler.state`."""
+        return self._scheduler.state(self._clock())
 
     def reconfigure(self, config: SchedulerConfig) -> None:
         """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""

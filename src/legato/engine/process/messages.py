@@ -7,6 +7,7 @@ import msgspec
 from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
+from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
@@ -45,11 +46,17 @@ class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
     vocabulary: Vocabulary
 
 
+class TellState(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: say in what state it is."""
+
+
 class WatchCache(msgspec.Struct, frozen=True, tag=True):
     """To the engine: tell what is cached, and what becomes of it from now on."""
 
 
-Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | WatchCache
+Control = (
+    SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState | WatchCache
+)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,4 +141,10 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     kv_events: list[KVEvent] = []
 
 
-FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs
+class StateTold(msgspec.Struct, frozen=True, tag=True):
+    """As `TellState` asked for."""
+
+    state: ReplicaState
+
+
+FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold

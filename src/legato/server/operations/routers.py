@@ -49,7 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 @router.get("/get_server_info", responses=responses(ServerInfo))
 async def server_info(context: ContextDep) -> Response:
     """What is served, and in blocks of how many tokens it is cached."""
-    info = context.client.info
+    info = context.engine.info
     return json_response(
         ServerInfo(
             model_id=info.served_model_name,
@@ -65,7 +65,7 @@ async def server_info(context: ContextDep) -> Response:
 @router.get("/get_model_info", responses=responses(ModelInfo))
 async def model_info(context: ContextDep) -> Response:
     """The model that is served."""
-    info = context.client.info
+    info = context.engine.info
     return json_response(
         ModelInfo(
             model_path=info.model,
