@@ -116,8 +116,8 @@ class Node:
             node = node.parent
         return nodes
 
-    def note_computed(self, num_tokens: int) -> "list[tuple[Node, int]]":
-        """So many tokens from the root to its end are computed.
+    def count_computed(self, num_tokens: int) -> "list[tuple[Node, int]]":
+        """So many tokens from the root to its end are computed; `PrefixTree` tells of it.
 
         Returns:
             The nodes of which more is computed now, from the root on, with the blocks of each that

@@ -120,7 +120,7 @@ class PrefixTree:
 
     def note_computed(self, last: Node, num_tokens: int) -> None:
         """So many tokens from the root to the end of a node are computed."""
-        for node, start in last.note_computed(num_tokens):
+        for node, start in last.count_computed(num_tokens):
             self._events.stored(node, start)
 
     def release(self, last: Node) -> list[int]:

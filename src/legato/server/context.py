@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Request
 
 from legato.engine.frontend.engine import Engine
@@ -31,6 +32,22 @@ class Arrival:
     tenant: str | None = None
 
 
+class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where routers are told what is cached, as vLLM describes it.
+
+    Attributes:
+        endpoint, replay_endpoint, topic: as of `CachePublisher`.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    publisher: str = "zmq"
+    encoding: str = "msgpack"
+    schema_version: int = 1
+    enable_kv_cache_events: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One engine, what reads for it, and what surrounds both.
@@ -38,6 +55,7 @@ class Context:
     Attributes:
         max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
             more ends its stream.
+        kv_event_source: None where nobody is told what is cached.
     """
 
     engine: Engine
@@ -45,6 +63,7 @@ class Context:
     metrics: ServerMetrics
     lifecycle: Lifecycle
     max_unread_tokens: int
+    kv_event_source: KVEventSource | None = None
 
     @property
     def model_name(self) -> str:

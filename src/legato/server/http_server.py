@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from legato.core import signals
 from legato.core.config_fields import written
 from legato.core.errors import ConfigError
+from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.engine import Engine
 from legato.engine.process.messages import EngineInfo
 from legato.observe.metrics.server_metrics import ServerMetrics
@@ -29,6 +30,7 @@ from legato.observe.traces.spans import SpanExport
 from legato.observe.traces.tracer import Tracer
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
+from legato.server.context import KVEventSource
 from legato.server.http.connection import LimitedHttpProtocol
 from legato.server.http.middleware import Lifecycle
 from legato.server.text.text_processes import TextProcesses
@@ -52,15 +54,17 @@ async def serve_until_stopped(
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.freeze()
     lifecycle = Lifecycle()
-    server = _Server(
-        _uvicorn_config(create_app(engine, text, config, lifecycle, metrics), config, metrics),
-        engine,
-        lifecycle,
-        timeout_drain_s=config.timeout_drain_s,
-        on_started=lambda: on_ready(engine.info, _url(listener)),
-    )
-    signals.call_when_ending(server.handle_signal)
     async with contextlib.AsyncExitStack() as closing:
+        source = _tell_of_cache(engine, config, closing)
+        app = create_app(engine, text, config, lifecycle, metrics, source)
+        server = _Server(
+            _uvicorn_config(app, config, metrics),
+            engine,
+            lifecycle,
+            timeout_drain_s=config.timeout_drain_s,
+            on_started=lambda: on_ready(engine.info, _url(listener)),
+        )
+        signals.call_when_ending(server.handle_signal)
         for part in _begin_tracing(engine, config):
             closing.push_async_callback(part.stop)
         await server.serve(sockets=[listener])
@@ -82,6 +86,29 @@ def metrics_of(engine: Engine, config: ServerConfig) -> ServerMetrics:
     )
     engine.activity.on_step = metrics.steps.observe
     return metrics
+
+
+def _tell_of_cache(
+    engine: Engine, config: ServerConfig, closing: contextlib.AsyncExitStack
+) -> KVEventSource | None:
+    """Publish what is cached, where that is asked for, until the end.
+
+    Raises:
+        ConfigError: an endpoint cannot be used.
+    """
+    if config.kv_events_endpoint is None:
+        return None
+    assert isinstance(engine, EngineClient), "of several engines, none is told of"
+    # Imported where it is asked for: ZeroMQ may be missing elsewhere.
+    from legato.observe.cache.publisher import CachePublisher
+
+    topic = config.kv_events_topic
+    publisher = CachePublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, topic)
+    closing.callback(publisher.close)
+    engine.watch_cache(publisher.publish)
+    return KVEventSource(
+        endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, topic=topic
+    )
 
 
 def _begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:

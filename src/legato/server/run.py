@@ -7,12 +7,13 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import uvloop
 
 from legato.core import signals
-from legato.core.config import EngineConfig
+from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
@@ -65,6 +66,10 @@ def serve(
     """
     if config.otlp_traces_endpoint is not None:
         check_spans_can_be_made()
+    if config.kv_events_endpoint is not None:
+        if start_engine is not None:
+            raise ConfigError("kv_events_endpoint is one engine's, for routers in front of several")
+        _check_cache_can_be_told(engine_config.cache)
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
@@ -83,6 +88,13 @@ def serve(
         except EngineDeadError as error:
             logger.error("%s", error)
             return 1
+
+
+def _check_cache_can_be_told(cache: CacheConfig) -> None:
+    if find_spec("zmq") is None:
+        raise ConfigError("ZeroMQ missing: pip install 'legato[events]'")
+    if not cache.enable_prefix_caching:
+        raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
 
 
 async def _serve(

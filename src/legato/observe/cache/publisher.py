@@ -78,17 +78,19 @@ class CachePublisher:
         self._thread.start()
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Tell events that go together; always called by the same thread."""
+        """Tell events that go together; called by the thread that made this one, until `close`."""
         self._hand_over(events)
 
     def close(self) -> None:
-        """Publish what waits, and end; called by the thread that publishes."""
+        """Publish what waits, and end; what is published later is dropped."""
         self._hand_over(None)
         self._thread.join()
         self._wake.close(linger=0)
         self._context.term()
 
     def _hand_over(self, events: Sequence[KVEvent] | None) -> None:
+        if self._wake.closed:
+            return
         self._waiting.put(events)
         with contextlib.suppress(zmq.Again):  # it is awake, then
             self._wake.send(b"", zmq.DONTWAIT)
