@@ -66,10 +66,15 @@ def test_commands_exist(page: Path) -> None:
 def flags() -> set[str]:
     """Those of all commands that are named."""
     benchmarks = [path.read_text() for path in ROOT.glob("benchmarks/**/*.py")]
-    # Flags of another project's router are tried there.
+    # Flags of other projects' routers are tried there.
     tests = [
         ROOT / "tests" / name
-        for name in ("conftest.py", "fuzz/__main__.py", "server/test_disaggregation.py")
+        for name in (
+            "conftest.py",
+            "fuzz/__main__.py",
+            "server/test_disaggregation.py",
+            "server/test_existing_routers.py",
+        )
     ]
     others = [*tests, ROOT / "Makefile"]
     texts = [*usages(), *benchmarks, *(path.read_text() for path in others)]

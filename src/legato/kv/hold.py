@@ -78,11 +78,6 @@ class Hold:
         size = self.block_size
         return self.block_ids[start // size : None if end is None else end // size]
 
-    def settle(self) -> None:
-        """Count what has arrived as computed, once all before it is."""
-        if self.num_computed_tokens >= self.start:
-            self.last.note_computed(self.num_arrived)
-
 
 def _digest(request: Request) -> bytes:
     digest = hashlib.sha256(request.message.prompt_token_ids.tobytes())

@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.kv_events import KVEvent
 from legato.core.plan import BlockMove
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
+from legato.kv.cache_events import CacheEvents
 from legato.kv.hold import Hold
 from legato.kv.host_pool import HostPool
 from legato.kv.prefix_node import Node, SoughtTokens, Way
@@ -60,8 +62,9 @@ class KVCacheManager:
         self.block_size = block_size
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._host = HostPool(num_host_slots)
-        self._tree = PrefixTree(self._host)
+        self._events = CacheEvents()
+        self._host = HostPool(num_host_slots, self._events)
+        self._tree = PrefixTree(self._host, self._events)
         self._tables: dict[str, _Table] = {}  # key request id
         self._num_begun = self._num_ended = 0  # steps
         self._leaving: deque[tuple[int, _Table]] = deque()  # (number of the last step, what it has)
@@ -232,7 +235,7 @@ class KVCacheManager:
         if num_full == table.num_full and not table.last.num_missing:
             return
         if table.num_full <= table.num_shared:
-            table.last.note_computed(num_tokens)
+            self._tree.note_computed(table.last, num_tokens)
             if table.num_shared < num_full:
                 self._share_own(request, table, num_full)
         table.num_full = num_full
@@ -260,6 +263,17 @@ class KVCacheManager:
         """Copies between blocks and host memory, to be made in this order before the next step."""
         return self._host.take_moves()
 
+    def watch(self) -> None:
+        """Have `take_events` tell what becomes of shared blocks, and first of all those there are.
+
+        A block takes a few microseconds.
+        """
+        self._events.watch(self._tree.root)
+
+    def take_events(self) -> list[KVEvent]:
+        """What has become of shared blocks since the last time; nothing unless that is watched."""
+        return self._events.take()
+
     def _settle(self) -> None:
         """Count as computed what has arrived, as far as all before it is."""
         if not self._arriving:
@@ -267,7 +281,8 @@ class KVCacheManager:
         for hold in tuple(self._holds.values()):
             if hold.is_settled:
                 continue
-            hold.settle()
+            if hold.num_computed_tokens >= hold.start:
+                self._tree.note_computed(hold.last, hold.num_arrived)
             if hold.is_settled:
                 self._arriving.difference_update(hold.blocks(hold.start, hold.num_arrived))
                 if hold.is_over:

@@ -13,7 +13,9 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest, Event, Request
+from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
@@ -22,6 +24,7 @@ from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
+from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
@@ -124,6 +127,23 @@ class Scheduler:
             tenants=self._tenants.stats,
         )
 
+    def state(self, now_s: float) -> ReplicaState:
+        """What it has to do, and what a request more could expect."""
+        delay_s, token_s = self._outlook.ttft_s(now_s)
+        itl_s, stream_s = self._outlook.itl_s(now_s)
+        return ReplicaState(
+            num_running=len(self._queues.running),
+            num_waiting=self._queues.num_waiting,
+            num_blocks=self._kv.num_blocks,
+            num_free_blocks=self._kv.num_free_blocks,
+            block_size=self._kv.block_size,
+            delay_s=delay_s,
+            token_s=token_s,
+            itl_s=itl_s,
+            stream_s=stream_s,
+            tenants=self._tenants.stats,
+        )
+
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> None:
         """Plan by other settings from the next step on; requests stay where they are.
 
@@ -159,6 +179,9 @@ class Scheduler:
         self._queues.is_lost = self._lateness.is_lost
         self._queues.gives_up = not config.shed_load
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        self._outlook = Outlook(
+            forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
+        )
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:

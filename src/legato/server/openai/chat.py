@@ -282,10 +282,10 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     asked, prompts = await context.text.generation("chat", body)
-    tickets = context.client.tickets
+    tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     answer_format = ChatFormat(
-        context.client.vocabulary,
+        context.engine.vocabulary,
         asked,
         prompts[0],
         answer_id=f"chatcmpl-{arrival.request_id}",

@@ -180,11 +180,11 @@ class CompletionFormat:
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one prompt or several."""
     asked, prompts = await context.text.generation("completions", body)
-    tickets = context.client.tickets
+    tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     job = Job.of(asked, prompts, arrival=arrival, operation="text_completion", kv_transfer=transfer)
     answer_format = CompletionFormat(
-        context.client.vocabulary,
+        context.engine.vocabulary,
         asked,
         job,
         answer_id=f"cmpl-{arrival.request_id}",
