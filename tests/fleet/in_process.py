@@ -7,8 +7,10 @@ from pathlib import Path
 
 from legato.bench.simulation.engine_process import program
 from legato.core.config import EngineConfig
+from legato.fleet.config import replica_config
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
+from legato.routing.request import Role
 
 STEP_S = 0.004
 
@@ -17,7 +19,8 @@ def write_profile(folder: Path) -> str:
     """Of a machine whose steps are short."""
     path = folder / "profile.json"
     costs = {"step_s": STEP_S, "row_s": [2e-5] * 5}
-    path.write_text(json.dumps({"costs": costs, "max_model_len": 2048, "kv_cache_tokens": 16384}))
+    told = {"max_model_len": 2048, "kv_cache_tokens": 16384, "kv_token_bytes": 1e5}
+    path.write_text(json.dumps({"costs": costs, **told}))
     return str(path)
 
 
@@ -34,8 +37,9 @@ class InProcessReplicas:
         self._program = program(profile)
         self._waiting: list[Line] = []
 
-    async def add(self, replica_id: str) -> Replica:
-        replica = await Replica.start(replica_id, self._config, program=self._program)
+    async def add(self, replica_id: str, role: Role = "both") -> Replica:
+        config = replica_config(self._config, role, "127.0.0.1")
+        replica = await Replica.start(replica_id, config, program=self._program)
         self.by_id[replica_id] = replica
         return replica
 

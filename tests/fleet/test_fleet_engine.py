@@ -44,7 +44,7 @@ async def fleet(
 ) -> AsyncIterator[tuple[FleetEngine, InProcessReplicas]]:
     replicas = InProcessReplicas(CONFIG, write_profile(folder))
     await asyncio.gather(*(replicas.add(f"r{i}") for i in range(num_replicas)))
-    engine = await FleetEngine.start(CONFIG, replicas, no_text(), routing=routing)
+    engine = await FleetEngine.start(CONFIG, [replicas], no_text(), routing=routing)
     try:
         await joined(engine, num_replicas)
         yield engine, replicas
@@ -90,7 +90,7 @@ async def ends_because(submission: Submission, why: str) -> None:
 
 def home(engine: FleetEngine) -> str:
     """The replica of the one request that runs."""
-    [placed] = engine._placed.values()
+    [placed] = engine._placed
     return placed.link.replica_id
 
 

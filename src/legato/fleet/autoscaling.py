@@ -2,6 +2,8 @@
 
 Load is counted in promises. A replica's strain is the share of what it promised that it expects to
 use up, for first tokens or between tokens, whichever is more; at 1 the next request may be late.
+
+Where prefill and decode are apart, each pool is as large as its own strain asks for.
 """
 
 import math
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
+from legato.routing.request import Role
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
@@ -26,13 +29,16 @@ _UNPROMISED_WAITING = 8
 is about to be broken."""
 
 
-def strain(state: ReplicaState, classes: Iterable[SloClass]) -> float:
-    """Of one replica, which is at least 0."""
+def strain(state: ReplicaState, classes: Iterable[SloClass], role: Role = "both") -> float:
+    """Of one replica, which is at least 0.
+
+    One that only prefills promises nothing of gaps between tokens, which others send.
+    """
     shares: list[float] = []
     for slo in classes:
         if slo.ttft_s is not None:
             shares.append(state.delay_s / slo.ttft_s)
-        if slo.step_s is not None:
+        if slo.step_s is not None and role != "prefill":
             shares.append(state.itl_s / slo.step_s)
     return max(shares) if shares else state.num_waiting / _UNPROMISED_WAITING
 

@@ -15,7 +15,7 @@ from legato.core.block_hash import block_hashes
 from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import KVTransfer
-from legato.core.outputs import RequestOutput
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -29,38 +29,37 @@ from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.messages import KnowVocabulary
+from legato.fleet.handover import sent_halves
 from legato.fleet.link import Link
 from legato.fleet.messages import Brought, Joined, Lost, Missed, Tells
+from legato.fleet.placements import Half, Placed, Placements
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import summed
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
 from legato.routing.request import RoutedRequest
 from legato.routing.router import NoReplicaError, Router
+from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
 _PAUSE_S = 0.5
 """Before it is tried again to be joined to a replica, and between looks whether one is empty."""
+_FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 _MOST_HASHED_TOKENS = 2**14
 """Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
-
-
-class _Placed(msgspec.Struct):
-    """Where a request runs, and how many tokens have come of it."""
-
-    link: Link
-    num_tokens: int = 0
 
 
 class FleetEngine:
     """An `Engine` of many: each request is sent to the replica that the router chooses.
 
     Where a replica dies, requests of which nothing has come yet are sent to another, once; all
-    others end with an error.
+    others end with an error. Where prefill and decode are apart, a request has two halves, and of
+    one that only prefilled nothing is lost: the prompt is computed where it is continued.
 
     Args:
+        pools: replicas that do the same of each request.
         first: the replica that came first; all others must be like it.
         routing: a key of `ROUTING_POLICIES`.
 
@@ -74,7 +73,7 @@ class FleetEngine:
     def __init__(
         self,
         config: EngineConfig,
-        replicas: Replicas,
+        pools: Sequence[Replicas],
         first: Link,
         vocabulary: Vocabulary,
         defaults: ModelDefaults,
@@ -92,10 +91,11 @@ class FleetEngine:
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
-        self._replicas = replicas
+        self._pools = pools
+        self._key = read_key(config.transfer)
         self._router = Router(routing, config.scheduler.tenant_weights)
         self._links: dict[str, Link] = {}  # key replica id
-        self._placed: dict[str, _Placed] = {}  # key request id
+        self._placed = Placements()
         self._unplaced: dict[str, AddRequest] = {}  # likewise; they wait for a replica
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -108,34 +108,35 @@ class FleetEngine:
             abort=self._abort,
         )
         self._begin(self._follow(first))
-        self._begin(self._keep_joining(first.line.door_id))
+        for replicas in pools:
+            self._begin(self._keep_joining(replicas, first.line.door_id))
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
-        replicas: Replicas,
+        pools: Sequence[Replicas],
         text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
     ) -> "FleetEngine":
-        """Wait until there is a replica.
+        """Wait until there is a replica of the first pool.
 
         Args:
             text: as of `EngineClient.start`.
             served_model_names: as of `EngineInfo.renamed`.
 
         Raises:
-            ConfigError: there is no such policy.
+            ConfigError: there is no such policy, or the key that replicas share cannot be read.
             Exception: what `Replicas.attach` and awaiting `text` raise.
         """
-        first = await Link.open(replicas, uuid.uuid4().hex)
+        first = await Link.open(pools[0], uuid.uuid4().hex)
         try:
             vocabulary, defaults = await text
             return cls(
                 config,
-                replicas,
+                pools,
                 first,
                 vocabulary,
                 defaults,
@@ -154,7 +155,10 @@ class FleetEngine:
     @property
     def death(self) -> str:
         """Why there will be none, if so."""
-        return "it was stopped" if self._is_closed else self._replicas.death
+        if self._is_closed:
+            return "it was stopped"
+        deaths = [replicas.death for replicas in self._pools]
+        return deaths[0] if all(deaths) else ""
 
     @property
     def stats(self) -> EngineStats:
@@ -216,18 +220,19 @@ class FleetEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._replicas.close()
+        for replicas in self._pools:
+            await replicas.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep_joining(self, door_id: str) -> None:
-        """Be joined to each replica that comes."""
+    async def _keep_joining(self, replicas: Replicas, door_id: str) -> None:
+        """Be joined to each replica of a pool that comes."""
         while True:
             try:
-                link = await Link.open(self._replicas, door_id)
+                link = await Link.open(replicas, door_id)
             except Exception as error:
                 logger.warning("cannot be joined to a replica: %s", error)
                 await asyncio.sleep(_PAUSE_S)
@@ -275,13 +280,14 @@ class FleetEngine:
             match message:
                 case Brought():
                     self._take(link, message)
-                case Tells(state=state):
+                case Tells(state=state, transfer=transfer):
+                    link.transfer = transfer
                     self._note_state(link, state)
                 case Lost():
                     self.num_restarts += 1
                     self._leave(link, "the engine process died while it held this request")
-                case Missed(request_id=request_id):
-                    self._place_again(link, request_id)
+                case Missed(request_id=sent_id):
+                    self._place_again(link, sent_id)
                 case Joined():
                     raise AssertionError("a replica joins once")
 
@@ -291,32 +297,69 @@ class FleetEngine:
         logger.info("replica %s is about to end", link.replica_id)
         if link.replica_id in self._router.replicas:
             self._router.drain(link.replica_id)
-        while any(placed.link is link for placed in self._placed.values()):
+        while self._placed.is_used(link):
             await asyncio.sleep(_PAUSE_S)
 
     def _take(self, link: Link, brought: Brought) -> None:
         now_s = time.monotonic()
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
-        outputs = [_on_our_clock(output, now_s - brought.sent_s) for output in brought.outputs]
-        for output in outputs:
-            self._note(output, now_s)
+        outputs = [
+            told
+            for output in brought.outputs
+            if (told := self._told(link, output, now_s - brought.sent_s)) is not None
+        ]
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
 
-    def _note(self, output: RequestOutput, now_s: float) -> None:
-        placed = self._placed.get(output.request_id)
-        if placed is None:
-            return
+    def _told(self, link: Link, output: RequestOutput, later_s: float) -> RequestOutput | None:
+        """What a client is told of what a replica says; None where that is nothing."""
+        half = self._placed.half(link, output.request_id)
+        if half is None:
+            return None
+        if half.is_prefill and output.finish_reason not in _FAILED:
+            if output.finish_reason is not None:
+                self._end_prefill(half)
+            return None
+        self._note(half, output)
+        scheduled_s = None if output.scheduled_s is None else output.scheduled_s + later_s
+        return msgspec.structs.replace(output, request_id=half.request_id, scheduled_s=scheduled_s)
+
+    def _note(self, half: Half, output: RequestOutput) -> None:
+        placed = self._placed.of(half)
         if output.new_token_ids and not placed.num_tokens:
-            self._router.note_first_token(output.request_id, now_s)
+            self._router.note_first_token(half.request_id, time.monotonic())
+            self._fetch_no_more(placed)
         placed.num_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
-            self._end(output.request_id)
+            self._placed.end_half(half)
+            self._end(half.request_id)
+
+    def _fetch_no_more(self, placed: Placed) -> None:
+        """What decodes it has computed what it has not been given."""
+        prefill, placed.prefill = placed.prefill, None
+        if prefill is not None and self._end_prefill(prefill):
+            _abort(prefill)
+
+    def _end_prefill(self, half: Half) -> bool:
+        """A prompt is computed, or will be by who continues it; whether that is new."""
+        is_new = self._placed.end_half(half)
+        if is_new:
+            self._router.note_prefilled(half.request_id, time.monotonic())
+        return is_new
 
     def _end(self, request_id: str) -> None:
-        placed = self._placed.pop(request_id)
+        """A request runs nowhere any more."""
+        placed = self._drop(request_id)
         self._router.note_end(request_id, placed.num_tokens, time.monotonic())
+
+    def _drop(self, request_id: str) -> Placed:
+        """Have no replica go on with it."""
+        placed = self._placed.end(request_id)
+        for half in placed.halves:
+            if self._placed.end_half(half):
+                _abort(half)
+        return placed
 
     def _send(self, request: AddRequest) -> None:
         self._place(request)
@@ -329,9 +372,11 @@ class FleetEngine:
         except NoReplicaError:
             self._unplaced[request.request_id] = request
             return
-        link = self._links[placement.decode]
-        self._placed[request.request_id] = _Placed(link)
-        link.put(request)
+        links = self._links
+        prefill = None if placement.prefill is None else links[placement.prefill]
+        placed = self._placed.add(request.request_id, links[placement.decode], prefill)
+        for half, message in sent_halves(request, placed, self._key):
+            half.link.put(message)
 
     def _place_waiting(self) -> None:
         waiting, self._unplaced = self._unplaced, {}
@@ -351,39 +396,50 @@ class FleetEngine:
                 block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
             ),
             block_size=block_size,
+            is_divisible=request.params.prompt_logprobs is None,  # of what is not computed
         )
 
     def _abort(self, request_id: str) -> None:
         self._unplaced.pop(request_id, None)
-        placed = self._placed.get(request_id)
-        if placed is not None:
-            placed.link.put(AbortRequest(request_id=request_id))
+        if request_id in self._placed:
             self._end(request_id)
 
     def _note_state(self, link: Link, state: ReplicaState) -> None:
         """What a replica tells; there is an engine, to which requests may go."""
         if link.replica_id not in self._router.replicas:
-            self._router.join(link.replica_id)
+            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
+            fetch_s = 0.0 if link.role == "decode" else None
+            self._router.join(link.replica_id, link.role, transfer_token_s=fetch_s)
             if link.line.is_to_end.is_set():
                 self._router.drain(link.replica_id)
         self._router.note_state(link.replica_id, state, time.monotonic())
         self._place_waiting()
 
-    def _place_again(self, link: Link, request_id: str) -> None:
+    def _place_again(self, link: Link, sent_id: str) -> None:
         """What a replica had no engine for."""
-        placed, one = self._placed.get(request_id), self._submissions.get(request_id)
-        if placed is not None and placed.link is link and one is not None:
-            self._end(request_id)
-            self._place(one.request)
+        half = self._placed.half(link, sent_id)
+        if half is None:
+            return
+        if half.is_prefill:
+            self._end_prefill(half)
+            return
+        one = self._submissions.get(half.request_id)
+        assert one is not None, "what has ended is placed no more"
+        self._placed.end_half(half)
+        self._end(half.request_id)
+        self._place(one.request)
 
     def _leave(self, link: Link, why: str) -> None:
         """There is no engine. What has begun there, or was lost before, ends; the rest is run
-        elsewhere."""
+        elsewhere. Prompts that were only computed there are computed where they are continued."""
         if link.replica_id in self._router.replicas:
             self._router.leave(link.replica_id, time.monotonic())
-        lost = [one for one, placed in self._placed.items() if placed.link is link]
+        halves = self._placed.at(link)
+        for half in halves:
+            self._placed.end_half(half)
+        lost = [half.request_id for half in halves if not half.is_prefill]
         for request_id in lost:
-            del self._placed[request_id]
+            self._drop(request_id)
         for request_id in lost:
             one = self._submissions.get(request_id)
             if one is not None:
@@ -402,7 +458,5 @@ def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> boo
     return (info.model, info.max_model_len, info.vocab_size) == (model, max_model_len, vocab_size)
 
 
-def _on_our_clock(output: RequestOutput, later_s: float) -> RequestOutput:
-    if output.scheduled_s is None:
-        return output
-    return msgspec.structs.replace(output, scheduled_s=output.scheduled_s + later_s)
+def _abort(half: Half) -> None:
+    half.link.put(AbortRequest(request_id=half.sent_id))

@@ -14,7 +14,7 @@ from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config
 from legato.core.errors import ConfigError
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import FleetConfig, check_fleet
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.model.source import configured_source
@@ -54,7 +54,7 @@ class FrontDoor:
     """Args: config, server: an `EngineConfig` and a `ServerConfig`, packed."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
+        self, config: bytes, server: bytes, routing: str, *pools: DeploymentHandle
     ) -> None:
         engine_config = unpacker(EngineConfig).decode(config)
         server_config = unpacker(ServerConfig).decode(server)
@@ -64,7 +64,7 @@ class FrontDoor:
         )
         self._engine = await FleetEngine.start(
             engine_config,
-            RayReplicas(replicas),
+            [RayReplicas(replicas) for replicas in pools],
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
@@ -105,13 +105,15 @@ def app(settings: dict[str, Any]) -> Application:
     if left:
         raise ConfigError(f"no such setting: {', '.join(left)}")
     config = EngineConfig(**parts)
+    check_fleet(config, fleet)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
+    pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
+    return deployment.bind(pack(config), pack(server), fleet.routing, *pools)
 
 
 def _taken(config: type[Config], settings: dict[str, Any]) -> Any:

@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.engine.process.channel import pack, unpacker
-from legato.engine.process.messages import EngineInfo, KnowVocabulary
-from legato.fleet.messages import FromReplica, Joined, Sent
+from legato.engine.process.messages import EngineInfo
+from legato.fleet.messages import FromReplica, Joined, Sent, ToReplica
 from legato.fleet.replicas import Line, Replicas
+from legato.routing.request import Role
 
 _MOST_AT_ONCE = 64
 """Events of a frame."""
@@ -21,7 +21,8 @@ class Link:
     """Made by `open`.
 
     Attributes:
-        replica_id, info, first_state: as in `Joined`.
+        replica_id, role, info, first_state: as in `Joined`.
+        transfer: as in `Tells`, as far as it has told.
         line: tells when it is to end.
         stats: of the replica's engine, as of its latest step.
     """
@@ -30,13 +31,15 @@ class Link:
         self, joined: Joined, line: Line, frames: AsyncGenerator[bytes], replicas: Replicas
     ) -> None:
         self.replica_id = joined.replica_id
+        self.role: Role = joined.role
         self.info: EngineInfo = joined.info
+        self.transfer = joined.info.transfer
         self.first_state = joined.state
         self.line = line
         self.stats = EngineStats()
         self._frames = frames
         self._replicas = replicas
-        self._waiting: list[Event | KnowVocabulary] = []
+        self._waiting: list[ToReplica] = []
         self._has_more = asyncio.Event()
 
     @classmethod
@@ -52,7 +55,7 @@ class Link:
             raise
         return cls(joined, line, frames, replicas)
 
-    def put(self, event: Event | KnowVocabulary) -> None:
+    def put(self, event: ToReplica) -> None:
         """Send an event as soon as it is its turn."""
         self._waiting.append(event)
         self._has_more.set()

@@ -9,12 +9,28 @@ import msgspec
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
-from legato.core.request import Event
+from legato.core.request import AddRequest, Event
 from legato.core.stats import EngineStats
-from legato.engine.process.messages import EngineInfo, KnowVocabulary
+from legato.engine.frontend.kv_tickets import KVTransferParams
+from legato.engine.process.messages import EngineInfo, KnowVocabulary, TransferAddress
+from legato.routing.request import Role
 
 MAX_FRAME_BYTES = 64 * 2**20
 """To a replica; more is refused unread."""
+
+
+class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a front door: one half of a request, whose other half is another replica's.
+
+    Attributes:
+        ticket: what becomes of its prompt's blocks, of which the request itself says nothing.
+    """
+
+    request: AddRequest
+    ticket: KVTransferParams
+
+
+ToReplica = Event | KnowVocabulary | Ticketed
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +41,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
         sent_s: when, on the clock of the requests' `arrival_time_s`.
     """
 
-    events: list[Event | KnowVocabulary]
+    events: list[ToReplica]
     sent_s: float
 
 
@@ -34,11 +50,13 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         replica_id: no other has had it.
+        role: what it does of requests.
         info: of its engine.
         state: in which that is; None where it is just being started again.
     """
 
     replica_id: str
+    role: Role
     info: EngineInfo
     state: ReplicaState | None
 
@@ -59,9 +77,15 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Tells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica, every now and then: in what state it is."""
+    """From a replica, every now and then: in what state it is.
+
+    Attributes:
+        transfer: where its engine is asked for blocks, which differs from one engine to the next;
+            None where it hands over none.
+    """
 
     state: ReplicaState
+    transfer: TransferAddress | None = None
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag=True):

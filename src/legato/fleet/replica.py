@@ -14,16 +14,28 @@ from legato.core.errors import InvalidRequestError
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
-from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.request import AbortRequest, AddRequest
 from legato.core.stats import EngineStats
 from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineDeadError
+from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
 from legato.engine.frontend.requests import check_request
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import EngineInfo, KnowVocabulary, StepOutputs, WatchCache
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.fleet.messages import MAX_FRAME_BYTES, Brought, Joined, Lost, Missed, Sent, Tells
+from legato.fleet.messages import (
+    MAX_FRAME_BYTES,
+    Brought,
+    Joined,
+    Lost,
+    Missed,
+    Sent,
+    Tells,
+    Ticketed,
+    ToReplica,
+)
+from legato.routing.request import Role
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +74,8 @@ class Replica:
         self._unpacker = unpacker(Sent)
         self._stats = EngineStats()
         self._vocabulary: KnowVocabulary | None = None
+        self._role: Role = config.transfer.kv_role or "both"
+        self._tickets = Tickets(config.transfer, info.transfer)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )
@@ -104,7 +118,11 @@ class Replica:
         self._supervisor.send(WatchCache())  # all doors are told all of it again
         try:
             await self._ask_state()
-            yield pack(Joined(replica_id=self.replica_id, info=self.info, state=self.state))
+            yield pack(
+                Joined(
+                    replica_id=self.replica_id, role=self._role, info=self.info, state=self.state
+                )
+            )
             while (frame := await frames.get()) is not None:
                 yield frame
         finally:
@@ -137,7 +155,7 @@ class Replica:
             frames.put_nowait(None)
         await self._supervisor.close()
 
-    def _take(self, door_id: str, event: Event | KnowVocabulary, later_s: float) -> None:
+    def _take(self, door_id: str, event: ToReplica, later_s: float) -> None:
         match event:
             case KnowVocabulary():
                 if self._vocabulary is None:
@@ -148,12 +166,17 @@ class Replica:
                 if self._owners.pop(own_id, None) is not None:
                     self._supervisor.send(AbortRequest(request_id=own_id))
             case AddRequest():
-                self._add(door_id, event, later_s)
+                self._add(door_id, event, None, later_s)
+            case Ticketed(request=request, ticket=ticket):
+                self._add(door_id, request, ticket, later_s)
 
-    def _add(self, door_id: str, request: AddRequest, later_s: float) -> None:
+    def _add(
+        self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
+    ) -> None:
         own_id = _own_id(door_id, request.request_id)
         try:
             check_request(request, self.info)
+            kv_transfer = self._tickets.transfer(ticket)
             self._supervisor.check_running()
         except InvalidRequestError as error:
             ended = RequestOutput(
@@ -167,7 +190,9 @@ class Replica:
         self._owners[own_id] = door_id, request.request_id
         arrival_time_s = request.arrival_time_s + later_s
         self._supervisor.send(
-            msgspec.structs.replace(request, request_id=own_id, arrival_time_s=arrival_time_s)
+            msgspec.structs.replace(
+                request, request_id=own_id, arrival_time_s=arrival_time_s, kv_transfer=kv_transfer
+            )
         )
 
     def _abort_all(self, door_id: str) -> None:
@@ -180,7 +205,7 @@ class Replica:
             await asyncio.sleep(_TELL_EVERY_S)
             await self._ask_state()
             if self.state is not None:
-                self._tell_all(Tells(state=self.state))
+                self._tell_all(Tells(state=self.state, transfer=self.info.transfer))
 
     async def _ask_state(self) -> None:
         try:
@@ -212,8 +237,9 @@ class Replica:
     def num_unfinished(self) -> int:
         return len(self._owners)
 
-    def engine_is_ready(self) -> None:
-        """It knows nothing yet."""
+    def engine_is_ready(self, info: EngineInfo) -> None:
+        """It knows nothing yet, and may be asked for blocks elsewhere than the one before it."""
+        self.info = info
         if self._vocabulary is not None:
             self._supervisor.send(self._vocabulary)
         if self._doors:
