@@ -52,12 +52,18 @@ def test_each_replica_is_given_its_role_and_a_port_of_its_own() -> None:
     assert replica_config(config, "both", "10.0.0.1") is config
 
 
-def test_what_a_fleet_decides_is_not_to_be_set() -> None:
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EngineConfig(transfer=TransferConfig(kv_role="decode")), "what each replica"),
+        (EngineConfig(transfer=TransferConfig(kv_transfer_port=1)), "what each replica"),
+        (EngineConfig(cache=CacheConfig(enable_prefix_caching=False)), "prefix cache"),
+        (EngineConfig(), "kv_transfer_key_file"),
+    ],
+)
+def test_what_a_fleet_decides_or_lacks(config: EngineConfig, message: str) -> None:
     apart = FleetConfig(prefill_replicas=1, decode_replicas=1)
-    for transfer in (TransferConfig(kv_role="decode"), TransferConfig(kv_transfer_port=1)):
-        with pytest.raises(ConfigError, match="what each replica of a fleet is given"):
-            check_fleet(EngineConfig(transfer=transfer), FleetConfig())
-    uncached = EngineConfig(cache=CacheConfig(enable_prefix_caching=False))
-    check_fleet(uncached, FleetConfig())
-    with pytest.raises(ConfigError, match="prefix cache"):
-        check_fleet(uncached, apart)
+    with pytest.raises(ConfigError, match=message):
+        check_fleet(config, apart, is_on_cluster=True)
+    check_fleet(EngineConfig(), apart, is_on_cluster=False)
+    check_fleet(EngineConfig(), FleetConfig(), is_on_cluster=True)

@@ -159,8 +159,12 @@ def replica_config(config: EngineConfig, role: Role, host: str) -> EngineConfig:
     return msgspec.structs.replace(config, transfer=transfer)
 
 
-def check_fleet(config: EngineConfig, fleet: FleetConfig) -> None:
-    """Raises `ConfigError` where engines are to do what a fleet decides."""
+def check_fleet(config: EngineConfig, fleet: FleetConfig, *, is_on_cluster: bool) -> None:
+    """Raises `ConfigError` where engines are to do what a fleet decides, or lack what it needs.
+
+    Args:
+        is_on_cluster: whether replicas may be on several machines.
+    """
     default = TransferConfig()
     for name in ("kv_role", "kv_transfer_host", "kv_transfer_port"):
         if getattr(config.transfer, name) != getattr(default, name):
@@ -168,5 +172,12 @@ def check_fleet(config: EngineConfig, fleet: FleetConfig) -> None:
                 f"{name} is what each replica of a fleet is given: prefill_replicas and "
                 "decode_replicas say how many do what"
             )
-    if fleet.prefill_replicas is not None and not config.cache.enable_prefix_caching:
+    if fleet.prefill_replicas is None:
+        return
+    if not config.cache.enable_prefix_caching:
         raise ConfigError("prefill and decode apart need the prefix cache, which is turned off")
+    if is_on_cluster and config.transfer.kv_transfer_key_file is None:
+        raise ConfigError(
+            "prefill and decode apart on a cluster need a kv_transfer_key_file, which each machine "
+            "has: replicas can be reached from elsewhere"
+        )

@@ -37,13 +37,14 @@ class ReplicaDeployment:
         config: an `EngineConfig`, packed.
         simulate: as of `FleetConfig`.
         role: what it does of requests.
+        host: as of `replicas_app`.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, simulate: str | None, role: Role
+        self, config: bytes, simulate: str | None, role: Role, host: str | None
     ) -> None:
         replica_id = serve.get_replica_context().replica_id.unique_id
-        host = ray.util.get_node_ip_address()
+        host = host or ray.util.get_node_ip_address()
         engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
         self._role: Role = role
         self._classes = engine_config.scheduler.classes.values()
@@ -74,8 +75,15 @@ class ReplicaDeployment:
         await self._replica.close()
 
 
-def replicas_app(config: EngineConfig, fleet: FleetConfig, pool: Pool) -> Application:
-    """The deployment of a pool, to be run or bound to others."""
+def replicas_app(
+    config: EngineConfig, fleet: FleetConfig, pool: Pool, host: str | None = None
+) -> Application:
+    """The deployment of a pool, to be run or bound to others.
+
+    Args:
+        host: address that replicas reach each other at, where all are on one machine; None is that
+            of each one's machine.
+    """
     options: dict[str, Any] = {"num_replicas": pool.fewest}
     if pool.most > pool.fewest:
         options = {
@@ -98,7 +106,7 @@ def replicas_app(config: EngineConfig, fleet: FleetConfig, pool: Pool) -> Applic
         request_router_config=RequestRouterConfig(request_router_class=FleetRequestRouter),
         **options,
     )
-    return deployment.bind(pack(config), fleet.simulate, pool.role)
+    return deployment.bind(pack(config), fleet.simulate, pool.role, host)
 
 
 class RayReplicas:

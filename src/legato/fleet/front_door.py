@@ -105,7 +105,7 @@ def app(settings: dict[str, Any]) -> Application:
     if left:
         raise ConfigError(f"no such setting: {', '.join(left)}")
     config = EngineConfig(**parts)
-    check_fleet(config, fleet)
+    check_fleet(config, fleet, is_on_cluster=True)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",

@@ -36,7 +36,7 @@ def serve_fleet(
         ConfigError: as `serve` and `check_fleet`; or Ray is missing, or has no room for replicas.
     """
     check_ray()
-    check_fleet(engine_config, fleet)
+    check_fleet(engine_config, fleet, is_on_cluster=fleet.ray_address is not None)
     with running_replicas(engine_config, fleet) as pools:
         start = partial(_start, engine_config, config, fleet, pools)
         return serve(engine_config, config, on_ready=on_ready, start_engine=start)
@@ -73,7 +73,7 @@ def running_replicas(engine_config: EngineConfig, fleet: FleetConfig) -> Iterato
             ending.callback(ray_serve.shutdown)
         apps = [
             ray_serve.RunTarget(
-                replicas_app(engine_config, fleet, pool),
+                replicas_app(engine_config, fleet, pool, _LOOPBACK if is_ours else None),
                 name=f"{_APP}-{POOL_NAMES[pool.role]}",
                 route_prefix=None,
             )
