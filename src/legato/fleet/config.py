@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from legato.core.config import EngineConfig, TransferConfig
-from legato.core.config_fields import Config, Count, Flag
+from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
 from legato.routing.request import Role
 
@@ -63,6 +63,12 @@ class FleetConfig(Config, frozen=True, kw_only=True):
     ] = None
     max_prefill_replicas: Annotated[Count | None, _more("--prefill-replicas")] = None
     max_decode_replicas: Annotated[Count | None, _more("--decode-replicas")] = None
+    upscale_delay_s: Annotated[
+        Seconds, Flag("how long promises must be in danger before more replicas are started")
+    ] = 10.0
+    downscale_delay_s: Annotated[
+        Seconds, Flag("how long fewer replicas must do before one is ended")
+    ] = 300.0
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),

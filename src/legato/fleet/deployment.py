@@ -27,7 +27,6 @@ _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0
 """The longest that a replica goes on for what it has when it is to end."""
 _LOOK_EVERY_S = 0.5
-_SLOWER_S, _SOONER_S = 300.0, 10.0
 
 
 class ReplicaDeployment:
@@ -47,7 +46,6 @@ class ReplicaDeployment:
         host = host or ray.util.get_node_ip_address()
         engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
         self._role: Role = role
-        self._classes = engine_config.scheduler.classes.values()
         self._replica = await Replica.start(
             replica_id, engine_config, program=None if simulate is None else program(simulate)
         )
@@ -69,7 +67,9 @@ class ReplicaDeployment:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Likewise, for `keep_promises`."""
         state = self._replica.state
-        return {} if state is None else {STRAIN: strain(state, self._classes, self._role)}
+        if state is None:
+            return {}
+        return {STRAIN: strain(state, self._replica.classes.values(), self._role)}
 
     async def __del__(self) -> None:
         await self._replica.close()
@@ -91,8 +91,8 @@ def replicas_app(
                 min_replicas=pool.fewest,
                 initial_replicas=pool.fewest,
                 max_replicas=pool.most,
-                upscale_delay_s=_SOONER_S,
-                downscale_delay_s=_SLOWER_S,
+                upscale_delay_s=fleet.upscale_delay_s,
+                downscale_delay_s=fleet.downscale_delay_s,
                 policy=AutoscalingPolicy(policy_function=keep_promises),
             )
         }

@@ -5,40 +5,48 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
-from legato.core.block_hash import block_hashes
 from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import KVTransfer
-from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.replica_state import ReplicaState
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.outputs import FinishReason
+from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.stats import EngineStats, KeptPromise
-from legato.core.step_record import RequestSent
+from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
+from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, RequestSent
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
+from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
-from legato.engine.frontend.submissions import Submissions, Unfinished
-from legato.engine.process.messages import KnowVocabulary
-from legato.fleet.handover import sent_halves
+from legato.engine.frontend.submissions import Submissions
+from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
+from legato.fleet.dispatcher import Asked, Dispatcher
 from legato.fleet.link import Link
-from legato.fleet.messages import Brought, Joined, Lost, Missed, Tells
-from legato.fleet.placements import Half, Placed, Placements
+from legato.fleet.messages import (
+    Begun,
+    Brought,
+    ChangeSettings,
+    Joined,
+    Lost,
+    Missed,
+    Tells,
+    ToReplica,
+)
+from legato.fleet.placements import Placed
+from legato.fleet.records import on_our_clock, output_on_our_clock
 from legato.fleet.replicas import Replicas
-from legato.fleet.totals import summed
+from legato.fleet.totals import Totals
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
-from legato.routing.request import RoutedRequest
-from legato.routing.router import NoReplicaError, Router
+from legato.routing.router import Router
 from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)
@@ -46,27 +54,26 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _PAUSE_S = 0.5
 """Before it is tried again to be joined to a replica, and between looks whether one is empty."""
-_FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
-_MOST_HASHED_TOKENS = 2**14
-"""Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
 
 
 class FleetEngine:
     """An `Engine` of many: each request is sent to the replica that the router chooses.
 
     Where a replica dies, requests of which nothing has come yet are sent to another, once; all
-    others end with an error. Where prefill and decode are apart, a request has two halves, and of
-    one that only prefilled nothing is lost: the prompt is computed where it is continued.
+    others end with an error. What one refuses is sent to others before it is refused. Where prefill
+    and decode are apart, a request has two halves, and of one that only prefilled nothing is lost:
+    the prompt is computed where it is continued.
 
     Args:
         pools: replicas that do the same of each request.
         first: the replica that came first; all others must be like it.
         routing: a key of `ROUTING_POLICIES`.
+        is_only_door: whether no other front door uses the replicas, so that this one may change
+            their settings.
 
     Attributes:
         num_restarts: replicas, and engines of theirs, that were lost.
         tickets: none: clients do not choose replicas.
-        activity: of what single steps hold, it tells nothing.
         pids: none of them are this machine's to look at.
     """
 
@@ -80,6 +87,7 @@ class FleetEngine:
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
+        is_only_door: bool,
     ) -> None:
         info = self.info = first.info.renamed(served_model_names)
         self.vocabulary = vocabulary
@@ -87,16 +95,28 @@ class FleetEngine:
         self.num_restarts = 0
         self.pids: dict[str, int] = {}
         self.scheduler_config = config.scheduler
-        self.activity = Activity(lambda _: None, lambda _: None)
+        self.activity = Activity(
+            lambda is_on: self._tell_all(SetRecording(is_on)),
+            lambda is_on: self._tell_all(SetAnnouncing(is_on)),
+        )
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._pools = pools
-        self._key = read_key(config.transfer)
         self._router = Router(routing, config.scheduler.tenant_weights)
+        self._is_only_door = is_only_door
         self._links: dict[str, Link] = {}  # key replica id
-        self._placed = Placements()
-        self._unplaced: dict[str, AddRequest] = {}  # likewise; they wait for a replica
+        self._totals = Totals()
+        self._dispatcher = Dispatcher(
+            self._router,
+            Asked(
+                request=lambda request_id: self._submissions.get(request_id),
+                slo=lambda name: self.scheduler_config.classes[name],
+            ),
+            block_size=info.cache.block_size,
+            key=read_key(config.transfer),
+            totals=self._totals,
+        )
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._submissions = Submissions(
@@ -105,7 +125,7 @@ class FleetEngine:
             within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size),
             check_running=self.check_running,
             send=self._send,
-            abort=self._abort,
+            abort=self._dispatcher.abort,
         )
         self._begin(self._follow(first))
         for replicas in pools:
@@ -120,6 +140,7 @@ class FleetEngine:
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
+        is_only_door: bool,
     ) -> "FleetEngine":
         """Wait until there is a replica of the first pool.
 
@@ -142,6 +163,7 @@ class FleetEngine:
                 defaults,
                 served_model_names=served_model_names,
                 routing=routing,
+                is_only_door=is_only_door,
             )
         except BaseException:
             await first.close()
@@ -163,7 +185,12 @@ class FleetEngine:
     @property
     def stats(self) -> EngineStats:
         """Of all replicas together."""
-        return summed([link.stats for link in self._links.values()])
+        return self._totals.of([link.stats for link in self._links.values()])
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaStats]:
+        """The numbers of each replica; key its id."""
+        return {replica_id: link.replica_stats for replica_id, link in self._links.items()}
 
     @property
     def num_unfinished(self) -> int:
@@ -185,12 +212,22 @@ class FleetEngine:
         if not any(view.is_accepting for view in self._router.replicas.values()):
             raise EngineDeadError("no replica is ready", retry_after_s=_RETRY_AFTER_S)
 
-    def reconfigure(self, scheduler: SchedulerConfig) -> None:  # noqa: ARG002
-        """Raises `ConfigError`: replicas are replaced one by one, with other settings."""
-        raise ConfigError(
-            "the settings of a fleet are those that its replicas were started with; deploy it "
-            "again with others, and they are replaced one after the other"
-        )
+    def reconfigure(self, scheduler: SchedulerConfig) -> None:
+        """See `Engine.reconfigure`; it holds for all replicas, and for those that come.
+
+        Raises `ConfigError`, too, where there may be other front doors.
+        """
+        if not self._is_only_door:
+            raise ConfigError(
+                "the settings of replicas behind several front doors are those that they were "
+                "started with; deploy them again with others, and they are replaced one after the "
+                "other"
+            )
+        resolved_anew(scheduler, self.info, self.most_batched_tokens)
+        self.check_running()
+        self.scheduler_config = scheduler
+        self._tell_all(ChangeSettings(scheduler))
+        self._deliveries.promise(scheduler.classes)
 
     def submitted(
         self,
@@ -223,6 +260,10 @@ class FleetEngine:
         for replicas in self._pools:
             await replicas.close()
 
+    def _tell_all(self, message: ToReplica) -> None:
+        for link in self._links.values():
+            link.put(message)
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -254,10 +295,9 @@ class FleetEngine:
         replica_id = link.replica_id
         logger.info("replica %s is there", replica_id)
         self._links[replica_id] = link
-        if self.vocabulary.num_ids:  # a caller may go without
-            link.put(KnowVocabulary(self.vocabulary))
-        if link.first_state is not None:
-            self._note_state(link, link.first_state)
+        self._introduce(link)
+        if link.state is not None:
+            self._dispatcher.note_state(link, link.state)
         parts = [
             asyncio.create_task(part)
             for part in (self._read(link), link.send_all(), self._drain(link))
@@ -272,22 +312,39 @@ class FleetEngine:
             await asyncio.gather(*parts, return_exceptions=True)
             await link.close()
             del self._links[replica_id]
+            self._totals.note_gone(link.stats)
             self.num_restarts += not link.line.is_to_end.is_set()
             self._leave(link, "the replica ended while it held this request")
+
+    def _introduce(self, link: Link) -> None:
+        """Tell a replica what all others have been told."""
+        if self.vocabulary.num_ids:  # a caller may go without
+            link.put(KnowVocabulary(self.vocabulary))
+        if self._is_only_door:
+            link.put(ChangeSettings(self.scheduler_config))
+        if self.activity.records.is_wanted:
+            link.put(SetRecording(True))
+        if self.activity.live.is_wanted:
+            link.put(SetAnnouncing(True))
 
     async def _read(self, link: Link) -> None:
         async for message in link.messages():
             match message:
                 case Brought():
                     self._take(link, message)
+                case Begun(step=step, sent_s=sent_s):
+                    behind_s = link.clock.note(sent_s, time.monotonic())
+                    self.activity.note_begun(on_our_clock(step, behind_s))
                 case Tells(state=state, transfer=transfer):
-                    link.transfer = transfer
-                    self._note_state(link, state)
+                    link.state, link.transfer = state, transfer
+                    self._dispatcher.note_state(link, state)
                 case Lost():
                     self.num_restarts += 1
+                    self._totals.note_gone(link.stats)
+                    link.stats, link.state = EngineStats(), None
                     self._leave(link, "the engine process died while it held this request")
                 case Missed(request_id=sent_id):
-                    self._place_again(link, sent_id)
+                    self._dispatcher.note_missed(link, sent_id)
                 case Joined():
                     raise AssertionError("a replica joins once")
 
@@ -295,162 +352,40 @@ class FleetEngine:
         """Once it is to end, let a replica end what it has."""
         await link.line.is_to_end.wait()
         logger.info("replica %s is about to end", link.replica_id)
-        if link.replica_id in self._router.replicas:
-            self._router.drain(link.replica_id)
-        while self._placed.is_used(link):
+        self._dispatcher.drain(link)
+        while self._dispatcher.placed.is_used(link):
             await asyncio.sleep(_PAUSE_S)
 
     def _take(self, link: Link, brought: Brought) -> None:
         now_s = time.monotonic()
+        behind_s = link.clock.note(brought.sent_s, now_s)
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
-        outputs = [
-            told
-            for output in brought.outputs
-            if (told := self._told(link, output, now_s - brought.sent_s)) is not None
-        ]
+        self.activity.note([self._seen(one, behind_s) for one in brought.records], now_s)
+        told = (self._dispatcher.told(link, output) for output in brought.outputs)
+        outputs = [output_on_our_clock(one, behind_s) for one in told if one is not None]
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
 
-    def _told(self, link: Link, output: RequestOutput, later_s: float) -> RequestOutput | None:
-        """What a client is told of what a replica says; None where that is nothing."""
-        half = self._placed.half(link, output.request_id)
-        if half is None:
-            return None
-        if half.is_prefill and output.finish_reason not in _FAILED:
-            if output.finish_reason is not None:
-                self._end_prefill(half)
-            return None
-        self._note(half, output)
-        scheduled_s = None if output.scheduled_s is None else output.scheduled_s + later_s
-        return msgspec.structs.replace(output, request_id=half.request_id, scheduled_s=scheduled_s)
-
-    def _note(self, half: Half, output: RequestOutput) -> None:
-        placed = self._placed.of(half)
-        if output.new_token_ids and not placed.num_tokens:
-            self._router.note_first_token(half.request_id, time.monotonic())
-            self._fetch_no_more(placed)
-        placed.num_tokens += len(output.new_token_ids)
-        if output.finish_reason is not None:
-            self._placed.end_half(half)
-            self._end(half.request_id)
-
-    def _fetch_no_more(self, placed: Placed) -> None:
-        """What decodes it has computed what it has not been given."""
-        prefill, placed.prefill = placed.prefill, None
-        if prefill is not None and self._end_prefill(prefill):
-            _abort(prefill)
-
-    def _end_prefill(self, half: Half) -> bool:
-        """A prompt is computed, or will be by who continues it; whether that is new."""
-        is_new = self._placed.end_half(half)
-        if is_new:
-            self._router.note_prefilled(half.request_id, time.monotonic())
-        return is_new
-
-    def _end(self, request_id: str) -> None:
-        """A request runs nowhere any more."""
-        placed = self._drop(request_id)
-        self._router.note_end(request_id, placed.num_tokens, time.monotonic())
-
-    def _drop(self, request_id: str) -> Placed:
-        """Have no replica go on with it."""
-        placed = self._placed.end(request_id)
-        for half in placed.halves:
-            if self._placed.end_half(half):
-                _abort(half)
-        return placed
+    def _seen(self, record: EngineRecord, behind_s: float) -> EngineRecord:
+        """A record on our clock; when a request of ours came, we know best."""
+        record = on_our_clock(record, behind_s)
+        if isinstance(record, RequestArrived):
+            one = self._submissions.get(record.request_id)
+            if one is not None:
+                return msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
+        return record
 
     def _send(self, request: AddRequest) -> None:
-        self._place(request)
+        self._dispatcher.send(request)
         self.activity.note_sent(request)
 
-    def _place(self, request: AddRequest) -> None:
-        """Send a request to a replica, or let it wait for one."""
-        try:
-            placement = self._router.route(self._routed(request), time.monotonic())
-        except NoReplicaError:
-            self._unplaced[request.request_id] = request
-            return
-        links = self._links
-        prefill = None if placement.prefill is None else links[placement.prefill]
-        placed = self._placed.add(request.request_id, links[placement.decode], prefill)
-        for half, message in sent_halves(request, placed, self._key):
-            half.link.put(message)
-
-    def _place_waiting(self) -> None:
-        waiting, self._unplaced = self._unplaced, {}
-        for request in waiting.values():
-            self._place(request)
-
-    def _routed(self, request: AddRequest) -> RoutedRequest:
-        service, block_size = request.service, self.info.cache.block_size
-        prompt = request.prompt_token_ids
-        is_shared = self._router.asks_prefixes and service.cache_salt is None
-        return RoutedRequest(
-            request_id=request.request_id,
-            num_prompt_tokens=len(prompt),
-            slo=self.info.slo_classes[service.slo_class],
-            tenant=service.tenant,
-            block_hashes=(
-                block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
-            ),
-            block_size=block_size,
-            is_divisible=request.params.prompt_logprobs is None,  # of what is not computed
-        )
-
-    def _abort(self, request_id: str) -> None:
-        self._unplaced.pop(request_id, None)
-        if request_id in self._placed:
-            self._end(request_id)
-
-    def _note_state(self, link: Link, state: ReplicaState) -> None:
-        """What a replica tells; there is an engine, to which requests may go."""
-        if link.replica_id not in self._router.replicas:
-            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
-            fetch_s = 0.0 if link.role == "decode" else None
-            self._router.join(link.replica_id, link.role, transfer_token_s=fetch_s)
-            if link.line.is_to_end.is_set():
-                self._router.drain(link.replica_id)
-        self._router.note_state(link.replica_id, state, time.monotonic())
-        self._place_waiting()
-
-    def _place_again(self, link: Link, sent_id: str) -> None:
-        """What a replica had no engine for."""
-        half = self._placed.half(link, sent_id)
-        if half is None:
-            return
-        if half.is_prefill:
-            self._end_prefill(half)
-            return
-        one = self._submissions.get(half.request_id)
-        assert one is not None, "what has ended is placed no more"
-        self._placed.end_half(half)
-        self._end(half.request_id)
-        self._place(one.request)
-
     def _leave(self, link: Link, why: str) -> None:
-        """There is no engine. What has begun there, or was lost before, ends; the rest is run
-        elsewhere. Prompts that were only computed there are computed where they are continued."""
-        if link.replica_id in self._router.replicas:
-            self._router.leave(link.replica_id, time.monotonic())
-        halves = self._placed.at(link)
-        for half in halves:
-            self._placed.end_half(half)
-        lost = [half.request_id for half in halves if not half.is_prefill]
-        for request_id in lost:
-            self._drop(request_id)
-        for request_id in lost:
-            one = self._submissions.get(request_id)
-            if one is not None:
-                self._run_again(one, why)
-
-    def _run_again(self, one: Unfinished, why: str) -> None:
-        if one.has_begun or one.request.is_rerun:
-            self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return
-        one.request = msgspec.structs.replace(one.request, is_rerun=True)
-        self._place(one.request)
+        """There is no engine."""
+        for one, placed in self._dispatcher.leave(link):
+            if self._submissions.get(one.request.request_id) is one:
+                self.activity.records.publish([_lost(one.request.request_id, placed, why)])
+                self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
@@ -458,5 +393,13 @@ def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> boo
     return (info.model, info.max_model_len, info.vocab_size) == (model, max_model_len, vocab_size)
 
 
-def _abort(half: Half) -> None:
-    half.link.put(AbortRequest(request_id=half.sent_id))
+def _lost(request_id: str, placed: Placed, why: str) -> RequestEnded:
+    """What the replica that is gone cannot tell."""
+    return RequestEnded(
+        request_id=request_id,
+        ended_s=time.monotonic(),
+        finish_reason=FinishReason.ERROR,
+        num_output_tokens=placed.num_tokens,
+        num_cached_tokens=0,
+        error=why,
+    )

@@ -8,7 +8,8 @@ import msgspec
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config
@@ -21,18 +22,30 @@ from legato.model.source import configured_source
 from legato.model.text_source import text_source
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
-from legato.server.http.middleware import Lifecycle
+from legato.server.http.middleware import REQUEST_ID, Lifecycle
 from legato.server.http.outlet import AsgiOutlet
-from legato.server.http_server import metrics_of
+from legato.server.http_server import begin_tracing, metrics_of
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0
+_PROXY, _ONE_ENGINE = "of Ray Serve's proxies", "of one engine, for routers in front of several"
+_NOT_HERE = {
+    "host": _PROXY,
+    "port": _PROXY,
+    "ray_address": "of the cluster that this runs on",
+    "kv_events_endpoint": _ONE_ENGINE,
+    "kv_events_replay_endpoint": _ONE_ENGINE,
+}
+"""Key a setting that has no place behind proxies; value whose it is."""
 
 
 class BehindProxy:
-    """The application as a server that is not Legato's calls it."""
+    """The application as a server that is not Legato's calls it.
+
+    Ray's proxy gives each request an id, which is a header of it and of the answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,9 +57,18 @@ class BehindProxy:
                 await send({"type": f"lifespan.{done}.complete"})
             return
         scope.setdefault("state", {})["received_s"] = time.monotonic()
-        outlet = AsgiOutlet(send)
+        outlet = AsgiOutlet(_without_id(send))
         outlet.put_into(scope)
         await self._app(scope, receive, outlet.send)
+
+
+def _without_id(send: Send) -> Send:
+    async def send_without_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            del MutableHeaders(scope=message)[REQUEST_ID]
+        await send(message)
+
+    return send_without_id
 
 
 @serve.ingress()
@@ -68,6 +90,7 @@ class FrontDoor:
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
+            is_only_door=False,
         )
         await self._text.serve(
             Serving(
@@ -77,6 +100,7 @@ class FrontDoor:
             )
         )
         metrics = metrics_of(self._engine, server_config)
+        self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
         self._behind_proxy = BehindProxy(app)
 
@@ -97,8 +121,10 @@ def app(settings: dict[str, Any]) -> Application:
             with underscores, such as `replicas=4`.
 
     Raises:
-        ConfigError: there is no such setting, or it has no such value.
+        ConfigError: there is no such setting, or it has no such value; or Ray's proxies decide it.
     """
+    if proxys := [name for name in settings if name in _NOT_HERE]:
+        raise ConfigError(f"{', '.join(proxys)}: {_NOT_HERE[proxys[0]]}")
     left = dict(settings)
     parts = {name: _taken(part, left) for name, part in engine_parts().items()}
     server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)

@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from legato.core.stats import EngineStats
+from legato.core.stats import EngineStats, ReplicaStats
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.messages import EngineInfo
 from legato.fleet.messages import FromReplica, Joined, Sent, ToReplica
+from legato.fleet.records import ForeignClock
 from legato.fleet.replicas import Line, Replicas
 from legato.routing.request import Role
 
@@ -21,10 +22,12 @@ class Link:
     """Made by `open`.
 
     Attributes:
-        replica_id, role, info, first_state: as in `Joined`.
+        replica_id, role, info, started_s: as in `Joined`.
         transfer: as in `Tells`, as far as it has told.
+        state: what the replica last told of itself; None where it is just being started again.
         line: tells when it is to end.
         stats: of the replica's engine, as of its latest step.
+        clock: the replica's.
     """
 
     def __init__(
@@ -34,9 +37,11 @@ class Link:
         self.role: Role = joined.role
         self.info: EngineInfo = joined.info
         self.transfer = joined.info.transfer
-        self.first_state = joined.state
+        self.state = joined.state
+        self.started_s = joined.started_s
         self.line = line
         self.stats = EngineStats()
+        self.clock = ForeignClock()
         self._frames = frames
         self._replicas = replicas
         self._waiting: list[ToReplica] = []
@@ -54,6 +59,16 @@ class Link:
             await frames.aclose()
             raise
         return cls(joined, line, frames, replicas)
+
+    @property
+    def replica_stats(self) -> ReplicaStats:
+        return ReplicaStats(
+            started_s=self.started_s,
+            delay_s=0.0 if self.state is None else self.state.delay_s,
+            num_running=self.stats.num_running,
+            num_waiting=self.stats.num_waiting,
+            kv_usage=self.stats.kv_usage,
+        )
 
     def put(self, event: ToReplica) -> None:
         """Send an event as soon as it is its turn."""

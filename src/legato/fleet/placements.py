@@ -7,6 +7,7 @@ from itertools import count
 import msgspec
 
 from legato.fleet.link import Link
+from legato.fleet.messages import sent_id
 
 
 class Half(msgspec.Struct, frozen=True):
@@ -31,11 +32,13 @@ class Placed(msgspec.Struct):
         decode: what clients are sent comes of this.
         prefill: what this computes, `decode` fetches; None where it computes all itself, or has
             begun.
+        refusals: by other replicas before; key replica id, value when to try it there again.
         num_tokens: that have come.
     """
 
     decode: Half
     prefill: Half | None = None
+    refusals: dict[str, float] = {}
     num_tokens: int = 0
 
     @property
@@ -82,14 +85,17 @@ class Placements:
         """Whether something runs there, or is still fetched from there."""
         return any(half.link is link for placed in self for half in placed.halves)
 
-    def add(self, request_id: str, decode: Link, prefill: Link | None) -> Placed:
-        """A request is about to be sent."""
-        sent_id = f"{request_id}.{next(self._num_sent)}"
-        placed = self._placed[request_id] = Placed(Half(request_id, sent_id, decode))
-        self._halves[sent_id] = placed.decode
+    def add(
+        self, request_id: str, decode: Link, prefill: Link | None, refusals: dict[str, float]
+    ) -> Placed:
+        """A request is about to be sent. Args: refusals: as of `Placed`."""
+        num_before = next(self._num_sent)
+        half = Half(request_id, sent_id(request_id, num_before), decode)
+        placed = self._placed[request_id] = Placed(half, refusals=refusals)
         if prefill is not None:
-            placed.prefill = Half(request_id, f"{sent_id}.prefill", prefill, is_prefill=True)
-            self._halves[placed.prefill.sent_id] = placed.prefill
+            prefill_id = sent_id(f"{request_id}/prefill", num_before)
+            placed.prefill = Half(request_id, prefill_id, prefill, is_prefill=True)
+        self._halves.update((half.sent_id, half) for half in placed.halves)
         return placed
 
     def end(self, request_id: str) -> Placed:

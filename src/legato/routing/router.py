@@ -1,6 +1,6 @@
 """Sends each request of a fleet to a replica, and keeps book of what is where."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from legato.core.errors import ConfigError
@@ -118,21 +118,26 @@ class Router:
                 case AllBlocksCleared():
                     self._index.clear(replica_id)
 
-    def route(self, request: RoutedRequest, now_s: float) -> Placement:
+    def route(
+        self, request: RoutedRequest, now_s: float, *, without: Collection[str] = ()
+    ) -> Placement:
         """Decide where a request goes, and count it there until it ends.
 
         Where there are pools, one computes the prompt and the other continues it, unless there is
         nothing to hand over; without one of the pools, the other does both.
 
+        Args:
+            without: ids of replicas that have refused it.
+
         Raises:
             NoReplicaError: none accepts it.
         """
         num_cached = self._num_cached(request)
-        role, replicas = self._continuing()
+        role, replicas = self._continuing(without)
         view = self._send(request, role, replicas, num_cached, now_s)
         prefill: str | None = None
         if role == "decode" and request.num_handed_tokens > num_cached.get(view.replica_id, 0):
-            prefills = self._accepting("prefill")
+            prefills = self._accepting("prefill", without)
             if prefills:
                 sent = self._send(request, "prefill", prefills, num_cached, now_s)
                 prefill = sent.replica_id
@@ -155,15 +160,19 @@ class Router:
             for policy in self._policies.values():
                 policy.note_end(num_output_tokens)
 
-    def _continuing(self) -> tuple[Role, list[ReplicaView]]:
+    def _continuing(self, without: Collection[str]) -> tuple[Role, list[ReplicaView]]:
         """Those of which one sends the tokens of the next request."""
         for role in _CONTINUING:
-            if accepting := self._accepting(role):
+            if accepting := self._accepting(role, without):
                 return role, accepting
         raise NoReplicaError("no replica accepts requests")
 
-    def _accepting(self, role: Role) -> list[ReplicaView]:
-        return [view for view in self._replicas.values() if view.is_accepting and view.role == role]
+    def _accepting(self, role: Role, without: Collection[str]) -> list[ReplicaView]:
+        return [
+            view
+            for replica_id, view in self._replicas.items()
+            if view.is_accepting and view.role == role and replica_id not in without
+        ]
 
     def _num_cached(self, request: RoutedRequest) -> dict[str, int]:
         """Tokens; key replica id."""
