@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from legato.core.stats import EngineStats, TenantStats
+from legato.core.stats import EngineStats, TenantStats, TransferStats
 
 
 def summed(stats: Sequence[EngineStats]) -> EngineStats:
@@ -20,6 +20,20 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
         num_failed_steps=sum(one.num_failed_steps for one in stats),
         kv_usage=sum(one.kv_usage for one in stats) / len(stats) if stats else 0.0,
         num_cached_blocks=sum(one.num_cached_blocks for one in stats),
+        transfer=_summed_transfers([one.transfer for one in stats if one.transfer is not None]),
+    )
+
+
+def _summed_transfers(stats: Sequence[TransferStats]) -> TransferStats | None:
+    if not stats:
+        return None
+    return TransferStats(
+        num_bytes=sum(one.num_bytes for one in stats),
+        read_s=sum(one.read_s for one in stats),
+        num_fetched=sum(one.num_fetched for one in stats),
+        num_recomputed=sum(one.num_recomputed for one in stats),
+        num_leases=sum(one.num_leases for one in stats),
+        num_expired=sum(one.num_expired for one in stats),
     )
 
 
