@@ -19,6 +19,7 @@ _TIMES: dict[str, tuple[str, ...]] = {
     "StepBegun": ("planned_s",),
     "RequestArrived": ("arrived_s", "taken_s"),
     "GrammarReady": ("ready_s",),
+    "BlocksFetched": ("begun_s", "ended_s"),
     "RequestEnded": ("ended_s",),
 }
 """Key what a record is; value the fields that are times."""
