@@ -17,6 +17,8 @@ def on_all_ranks(size: int, work: Callable[[Communicator], Result]) -> list[Resu
     with TemporaryDirectory() as folder, ThreadPoolExecutor(size) as threads:
 
         def join(rank: int) -> Result:
-            return work(ProcessGroup(rank, size, Path(folder) / "ranks"))
+            group = ProcessGroup(rank, size)
+            group.join(Path(folder) / "store")
+            return work(group)
 
         return list(threads.map(join, range(size)))

@@ -92,8 +92,17 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Flag("longest prompt plus output", metavar="TOKENS", default="the model's own"),
     ] = None
     num_threads: Annotated[
-        Count | None, Flag("threads of the forward pass on CPU", default="one a core")
+        Count | None,
+        Flag("threads of the forward pass on CPU, of all ranks together", default="one a core"),
     ] = None
+    tensor_parallel_size: Annotated[
+        Count,
+        Flag(
+            "ranks, each a process, among which every layer is divided; attention heads and MLP "
+            "must divide evenly. On a CPU alone",
+            metavar="RANKS",
+        ),
+    ] = 1
     quantization: Annotated[
         Quantization | None,
         Flag(

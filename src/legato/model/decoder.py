@@ -80,12 +80,17 @@ class Decoder(nn.Module):
         self.lm_head: nn.Module | None = (
             None
             if spec.tie_word_embeddings
-            else Linear(spec.hidden_size, len(self.embed_tokens.weight), False, empty)
+            else Linear(spec.hidden_size, self.num_part_tokens, False, empty)
         )
 
     @property
     def cache(self) -> CacheSpec:
         return self.spec.cache(self.dtype)
+
+    @property
+    def num_part_tokens(self) -> int:
+        """Whose logits this rank computes, padding among them."""
+        return len(self.embed_tokens.weight)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,22 +22,30 @@ class ProcessGroup:
     Nothing is global, so that several groups can be in one process, and nothing listens beyond
     loopback.
 
-    Args:
-        meeting_point: a file in a folder that nobody else may write to, the same for all ranks.
-
-    Raises:
-        RankLostError: not all ranks have come.
+    It is joined before anything is exchanged.
     """
 
-    def __init__(self, rank: int, size: int, meeting_point: Path) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self._group: Any = None
+
+    def join(self, meeting_point: Path) -> None:
+        """Wait for the others.
+
+        Args:
+            meeting_point: a file that is not there yet, the same for all ranks, in a folder that
+                nobody else may write to.
+
+        Raises:
+            RankLostError: not all ranks have come.
+        """
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
         options._timeout = _PATIENCE
         with _telling_of_loss():
-            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+            store = dist.FileStore(str(meeting_point), self.size)  # type: ignore[attr-defined]
+            self._group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         with _telling_of_loss():

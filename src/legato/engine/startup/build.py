@@ -17,7 +17,8 @@ from legato.engine.startup.host import host_machinery
 from legato.engine.startup.machinery import Machinery, Wanted
 from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
-from legato.model.loader import open_checkpoint, resolve_dtype
+from legato.engine.startup.wanted import wanted_of, within_model
+from legato.model.loader import open_checkpoint
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
@@ -78,7 +79,7 @@ def model_context(config: ModelConfig) -> int:
         ConfigError: there is no such model, or it cannot have what is configured.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    return _max_model_len(config.max_model_len, open_checkpoint(config).spec)
+    return within_model(config.max_model_len, open_checkpoint(config).spec)
 
 
 def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineParts:
@@ -87,36 +88,30 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     Args:
         start: is told of each part of it.
     """
-    start = start or StartParts()
-    checkpoint = open_checkpoint(config.model)
-    max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
-    device = resolve_device(config.model.device)
-    scheduler_config = config.scheduler.resolve(max_model_len, device.type)
+    grammars = Grammars(config.scheduler.max_waiting)
+    wanted = wanted_of(config, grammars.__getitem__, start or StartParts())
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
-    resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
-    grammars = Grammars(scheduler_config.max_waiting)
-    wanted = Wanted(
-        resolved,
-        checkpoint,
-        resolve_dtype(config.model, checkpoint),
-        device,
-        max_model_len,
-        grammars.__getitem__,
-        start,
-    )
     return EngineParts(
         **vars(_machinery(wanted)),
-        config=resolved,
-        spec=checkpoint.spec,
-        max_model_len=max_model_len,
+        config=wanted.config,
+        spec=wanted.checkpoint.spec,
+        max_model_len=wanted.max_model_len,
         grammars=grammars,
     )
 
 
 def _machinery(wanted: Wanted) -> Machinery:
-    if wanted.device.type == "cpu":
+    is_divided = wanted.config.model.tensor_parallel_size > 1
+    if wanted.device.type == "cpu" and not is_divided:
         return host_machinery(wanted)
+    if wanted.device.type == "cpu":
+        # Imported where it is asked for: torch.distributed takes a while.
+        from legato.engine.startup.divided import divided_machinery
+
+        return divided_machinery(wanted)
+    if is_divided:
+        raise ConfigError("a model is divided among ranks on a CPU alone: --device cpu")
     if find_spec("triton") is None:
         raise ConfigError("a GPU needs Triton: install legato[gpu]")
     # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
@@ -124,25 +119,6 @@ def _machinery(wanted: Wanted) -> Machinery:
     from legato.gpu.device import CudaDevice
 
     return gpu_machinery(wanted, CudaDevice(wanted.device))
-
-
-def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
-    if wanted is None:
-        return spec.max_model_len
-    if not 1 < wanted <= spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len must be in [2, {spec.max_model_len}] for this model, got {wanted}"
-        )
-    return wanted
-
-
-def resolve_device(wanted: str) -> torch.device:
-    """What "auto" stands for here; raises `ConfigError` where there is no such device."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for, but torch sees no CUDA device")
-    return torch.device(wanted)
 
 
 def _describe(parts: EngineParts) -> EngineInfo:
@@ -167,6 +143,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "dtype": _name(model.dtype),
             "device": str(model.device),
             "threads": str(torch.get_num_threads()),
+            "ranks": str(config.model.tensor_parallel_size),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,
             "max model length": f"{parts.max_model_len:,} tokens",

@@ -48,7 +48,7 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
     try:
         program = _program(wanted, model, cache, device, kv.num_blocks)
     except MemoryError as error:
-        raise no_memory(kv, cache) from error
+        raise no_memory(kv.num_blocks * kv.block_size * cache.token_bytes) from error
     start.end("cache")
     check_first_pass(program, device, max_len=wanted.max_model_len)
     start.end("first pass")

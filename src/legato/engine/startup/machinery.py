@@ -27,7 +27,7 @@ class Wanted:
     Attributes:
         config: resolved.
         dtype: of the weights.
-        grammar: of a request's output; asked by the request's id.
+        grammar: of a request's output; asked by the request's id. None where nothing is sampled.
         start: is told of each part of it.
     """
 
@@ -36,7 +36,7 @@ class Wanted:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    grammar: Callable[[str], Grammar]
+    grammar: Callable[[str], Grammar] | None
     start: StartParts
 
     @property
@@ -119,7 +119,6 @@ def make_kv(wanted: Wanted, cache: CacheSpec, memory_bytes: int) -> KVCacheManag
     )
 
 
-def no_memory(kv: KVCacheManager, cache: CacheSpec) -> ConfigError:
-    """For a cache of these blocks."""
-    num_bytes = kv.num_blocks * kv.block_size * cache.token_bytes
+def no_memory(num_bytes: int) -> ConfigError:
+    """For a cache of that size."""
     return ConfigError(f"there is no memory for a KV cache of {num_bytes:,} bytes: {advice()}")

@@ -1,0 +1,102 @@
+"""The processes of all ranks but the first, as rank 0 has them."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+from legato.core import signals
+from legato.core.config import EngineConfig
+from legato.core.errors import ConfigError
+from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.engine_process import SHORT_SPIN
+from legato.engine.process.messages import EngineFailed
+from legato.engine.ranks.messages import BeRank, FromLead, FromRank
+from legato.executor.ranks.messages import RankReport, ToRank
+from legato.model.communicator import RankLostError
+
+_PROGRAM = (sys.executable, "-m", "legato.engine.ranks.main")
+_KILL_TIMEOUT_S = 2.0
+
+
+class RankProcesses:
+    """`Followers` over socket pairs. They end with this object, and with this process.
+
+    Args:
+        config: resolved.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._channels: list[Channel] = []
+        sockets: list[socket.socket] = []
+        processes: list[subprocess.Popen[bytes]] = []
+        self._end = weakref.finalize(self, _end, sockets, processes)
+        for rank in range(1, config.model.tensor_parallel_size):
+            ours, theirs = socket.socketpair()
+            sockets.append(ours)
+            self._channels.append(Channel(ours, FromRank))
+            with theirs:
+                processes.append(_started(theirs.fileno()))
+            self._channels[-1].send(BeRank(config, rank))
+
+    def tell(self, message: FromLead | ToRank) -> None:
+        try:
+            for channel in self._channels:
+                channel.send(message)
+        except ChannelClosedError as error:
+            raise RankLostError("another rank is gone") from error
+
+    def reports(self) -> list[RankReport]:
+        return [_expected(channel, RankReport) for channel in self._channels]
+
+    def wait(self) -> None:
+        """Until each has done what it was told of the start.
+
+        Raises:
+            ConfigError: settings or checkpoint are to blame that one could not.
+            RuntimeError: something else is.
+            RankLostError: a process is gone.
+        """
+        for channel in self._channels:
+            answer = _received(channel)
+            if isinstance(answer, EngineFailed):
+                raise (ConfigError if answer.is_user_error else RuntimeError)(answer.error)
+
+    def give_up(self) -> None:
+        """End them."""
+        self._end()
+
+
+def _started(fd: int) -> subprocess.Popen[bytes]:
+    with signals.held_back():
+        return subprocess.Popen(
+            [*_PROGRAM, str(fd)], pass_fds=[fd], env={**SHORT_SPIN, **os.environ}
+        )
+
+
+def _received(channel: Channel) -> Any:
+    try:
+        [message] = channel.receive(wait_s=None)
+    except ChannelClosedError as error:
+        raise RankLostError("another rank is gone") from error
+    return message
+
+
+def _expected(channel: Channel, kind: type[RankReport]) -> RankReport:
+    message = _received(channel)
+    assert isinstance(message, kind), message
+    return message
+
+
+def _end(sockets: list[socket.socket], processes: list[subprocess.Popen[bytes]]) -> None:
+    """They have nothing to lose; one that cannot be killed is left behind."""
+    for sock in sockets:
+        sock.close()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_TIMEOUT_S)
