@@ -107,7 +107,7 @@ def test_flags_of_vllm_are_there_or_explained(flag: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--tensor-parallel-size", "--tensor_parallel_size", "--no-enable-expert-parallel",
+        "--pipeline-parallel-size", "--pipeline_parallel_size", "--no-enable-expert-parallel",
         "--compilation-config.mode", "--hf-overrides.a.b+",
     ],
 )  # fmt: skip

@@ -167,7 +167,7 @@ def _read_weights(
     quantization: Quantization | None,
     communicator: Communicator,
 ) -> NamedWeights:
-    """A rank looks at no more than its part, which is all that it reads of a file it maps."""
+    """A rank keeps no more than its part, and reads no more unless weights are to be quantized."""
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
             weight = shard(name, _as_wanted(name, tensor, quantization), communicator)
