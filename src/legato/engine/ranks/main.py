@@ -41,6 +41,7 @@ def _follow(channel: Channel) -> int:
             part.make_cache(cache.num_blocks)
             channel.send(RankReady())
             part.join(Path(_next(channel, Join).meeting_point))
+            channel.send(RankReady())
             follower = part.follower(cache.num_host_slots)
     except (ChannelClosedError, RankLostError):
         raise

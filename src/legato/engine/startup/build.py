@@ -143,7 +143,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "dtype": _name(model.dtype),
             "device": str(model.device),
             "threads": str(torch.get_num_threads()),
-            "ranks": str(config.model.tensor_parallel_size),
+            **_ranks(config.model.tensor_parallel_size),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,
             "max model length": f"{parts.max_model_len:,} tokens",
@@ -159,6 +159,10 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
         },
     )
+
+
+def _ranks(num_ranks: int) -> dict[str, str]:
+    return {"ranks": str(num_ranks)} if num_ranks > 1 else {}
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -113,6 +113,7 @@ def _with_others(wanted: Wanted, others: RankProcesses) -> Machinery:
         meeting_point = Path(folder) / "store"
         others.tell(Join(str(meeting_point)))
         part.join(meeting_point)
+        others.wait()  # who has joined is not known to all at once: the folder must stay until then
     model = LeadModel(part.divided, others, num_torch_threads=threads_of_a_rank(wanted))
     attention = LeadAttention(part.attention)
     check_forward(
