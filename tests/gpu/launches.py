@@ -13,7 +13,7 @@ import torch
 from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.kernels.embedding import embed
-from legato.gpu.kernels.norm import add_rms_norm, add_rms_norm_of
+from legato.gpu.kernels.norm import add_rms_norm
 from legato.gpu.kernels.quantized import dequantize, multiply
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.linear import rounded
@@ -93,7 +93,7 @@ def _norm(size: int) -> None:
     residual, out = torch.empty(512, size), torch.empty(512, size, dtype=torch.bfloat16)
     add_rms_norm(residual, torch.empty_like(out), torch.empty(size), 1e-6, out)
     rows = torch.empty(512, dtype=torch.int32)
-    add_rms_norm_of(rows, residual, None, torch.empty(size), 1e-6, out)
+    add_rms_norm(residual, None, torch.empty(size), 1e-6, out, rows=rows)
 
 
 def _silu_mul() -> None:

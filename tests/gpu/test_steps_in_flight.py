@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
+from legato.executor.draw import uniform_numbers
 from legato.gpu.executor import GpuExecutor
+from legato.gpu.slots import Slots
 from tests.gpu.executors import MAX_LEN, Engine, request
 from tests.gpu.host_twin import HostTwin
-from tests.gpu.token_program import VOCAB_SIZE, TokenProgram, greedy
+from tests.gpu.token_program import VOCAB_SIZE, TokenProgram, greedy, logits_after
 from tests.profiles import examples
 
 BLOCK_SIZE = 4
@@ -116,3 +119,30 @@ def test_what_needs_values_waits_for_them() -> None:
     engine, program = Machine(depth=2).engine()
     engine.step([ask("it", "penalized", 9)])
     assert program.num_runs == 1
+
+
+def test_steps_behind_one_that_failed_are_forgotten() -> None:
+    engine, program = Machine(depth=3).engine()
+    alone = Machine().engine()[0].run([ask("it", "greedy", 9)])["it"]
+    asked = [ask("it", "greedy", 9), ask("other", "drawn", 3)]
+    program.faults[2] = None
+    assert engine.run(asked)["it"] == alone
+    assert engine.stats.num_failed_steps == 1
+
+
+def test_random_numbers_are_those_of_the_host() -> None:
+    engine, _ = Machine(depth=2).engine()
+    tokens, prompt = engine.run([request("it", [1, 2], temperature=1.0, seed=3)])["it"], [1, 2]
+    points = uniform_numbers(np.full(8, 3), np.arange(8))
+    for count, point in enumerate(points):
+        logits, shift = logits_after([*prompt, *tokens[:count]]), int(point * VOCAB_SIZE)
+        assert tokens[count] == (int(np.roll(logits, shift).argmax()) - shift) % VOCAB_SIZE
+
+
+def test_a_slot_is_taken_from_who_has_been_away_longest() -> None:
+    slots = Slots(2)
+    first = dict(zip("ab", slots.take(["a", "b"]), strict=True))
+    assert slots.take(["a"]) == [first["a"]]
+    assert slots.take(["c", "a"]) == [first["b"], first["a"]]
+    slots.drop(["a", "nobody"])
+    assert slots.take(["b"]) == [first["a"]]

@@ -9,7 +9,7 @@ import torch
 from legato.gpu.kernels.activation import silu_mul
 from legato.gpu.kernels.attention import AttentionScratch, attend
 from legato.gpu.kernels.embedding import embed
-from legato.gpu.kernels.norm import add_rms_norm, add_rms_norm_of
+from legato.gpu.kernels.norm import add_rms_norm
 from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.weights import check_fp8, load_weights
@@ -94,7 +94,7 @@ class GpuDecoder(Decoder):
     def hidden_of(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The final norm of some rows, int32 [Q], of `compute_step`'s residual: [Q, E]."""
         out = self._new(len(rows), residual.shape[1])
-        add_rms_norm_of(rows, residual, None, self.norm.weight, self.norm.eps, out)
+        add_rms_norm(residual, None, self.norm.weight, self.norm.eps, out, rows=rows)
         return out
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:

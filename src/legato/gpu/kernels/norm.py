@@ -11,48 +11,20 @@ def add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     out: torch.Tensor,
+    *,
+    rows: torch.Tensor | None = None,
 ) -> None:
     """Add to the residual stream, then normalize it.
 
     Args:
-        residual: float32 [T, E]; becomes `residual + delta`.
+        residual: float32 [T, E]; becomes `residual + delta`, unless `rows` are given.
         delta: [T, E]; None adds nothing.
         weight: float32 [E].
-        out: [T, E], in the model's dtype; written.
-    """
-    num_rows, size = residual.shape
-    _add_rms_norm[(num_rows,)](
-        residual,
-        delta,
-        weight,
-        None,
-        out,
-        size,
-        eps,
-        block=triton.next_power_of_2(size),
-        num_warps=num_warps(size),
-    )
-
-
-def add_rms_norm_of(
-    rows: torch.Tensor,
-    residual: torch.Tensor,
-    delta: torch.Tensor | None,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-) -> None:
-    """As `add_rms_norm`, for some rows of the stream, which stays as it is.
-
-    Args:
-        rows: int32 [Q], any number of times each.
-        residual: float32 [T, E].
-        delta: [T, E]; None adds nothing.
-        weight: float32 [E].
-        out: [Q, E]; written.
+        out: [T, E], or [Q, E], in the model's dtype; written.
+        rows: int32 [Q], those that are normalized, any number of times each; None is all.
     """
     size = residual.shape[1]
-    _add_rms_norm[(len(rows),)](
+    _add_rms_norm[(len(out),)](
         residual,
         delta,
         weight,
