@@ -32,6 +32,11 @@ FIELDS = {
     "return_tokens_as_token_ids": "`return_token_ids` returns them beside the text",
     "return_token_ids": "return the tokens of the prompt, `prompt_token_ids`, and of each "
     "completion, `token_ids`; of a stream, the former in its first chunk",
+    "no_stop_trim": "stop strings are in the text with `include_stop_str_in_output`",
+    "return_hidden_states": "they are not returned",
+    "include_reasoning": "a message's reasoning is always told",
+    "separate_reasoning": "it is apart from the content",
+    "stream_reasoning": "it is streamed as it comes",
     "documents": "there are none; what a template reads goes into `chat_template_kwargs`",
     "mm_processor_kwargs": "only text is supported",
     "ChatRequest.echo": "the answer does not begin with the last message",
@@ -209,10 +214,16 @@ FIELDS = {
 LEGATO = frozenset({"slo_class", "tenant", "allow_best_effort"})
 """Fields that neither OpenAI nor vLLM has."""
 
+SGLANG = frozenset(
+    {"no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"}
+)
+"""Fields of SGLang's."""
+
 DEFINED_BY = {
     "OpenAI": "OpenAI",
     "Anthropic": "Anthropic",
     "tokenization": "vLLM",
+    "routers": "vLLM, SGLang",
     "probes": "vLLM",
     "trace": "Legato",
     "settings": "Legato",

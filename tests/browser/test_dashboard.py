@@ -283,7 +283,7 @@ def test_what_lies_under_the_pointer_is_told(page: Any) -> None:
 def test_it_comes_back_after_the_engine_died(page: Any, target: ServerProcess) -> None:
     page.get_by_role("button", name="Start 8 streams").click()
     expect_text(page, "#num-running", "^8$")
-    expect_text(page, "#itl", "ms|s")  # of what has not begun, nothing would be lost
+    expect_text(page, "#last-step", r"last: 8 decode")  # what has not begun would be run again
     target.engine.kill()
     expect_text(page, "#trouble", "died and is being restarted")
     assert is_stale(page)

@@ -35,6 +35,17 @@ def test_the_defaults_need_no_slo(tmp_path: Path) -> None:
     assert "of these too long and cut" in done.stdout
 
 
+def test_fleets_side_by_side(tmp_path: Path) -> None:
+    flags = (*CHAT, "--rate", "2", "--itl-slo", "100ms", "--ttft-slo", "2s", "-o", str(tmp_path))
+    fleets = ("--fleet", "2 both", "--fleet", "1 prefill + 1 decode", "--routing", "round-robin",
+              "--link-bandwidth", "1G", "--link-latency", "5ms")  # fmt: skip
+    done = legato("simulate", *flags, *fleets)
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in ("2 both", "1 prefill + 1 decode", "SLO attained"))
+    names = [path.name for path in tmp_path.glob("*.json")]
+    assert sorted(names) == ["simulated-run-1-prefill-1-decode.json", "simulated-run-2-both.json"]
+
+
 def test_capacity(tmp_path: Path) -> None:
     flags = ("--workload", "prompt p50=500, output p50=3", "--num-requests", "50", "--rate", "4",
              "--itl-slo", "100ms", "--seeds", "2", "--precision", "0.5")  # fmt: skip
@@ -69,6 +80,11 @@ def test_capacity(tmp_path: Path) -> None:
         (("--policy", "fixed", "--kv-cache-tokens", "100"), "does not fit"),
         (("--policy", "fixed", "--max-num-seqs", "none"), "--max-num-seqs"),
         (("--policy", "fixed", "--slo-class", "gold:soon"), "--slo-class"),
+        (("--fleet", "4"), "'4' is no fleet"),
+        (("--fleet", "2 prefill"), "needs prefill and decode"),
+        (("--routing", "round-robin"), "there is no --fleet"),
+        (("--fleet", "2 both", "--trace", "t.jsonl"), "--trace is of one engine"),
+        (("--fleet", "2 both", "--link-bandwidth", "0"), "--link-bandwidth"),
     ],
 )
 def test_user_errors(

@@ -5,6 +5,7 @@
 Each start takes a line away from the file SCRIPT and does what it says: "serve", "die" while
 loading, or "refuse" the configuration. A request named "die" or "hang" has it do that; any other
 ends at once, with the budget that the engine was configured with as the number of those that run.
+Of its state, it says that it has so many blocks.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from legato.core.config import EngineConfig
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.messages import (
@@ -25,7 +27,9 @@ from legato.engine.process.messages import (
     EngineStats,
     Reconfigure,
     SetRecording,
+    StateTold,
     StepOutputs,
+    TellState,
 )
 
 INFO = EngineInfo(
@@ -42,7 +46,7 @@ INFO = EngineInfo(
 def main(script: Path, fd: int) -> int:
     channel = Channel(
         socket.socket(fileno=fd),
-        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure,
+        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure | TellState,
     )
     [config] = channel.receive(wait_s=None)
     life, *later = script.read_text().splitlines()
@@ -57,6 +61,10 @@ def main(script: Path, fd: int) -> int:
         for message in channel.receive(wait_s=None):
             if isinstance(message, AddRequest):
                 serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
+            elif isinstance(message, TellState):
+                budget = config.scheduler.max_num_batched_tokens
+                state = ReplicaState(num_blocks=budget, num_free_blocks=0, block_size=1)
+                channel.send(StateTold(state))
 
 
 def serve(channel: Channel, request_id: str, budget: int) -> None:

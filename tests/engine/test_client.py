@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import psutil
 import pytest
 
+from legato.core.block_hash import BlockHash, block_hashes
 from legato.core.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -30,6 +31,7 @@ from legato.model.defaults import ModelDefaults
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 from legato.model.vocabulary import Vocabulary
+from tests.kv.cache_watcher import CacheWatcher
 
 CONFIG = EngineConfig(
     model=ModelConfig(dtype="float32", max_model_len=2100),
@@ -39,6 +41,7 @@ CONFIG = EngineConfig(
 SOURCE = resolve_source(DEFAULT_MODEL)
 TOKENIZER = load_tokenizer(SOURCE)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+ONE = SamplingParams(temperature=0.0, max_tokens=1)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 
 
@@ -206,14 +209,14 @@ async def test_bad_settings_are_refused_at_the_start(config: EngineConfig) -> No
 
 async def test_who_watches_hears_of_a_step_before_it_is_over(client: EngineClient) -> None:
     """And so of a request when it is sent; nothing of either comes in any other records."""
-    with client.live.subscribe() as live, client.records.subscribe() as records:
+    with client.activity.live.subscribe() as live, client.activity.records.subscribe() as records:
         await complete(client, GREEDY)
         sent, *begun = live.take_now()
         assert isinstance(sent, RequestSent)
         assert all(isinstance(step, StepBegun) for step in begun)
         steps = [record for record in records.take_now() if isinstance(record, StepRecord)]
         assert [s.step_id for s in steps] == [s.step_id for s in begun if isinstance(s, StepBegun)]
-        assert list(client.recent.steps)[-len(steps) :] == steps
+        assert list(client.activity.recent.steps)[-len(steps) :] == steps
     await complete(client, GREEDY)
     assert live.take_now() == []
 
@@ -232,7 +235,7 @@ async def test_records_come_while_somebody_listens_from_the_next_engine_too(
         return ends
 
     await complete(client, GREEDY)
-    with client.records.subscribe() as subscription:
+    with client.activity.records.subscribe() as subscription:
         [first] = await ended()
         kill_engine(client)
         await serving(client)
@@ -240,3 +243,32 @@ async def test_records_come_while_somebody_listens_from_the_next_engine_too(
     assert first.finish_reason is second.finish_reason is FinishReason.LENGTH
     await complete(client, GREEDY)
     assert await subscription.take() == []
+
+
+async def test_who_watches_the_cache_knows_it_from_the_next_engine_too(
+    client: EngineClient,
+) -> None:
+    async def computed(token_id: int) -> list[BlockHash]:
+        """Names of the full blocks of a prompt that has been computed."""
+        prompt = [token_id] * 70
+        async with client.submitted(
+            [prompt], ONE, service=ServiceParams(), request_id="r", take=lambda *_: None
+        ) as submission:
+            await submission.ended.wait()
+            submission.check()
+        return block_hashes(prompt, client.info.cache.block_size)
+
+    early = await computed(7)
+    seen, later = CacheWatcher(), CacheWatcher()
+    client.watch_cache(seen.take)
+    late = await computed(8)
+    assert seen.hashes == {*early, *late}
+    client.watch_cache(later.take)
+    assert await computed(7) == early
+    assert later.hashes == seen.hashes == {*early, *late}
+
+    kill_engine(client)
+    await serving(client)
+    assert seen.hashes == later.hashes == set()
+    names = await computed(9)
+    assert seen.hashes == later.hashes == {*names}

@@ -135,6 +135,18 @@ async def test_an_engine_that_dies_is_followed_by_one_with_the_settings_of_then(
     assert death.value.retry_after_s is None
 
 
+async def test_the_state_is_told_to_all_who_ask_unless_the_engine_dies(script: Script) -> None:
+    script("serve serve")
+    async with supervised() as (supervisor, listener):
+        asked = [asyncio.create_task(supervisor.state()) for _ in range(2)]
+        assert [state.num_blocks for state in await asyncio.gather(*asked)] == [100, 100]
+        supervisor.send(request("die"))
+        with pytest.raises(EngineDeadError):
+            await supervisor.state()
+        await listener.heard("ready", "died", "ready")
+        assert (await supervisor.state()).num_blocks == 100
+
+
 async def test_an_engine_may_die_while_it_loads_again(script: Script) -> None:
     script("serve die serve")
     async with supervised() as (supervisor, listener):

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from legato.executor.sampler import NO_TOKEN
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
-from legato.gpu.kernels.sampling import FAULTY, GREEDY, NO_TOKEN, NOTHING
+from legato.gpu.kernels.sampling import FAULTY, GREEDY, NOTHING
 from legato.gpu.step_inputs import StepSize
 from legato.gpu.step_program import StepProgram
 from tests.model.random_models import decoder_spec

@@ -16,6 +16,7 @@ def check_blocks(kv: KVCacheManager) -> None:
     assert len(taken) == len(set(taken)), "a block is in two places"
     assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
     _check_users(kv, nodes)
+    _check_arriving(kv)
     _check_host(kv, nodes)
     _check_eviction_order(kv._tree._unused)
     _check_eviction_order(kv._host._spilled)
@@ -37,6 +38,10 @@ def tables(kv: KVCacheManager) -> list[_Table]:
 
 def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
     users: Counter[Node] = Counter()
+    for hold in kv._holds.values():
+        way = _way(hold.last)
+        users.update(way)
+        assert hold.block_ids.tolist() == [b for n in way for b in n.places]
     for table in tables(kv):
         way = _way(table.last)
         users.update(way)
@@ -48,6 +53,17 @@ def _check_users(kv: KVCacheManager, nodes: list[Node]) -> None:
     assert unused == set(kv._tree._unused), "what nobody uses can be evicted, and nothing else"
     num_unused = sum(node.num_blocks for node in unused)
     assert kv.num_free_blocks == kv._pool.num_free + num_unused
+
+
+def _check_arriving(kv: KVCacheManager) -> None:
+    """Only what is held for a transfer, and does not count as computed yet."""
+    arriving: set[int] = set()
+    for hold in kv._holds.values():
+        assert hold.start <= hold.num_arrived <= hold.end
+        end = hold.num_arrived if hold.is_over else hold.end
+        num_done = hold.num_computed_tokens // kv.block_size * kv.block_size
+        arriving.update(hold.blocks(max(hold.start, num_done), end))
+    assert arriving == kv._arriving
 
 
 def _check_host(kv: KVCacheManager, nodes: list[Node]) -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from legato.core.request import Request
 from legato.kv.block_pool import runs_of
 from legato.kv.manager import KVCacheManager
+from tests.kv.cache_watcher import CacheWatcher, cached_prompts
 from tests.kv.conservation import check_blocks
 from tests.kv.requests import request_for
 from tests.profiles import examples
@@ -227,6 +228,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.kv = KVCacheManager(num_blocks=12, block_size=2, num_host_slots=4)
         self.held: list[Request] = []
         self.num_added = 0
+        self.watcher = CacheWatcher()
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
@@ -271,6 +273,16 @@ class ManagerMachine(RuleBasedStateMachine):
     def drop(self, request: Request) -> None:
         self.held.remove(request)
         self.kv.release(request)
+
+    @rule()
+    def watch(self) -> None:
+        self.kv.watch()
+
+    @invariant()
+    def who_watches_knows_what_is_cached(self) -> None:
+        self.watcher.take(self.kv.take_events())
+        if self.watcher.is_watching:
+            assert self.watcher.prompts() == cached_prompts(self.kv)
 
     @invariant()
     def blocks_are_conserved(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import (
     BlockMove,
@@ -23,6 +24,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
+from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
@@ -32,6 +34,12 @@ VOCAB_SIZE = 1000
 GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
 """What an executor makes of a chunk whose request has ended."""
 _LONGEST_PROMPT = 100_000
+_TRANSFERS = {
+    None: None,
+    "send": SendBlocks("a"),
+    "fetch": FetchBlocks("a", "127.0.0.1", 1),
+}
+"""Key a `kv_role`."""
 
 
 class Harness:
@@ -95,6 +103,8 @@ class Harness:
         """Key (block, offset), value a checksum of the token there and of all before it."""
         self.host: dict[int, list[int | None]] = {}
         """Key slot, value the same of the tokens of the block that was copied there."""
+        self.holds: dict[str, Hold] = {}
+        """Key request id, of those whose blocks another engine reads or writes."""
         self.known: set[str] = set()
         """Requests that the executor has been told of and not yet of their end."""
 
@@ -108,11 +118,14 @@ class Harness:
         eos_token_ids: Collection[int] = (),
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        kv_role: str | None = None,
         **service: Any,
     ) -> None:
         """Let a request arrive now.
 
         Args:
+            kv_role: "send" where another engine is to have its prompt's blocks, "fetch" where
+                another one has them.
             prompt: None takes `prompt_len` tokens that no other prompt has.
             eos_token_ids: at which it ends, as it may before `max_tokens`.
             service: fields of `ServiceParams`.
@@ -133,6 +146,7 @@ class Harness:
             service=ServiceParams(**service),
             eos_token_ids=tuple(eos_token_ids),
             arrival_time_s=self.clock(),
+            kv_transfer=_TRANSFERS[kv_role],
         )
         self.added[request_id] = request
         self.tokens[request_id] = []
@@ -153,12 +167,15 @@ class Harness:
     def plan(self) -> StepPlan | None:
         running = self.scheduler._queues.running.values()
         decoding = {r: r.next_due_s for r in running if self.is_stream(r)}
+        early = set(self.scheduler._preempted)  # when there was no step to be planned
         plan = self.scheduler.plan(self.clock())
+        self.holds |= {hold.request_id: hold for hold in self.kv.take_new_holds()}
         if plan is None:
+            self.move(self.kv.take_moves())
             return None
         self.plans.append(plan)
         self.in_flight.append(plan)
-        self.check(plan, decoding)
+        self.check(plan, decoding, early)
         self.hear(plan)
         self.move(plan.moves)
         return plan
@@ -173,18 +190,19 @@ class Harness:
         is_output = num_computed >= request.num_prompt_tokens
         return is_output and request.num_expected_tokens - num_computed == 1
 
-    def check(self, plan: StepPlan, decoding: dict[Request, float]) -> None:
+    def check(self, plan: StepPlan, decoding: dict[Request, float], early: set[str]) -> None:
         """The invariants that one plan shows by itself.
 
         Args:
             decoding: key each stream, value when its token was due, in seconds.
+            early: who was preempted before it was planned.
         """
         budget = self.config.max_num_batched_tokens
         assert budget is not None
         ids = [chunk.request_id for chunk in plan.chunks]
         is_prefilling = bool(set(ids) - {request.request_id for request in decoding})
         assert plan.num_tokens <= budget or not is_prefilling
-        assert not set(ids) & set(plan.preempted), "preempted and run in one step"
+        assert not set(ids) & (set(plan.preempted) - early), "preempted and run in one step"
         assert len(set(ids)) == len(ids)
         if self.config.policy == "stall-free":
             self.check_streams(plan, decoding)
@@ -194,6 +212,7 @@ class Harness:
             assert chunk.num_tokens > 0
             assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
             for block_id in self.written_blocks(chunk):
+                assert block_id not in self.kv._arriving, "written by a transfer, too"
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
                     "a block has two writers"
                 )
@@ -318,6 +337,13 @@ class Harness:
         self.num_computed[chunk.request_id] += chunk.num_tokens
         self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
 
+    def fingerprints(self, request_id: str, end: int) -> Iterator[int]:
+        """What should stand in the slots of a request's tokens up to `end`."""
+        fingerprint = zlib.crc32(str(self.added[request_id].service.cache_salt).encode())
+        for token_id in self.token_ids(request_id)[:end]:
+            fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
+            yield fingerprint
+
     def _slots(
         self, chunk: ScheduledChunk, token_ids: list[int], start: int, end: int
     ) -> Iterator[tuple[tuple[int, int], int]]:
@@ -337,6 +363,36 @@ class Harness:
         """Prompt and output so far."""
         return [*self.added[request_id].prompt_token_ids, *self.tokens[request_id]]
 
+    def arrive(self, request_id: str, num_tokens: int, *, is_over: bool) -> None:
+        """Have a transfer write a prompt's blocks up to a token, and perhaps end."""
+        hold = self.holds[request_id]
+        size = self.kv.block_size
+        for position, fingerprint in enumerate(self.fingerprints(request_id, num_tokens)):
+            if position >= hold.num_arrived:
+                slot = hold.block_ids[position // size], position % size
+                self.cache[slot] = fingerprint
+        if is_over:
+            del self.holds[request_id]
+        event = BlocksArrived(request_id=request_id, num_tokens=num_tokens, is_over=is_over)
+        self.take(self.scheduler.apply([event], self.clock()))
+
+    def read_sent(self, request_id: str) -> None:
+        """Have another engine read what is computed of a prompt that it is to have."""
+        hold = self.holds[request_id]
+        size = self.kv.block_size
+        for i, fingerprint in enumerate(self.fingerprints(request_id, hold.num_computed_tokens)):
+            assert self.cache[hold.block_ids[i // size], i % size] == fingerprint
+
+    def end_transfer(self, request_id: str) -> None:
+        """Whatever has come of it."""
+        hold = self.holds[request_id]
+        if isinstance(hold.transfer, FetchBlocks):
+            self.arrive(request_id, hold.num_arrived, is_over=True)
+        else:
+            self.read_sent(request_id)
+            del self.holds[request_id]
+            self.kv.let_go(request_id)
+
     def step(self) -> StepPlan | None:
         """Plan as far ahead as may be, and run the oldest step."""
         while len(self.in_flight) < self.depth and self.plan() is not None:
@@ -351,7 +407,9 @@ class Harness:
         for _ in range(limit):
             if not self.scheduler.has_work:
                 return
-            assert self.step() is not None, "there is work, but no step"
+            if self.step() is None:
+                assert self.holds, "there is work, but no step"
+                self.end_transfer(min(self.holds))
         raise AssertionError("the scheduler does not come to an end")
 
     def take(self, outputs: list[RequestOutput]) -> None:

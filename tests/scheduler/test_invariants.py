@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from legato.core.kv_transfer import SendBlocks
 from legato.core.outputs import FinishReason
 from legato.core.slo import SloClass
 from legato.scheduler.order import ORDERS
@@ -82,6 +83,7 @@ def arrivals() -> st.SearchStrategy[dict[str, Any]]:
             "slo_class": st.sampled_from(["interactive", "batch", "other"]),
             "priority": st.integers(-3, 3),
             "allow_best_effort": st.booleans(),
+            "kv_role": st.sampled_from([None, None, None, "send", "fetch"]),
         }
     )
 
@@ -162,7 +164,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_in_flight = len(self.harness.in_flight)
         plan = self.harness.plan()
         if not num_in_flight:
-            assert (plan is not None) == had_work, "work must always lead to a step"
+            leads_on = plan is not None or bool(self.harness.holds)
+            assert leads_on or not had_work, "work must always lead to a step"
+            assert plan is None or had_work
 
     @precondition(lambda self: self.harness.in_flight)
     @rule()
@@ -193,6 +197,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             counted = {chunk.request_id: data.draw(st.integers(0, most))}
             self.harness.run(plan, counted=counted)
 
+    @precondition(lambda self: self.harness.holds)
+    @rule(data=st.data())
+    def transfer(self, data: st.DataObject) -> None:
+        """Another engine reads blocks, or writes some."""
+        hold = self.harness.holds[data.draw(st.sampled_from(sorted(self.harness.holds)))]
+        num_blocks = data.draw(st.integers(0, (hold.end - hold.num_arrived) // hold.block_size))
+        if isinstance(hold.transfer, SendBlocks):
+            self.harness.read_sent(hold.request_id)
+        else:
+            num_tokens = hold.num_arrived + num_blocks * hold.block_size
+            is_over = data.draw(st.booleans())
+            self.harness.arrive(hold.request_id, num_tokens, is_over=is_over)
+
+    @precondition(lambda self: self.harness.holds)
+    @rule(data=st.data())
+    def end_transfer(self, data: st.DataObject) -> None:
+        """The other engine has all that it wants, or is gone."""
+        self.harness.end_transfer(data.draw(st.sampled_from(sorted(self.harness.holds))))
+
     @rule(num_steps=st.integers(1, 12))
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -204,6 +227,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         kv = self.harness.kv
         check_blocks(kv)
+        for hold in self.harness.holds.values():
+            if isinstance(hold.transfer, SendBlocks):
+                self.harness.read_sent(hold.request_id)
         held = {block for table in tables(kv) for block in table.block_ids}
         for plan in self.harness.in_flight:
             flying = {block for chunk in plan.chunks for block in chunk.block_ids}
@@ -214,6 +240,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.harness.drain()
         harness = self.harness
+        for request_id in tuple(harness.holds):
+            harness.end_transfer(request_id)
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
         assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
         for request_id in harness.added:

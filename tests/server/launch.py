@@ -24,6 +24,7 @@ class ServerProcess:
 
     Args:
         before: called in the new process, before it is the server.
+        command: another of legato's, which serves too.
 
     Attributes:
         url: without "/v1".
@@ -31,13 +32,17 @@ class ServerProcess:
     """
 
     def __init__(
-        self, flags: list[str], log: Path, before: Callable[[], object] | None = None
+        self,
+        flags: list[str],
+        log: Path,
+        before: Callable[[], object] | None = None,
+        command: str = "serve",
     ) -> None:
         self.log = log
-        command = [sys.executable, "-m", "legato", "serve", "--port", "0", *flags]
+        arguments = [sys.executable, "-m", "legato", command, "--port", "0", *flags]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=before
+                arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=before
             )
         self.url = self._read_url()
         self.http = httpx.Client(base_url=self.url, timeout=_PATIENCE_S)

@@ -37,6 +37,8 @@ OFF: dict[str, Any] = {
     "truncation_side": "left",
     "return_tokens_as_token_ids": False,
     "return_token_ids": False,
+    "no_stop_trim": False,
+    "return_hidden_states": False,
     "include_stop_str_in_output": False,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -66,6 +68,9 @@ OF_CHAT: dict[str, Any] = {
     "mm_processor_kwargs": {},
     "modalities": ["text"],
     "add_generation_prompt": True,
+    "include_reasoning": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
 }
 OF_PLAIN: dict[str, Any] = {"echo": False, "logprobs": False, "best_of": 1, "suffix": ""}
 
@@ -117,11 +122,16 @@ def test_the_openai_client_sends_hints(client: openai.OpenAI) -> None:
                 {"early_stopping": True},
                 {"truncation_side": "right"},
                 {"return_tokens_as_token_ids": True},
+                {"no_stop_trim": True},
+                {"return_hidden_states": True},
                 {"stream_options": {"include_usage": True}},
                 {"kv_transfer_params": {"a": 1}},
             )
         ),
         ("/v1/chat/completions", CHAT, {"echo": True}),
+        ("/v1/chat/completions", CHAT, {"include_reasoning": False}),
+        ("/v1/chat/completions", CHAT, {"separate_reasoning": False}),
+        ("/v1/chat/completions", CHAT, {"stream_reasoning": False}),
         ("/v1/chat/completions", CHAT, {"documents": [{"title": "a", "text": "b"}]}),
         ("/v1/chat/completions", CHAT, {"prediction": {"type": "content", "content": "a"}}),
         ("/v1/chat/completions", CHAT, {"web_search_options": {}}),

@@ -61,7 +61,15 @@ def test_the_models_name_is_on_everything(http: httpx.Client) -> None:
     # Prometheus' own, of any process.
     samples = [sample for sample in samples if not sample.name.startswith("process_")]
     assert {sample.labels["model_name"] for sample in samples} == {MODEL}
-    assert all(sample.name.startswith("legato:") for sample in samples)
+    others = [sample for sample in samples if not sample.name.startswith("legato:")]
+    assert {sample.name for sample in others} == {
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+    }  # fmt: skip
+    for sample in others:
+        name = sample.name.replace("vllm", "legato")
+        [same] = [one for one in samples if one.name == name]
+        assert (sample.labels, sample.value) == (same.labels, same.value)
 
 
 def test_a_request_is_counted_once_everywhere(watched: ServerProcess) -> None:

@@ -97,7 +97,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     stage.warm_up()
     traffic = sized_traffic(
         stage.step_time,
-        stage.max_model_len,
+        stage.longest_request,
         itl_slo_s=args.itl_slo,
         long_prompt=args.long_prompt,
     )

@@ -12,6 +12,7 @@ from legato.core.version import __version__
 
 _COMMANDS = (
     "serve",
+    "fleet",
     "generate",
     "chat",
     "demo",

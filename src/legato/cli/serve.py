@@ -17,7 +17,7 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     from legato.engine.process.messages import EngineInfo
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_config_flag(parser)
     add_engine_flags(parser)
     add_server_flags(parser)
-    parser.add_argument("--log-level", choices=_LOG_LEVELS, default="info", help="%(default)s")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="%(default)s")
     parser.set_defaults(run=run)
 
 
@@ -41,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     from legato.server.run import serve
 
     logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    _merge_model(args)
-    return serve(engine_config(args), server_config(args), on_ready=_announce)
+    merge_model(args)
+    return serve(engine_config(args), server_config(args), on_ready=announce)
 
 
-def _merge_model(args: argparse.Namespace) -> None:
+def merge_model(args: argparse.Namespace) -> None:
+    """Let the model be the positional one; raises `ConfigError` where another is named."""
     if args.positional_model is None:
         return
     is_other = getattr(args, "model", args.positional_model) != args.positional_model
@@ -54,7 +55,8 @@ def _merge_model(args: argparse.Namespace) -> None:
     args.model = args.positional_model
 
 
-def _announce(info: "EngineInfo", url: str) -> None:
+def announce(info: "EngineInfo", url: str) -> None:
+    """Say what is served, and where."""
     from rich.console import Console
     from rich.table import Table
 

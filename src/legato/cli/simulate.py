@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.cli.bench_flags import add_output_flag, add_trial_flags
 from legato.cli.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
+from legato.cli.fleet_flags import add_fleet_flags, simulated_fleets
 from legato.cli.simulate_flags import (
     add_server_flags,
     policies,
@@ -28,13 +30,15 @@ from legato.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from legato.bench.report.report_file import Report
+    from legato.bench.simulation.fleet import SimulatedFleet
+    from legato.bench.simulation.fleet_run import FleetRun
     from legato.bench.simulation.profiled_server import SimulatedServer
     from legato.bench.simulation.run import SimulatedRun
     from legato.bench.workload.choice import WorkloadChoice
     from legato.observe.traces.tracer import TraceWriter
 
 _TRIAL_REQUESTS = 1000
-_NOT_SETTINGS = {"run", "policies", "output", "trace"}
+_NOT_SETTINGS = {"run", "policies", "fleets", "routing", "output", "trace"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,6 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_workload_flags(parser)
     add_server_flags(parser)
+    add_fleet_flags(parser)
     _add_report_flags(parser)
     add_trial_flags(parser.add_argument_group("search (--capacity)"), precision=0.02, num_seeds=3)
     parser.set_defaults(run=run)
@@ -60,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
     if args.trace and (args.capacity or args.rates):
         raise ConfigError("--trace is of one run, but --capacity and --rates make many")
+    if args.trace and args.fleets:
+        raise ConfigError("--trace is of one engine, but --fleet has many")
     if args.rates and args.rate is not None:
         raise ConfigError("--rates takes the place of --rate")
     # The tables say which promises were broken.
@@ -67,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     report_of = _run_report
     if args.capacity or args.rates:
         report_of = _capacity_report if args.capacity else _sweep_report
-    servers = {policy: simulated_server(args, policy) for policy in policies(args)}
+    servers = _servers(args)
     tell_notes(_choice(args, next(iter(servers.values()))).notes())
     _publish(args, [report_of(args, policy, server) for policy, server in servers.items()])
     return 0
@@ -101,24 +108,36 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
     add_output_flag(group)
 
 
-def _run_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+def _servers(args: argparse.Namespace) -> "dict[str, SimulatedServer | SimulatedFleet]":
+    """What is to be compared; key the name of each."""
+    servers = {policy: simulated_server(args, policy) for policy in policies(args)}
+    profile = next(iter(servers.values())).profile
+    fleets = simulated_fleets(args, {**servers}, profile.kv_token_bytes)
+    return {**fleets} if fleets else {**servers}
+
+
+def _run_report(
+    args: argparse.Namespace, name: str, server: "SimulatedServer | SimulatedFleet"
+) -> "Report":
     from legato.bench.report.report_file import RunReport
     from legato.bench.simulation.sessions import simulate_run
 
     choice = _choice(args, server)
     workload = choice.load()
     started_s = time.perf_counter()
-    with _trace(args, policy) as trace:
-        simulated = simulate_run(server, workload, policy, trace)
-    _tell(policy, simulated, time.perf_counter() - started_s)
-    settings = _settings(args, policy)
+    with _trace(args, name) as trace:
+        simulated = simulate_run(server, workload, name, trace)
+    _tell(name, simulated, time.perf_counter() - started_s)
+    settings = _settings(args, name)
     slos = promised_slos(args)
-    return RunReport.of(policy, settings, slos, simulated.records, choice.notes())
+    return RunReport.of(name, settings, slos, simulated.records, choice.notes())
 
 
-def _choice(args: argparse.Namespace, server: "SimulatedServer") -> "WorkloadChoice":
+def _choice(
+    args: argparse.Namespace, server: "SimulatedServer | SimulatedFleet"
+) -> "WorkloadChoice":
     choose = trial_choice if args.capacity else workload_choice
-    return choose(args, server.profile.max_model_len)
+    return choose(args, server.max_model_len)
 
 
 @contextmanager
@@ -147,7 +166,9 @@ def _trace(args: argparse.Namespace, policy: str) -> "Iterator[TraceWriter | Non
         raise ConfigError(f"cannot write the trace: {error}") from error
 
 
-def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+def _capacity_report(
+    args: argparse.Namespace, name: str, server: "SimulatedServer | SimulatedFleet"
+) -> "Report":
     from legato.bench.report.report_file import CapacityReport
     from legato.bench.simulation.sessions import simulate_search
 
@@ -157,37 +178,39 @@ def _capacity_report(args: argparse.Namespace, policy: str, server: "SimulatedSe
         choice,
         search_settings(args, args.itl_slo_s, _TRIAL_REQUESTS),
     )
-    settings = _settings(args, policy)
-    return CapacityReport(name=policy, settings=settings, capacity=capacity, notes=choice.notes())
+    settings = _settings(args, name)
+    return CapacityReport(name=name, settings=settings, capacity=capacity, notes=choice.notes())
 
 
-def _sweep_report(args: argparse.Namespace, policy: str, server: "SimulatedServer") -> "Report":
+def _sweep_report(
+    args: argparse.Namespace, name: str, server: "SimulatedServer | SimulatedFleet"
+) -> "Report":
     from legato.bench.report.report_file import SweepReport
     from legato.bench.simulation.sessions import simulate_run
     from legato.bench.sweep import LoadKind, at_rate
 
     choice, slos = _choice(args, server), promised_slos(args)
     report = SweepReport(
-        name=policy,
-        settings=_settings(args, policy),
+        name=name,
+        settings=_settings(args, name),
         load_kind=LoadKind.RATE,
         points=[],
         notes=choice.notes(),
     )
     for rate_per_s in args.rates:
-        label = f"{policy}, {LoadKind.RATE.describe(rate_per_s)}"
+        label = f"{name}, {LoadKind.RATE.describe(rate_per_s)}"
         simulated = simulate_run(server, at_rate(choice, rate_per_s), label)
         report = report.with_point(report.point(rate_per_s, slos, simulated.records))
     return report
 
 
-def _tell(policy: str, simulated: "SimulatedRun", wall_s: float) -> None:
+def _tell(name: str, simulated: "SimulatedRun | FleetRun", wall_s: float) -> None:
     from rich.console import Console
 
-    stats = simulated.stats
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"{policy}: {simulated.duration_s:.0f} s in {wall_s:.1f} s; {simulated.num_steps} steps, "
-        f"of which {stats.num_steps_over_budget} over budget; {stats.num_preemptions} preemptions"
+        f"{name}: {simulated.duration_s:.0f} s in {wall_s:.1f} s; {simulated.num_steps} steps, "
+        f"of which {simulated.num_steps_over_budget} over budget; "
+        f"{simulated.num_preemptions} preemptions"
     )
 
 
@@ -202,14 +225,14 @@ def _publish(args: argparse.Namespace, reports: "list[Report]") -> None:
         print_table(table)
     kind = "capacity" if args.capacity else "sweep" if args.rates else "run"
     for report in reports:
-        name = report.name.replace(":", "-")
+        name = re.sub(r"[^\w.]+", "-", report.name)
         write_report(args.output / f"simulated-{kind}-{name}.json", report)
     page = args.output / f"simulated-{kind}.html"
     page.write_text(render_page(reports), encoding="utf-8")
     print(f"written to {page}, and as JSON beside it")
 
 
-def _settings(args: argparse.Namespace, policy: str) -> dict[str, Any]:
+def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """What belongs into a report; key a flag's name."""
     given = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
-    return {"policy": policy, **given}
+    return {"policy": name, **given}

@@ -58,7 +58,8 @@ def policies(args: argparse.Namespace) -> list[str]:
     """Those to compare, each once."""
     promises_pace = _common_config(args).promises_pace
     default = _DEFAULT_POLICIES if promises_pace else _UNPROMISED_POLICIES
-    return list(dict.fromkeys(args.policies or default))
+    # Where fleets are compared, it is by one policy of their engines.
+    return list(dict.fromkeys(args.policies or default[: 1 if args.fleets else None]))
 
 
 def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer":

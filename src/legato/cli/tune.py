@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.cli.bench_flags import add_output_flag, add_prompt_flags
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
+from legato.cli.fleet_flags import add_link_flags, link
 from legato.cli.values import count, duration_s, whole
 from legato.cli.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato.core.config import SchedulerConfig
@@ -33,6 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_workload_flags(parser, model_is_local=True)
     add_engine_flags(parser)
     _add_tuning_flags(parser)
+    _add_fleet_flags(parser.add_argument_group("fleet"))
     parser.set_defaults(run=run)
 
 
@@ -100,8 +102,21 @@ def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
     add_output_flag(group)
 
 
+def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--replicas",
+        type=count,
+        default=1,
+        metavar="N",
+        help="machines that share the workload behind a router; which of them should compute "
+        "prompts and which generate is simulated, too (%(default)s)",
+    )
+    add_link_flags(group)
+
+
 def _tune_config(args: argparse.Namespace) -> "TuneConfig":
     from legato.tune.run import TuneConfig
+    from legato.tune.splits import Fleet
 
     return TuneConfig(
         engine=engine_config(args),
@@ -114,8 +129,19 @@ def _tune_config(args: argparse.Namespace) -> "TuneConfig":
         vocab_size=args.vocab_size,
         num_processes=args.processes,
         seed=args.seed,
+        fleet=Fleet(
+            num_replicas=args.replicas,
+            link=link(args),
+            kv_token_bytes=args.kv_token_bytes or _kv_token_bytes(args.machine),
+        ),
         output=args.output,
     )
+
+
+def _kv_token_bytes(machine: str | None) -> float | None:
+    from legato.bench.simulation.profiles import load_profile
+
+    return None if machine is None else load_profile(machine).kv_token_bytes
 
 
 def _publish(folder: Path, report: "TuneReport") -> None:
@@ -124,6 +150,7 @@ def _publish(folder: Path, report: "TuneReport") -> None:
     from legato.core.serve_flags import command_line
     from legato.tune.plots import tune_plots
     from legato.tune.report import write_tune_report
+    from legato.tune.splits import best_split, verdict
     from legato.tune.tables import certainty, tune_tables
 
     tables = tune_tables(report)
@@ -136,6 +163,8 @@ def _publish(folder: Path, report: "TuneReport") -> None:
         "effort": f"{report.machine_s:.0f} s on the real engine, {report.search_s:.0f} s of "
         f"simulation: {report.num_trials} trials of {report.space_size:,} candidates",
     }
+    if report.splits:
+        advice["split"] = f"{best_split(report.splits)}. {verdict(report.splits)}"
     write_tune_report(folder / "tune.json", report)
     texts = [("Recommendation", advice), ("Settings", report.settings)]
     page = folder / "tune.html"

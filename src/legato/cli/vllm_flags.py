@@ -90,8 +90,11 @@ _NOTES = {
         "tokenizer-mode tokenizer-revision skip-tokenizer-init"
     ),
     "the cache is a GPU's and the host's own; --swap-space is the latter": (
-        "kv-transfer-config kv-events-config kv-offloading-* ec-transfer-config "
+        "kv-transfer-config kv-offloading-* ec-transfer-config "
         "weight-transfer-config disable-hybrid-kv-cache-manager"
+    ),
+    "they are --kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic": (
+        "kv-events-config"
     ),
     "blocks are found by their tokens; --enable-prefix-caching turns it on": (
         "prefix-caching-hash-algo"

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from legato.core.kv_transfer import BlocksArrived, FetchBlocks, KVTransfer
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams, SloClass
@@ -20,6 +21,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         eos_token_ids: the model's end-of-sequence tokens, empty where `ignore_eos` is set.
         arrival_time_s: when the front end received it, on the machine's monotonic clock.
         is_rerun: another engine had accepted it and died, so that it is not to be refused.
+        kv_transfer: what becomes of its prompt's blocks between this engine and another; None where
+            it has nothing to do with others.
     """
 
     request_id: str
@@ -29,6 +32,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     eos_token_ids: tuple[int, ...] = ()
     arrival_time_s: float = 0.0
     is_rerun: bool = False
+    kv_transfer: KVTransfer | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -37,7 +41,7 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
 
 
-Event = AddRequest | AbortRequest
+Event = AddRequest | AbortRequest | BlocksArrived
 
 
 class Request:
@@ -144,6 +148,11 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.message.params
+
+    @property
+    def is_to_be_fetched(self) -> bool:
+        """Whether another engine is asked for its blocks when it is admitted."""
+        return isinstance(self.message.kv_transfer, FetchBlocks) and self.scheduled_s is None
 
     @property
     def num_output_tokens(self) -> int:

@@ -55,8 +55,12 @@ def to_weights(scores: torch.Tensor) -> torch.Tensor:
     Returns:
         int64 [S, V].
     """
-    unit_bits = _EXACT_BITS - scores.shape[1].bit_length()
-    return scores.exp2().mul_(2.0**unit_bits).to(torch.int64)
+    return scores.exp2().mul_(weight_unit(scores.shape[1])).to(torch.int64)
+
+
+def weight_unit(vocab_size: int) -> float:
+    """The weight of the best token."""
+    return 2.0 ** (_EXACT_BITS - vocab_size.bit_length())
 
 
 def pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

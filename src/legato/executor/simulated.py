@@ -1,5 +1,6 @@
-"""An executor that computes nothing and takes no time but the virtual clock's."""
+"""An executor that computes nothing and takes no time but its clock's."""
 
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,13 +12,30 @@ class VirtualClock:
     """Seconds that pass only when told to."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self._now_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
 
     def __call__(self) -> float:
         return self.now_s
 
     def advance_to(self, time_s: float) -> None:
-        self.now_s = max(self.now_s, time_s)
+        """Let it be that late, where it is not later."""
+        self._now_s = max(self._now_s, time_s)
+
+
+class RealTimeClock(VirtualClock):
+    """The machine's monotonic clock: seconds pass by themselves, and are waited for."""
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def advance_to(self, time_s: float) -> None:
+        """Wait until then."""
+        time.sleep(max(0.0, time_s - self.now_s))
 
 
 class SimulatedExecutor:

@@ -11,6 +11,7 @@ import torch
 from legato.core.outputs import TokenLogprobs
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.core.sampling_params import SamplingParams
+from legato.executor.adjustments import asks_for_change
 from legato.executor.constraint import Constraint
 from legato.executor.logprobs import Scores, score
 from legato.executor.memory import raising_memory_error
@@ -144,6 +145,9 @@ class GpuExecutor:
         rows = [_AS_IT_IS] * step.num_samples  # what comes of rows left out is not read
         for place, row in zip(sampled.places, sampled.rows, strict=True):
             rows[place] = row
+        if not any(map(asks_for_change, rows)):  # any more, as behind `min_tokens`
+            self._runner.sample(size)
+            return
         adjusted = adjust(self._program.logits[: size.num_samples], rows)
         self._program.sample(size, adjusted=adjusted)
 

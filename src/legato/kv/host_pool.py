@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.plan import BlockMove
+from legato.kv.cache_events import CacheEvents
 from legato.kv.prefix_node import Node
 
 
@@ -12,10 +13,12 @@ class HostPool:
 
     Args:
         num_slots: 0 for none, so that what is evicted is lost; an attribute too.
+        events: is told which blocks come and go.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, events: CacheEvents | None = None) -> None:
         self.num_slots = num_slots
+        self._events = events or CacheEvents()
         self._free = list(range(num_slots))
         # Least recently spilled first. Blocks are evicted, and let go of, from the deepest up, so
         # that the first one has none below it.
@@ -35,10 +38,11 @@ class HostPool:
         while len(self._free) < node.num_blocks and self._spilled:
             oldest = next(iter(self._spilled))
             num_blocks = min(node.num_blocks - len(self._free), oldest.num_blocks)
-            self._free += oldest.cut(num_blocks)
+            self._forget(oldest.cut(num_blocks))
             if not oldest.places:
                 del self._spilled[oldest]
                 oldest.leave()
+        self._events.removed(node.places[::-1], from_host=False)
         if len(self._free) < node.num_blocks:
             node.cut(node.num_blocks - len(self._free))
         if not node.places:
@@ -48,6 +52,7 @@ class HostPool:
         self._moves += map(BlockMove, node.places, slots, [True] * len(slots))
         node.places, node.is_spilled = slots, True
         self._spilled[node] = None
+        self._events.stored(node)
 
     def hold(self, node: Node) -> None:
         """Keep a spilled node, because it is about to be restored."""
@@ -64,5 +69,10 @@ class HostPool:
 
     def replace(self, node: Node, block_ids: BlockIds) -> None:
         """Use blocks with the same contents in the place of those that are held."""
-        self._free += node.places
+        self._forget(node.places)
         node.places, node.is_spilled = block_ids, False
+        self._events.stored(node)
+
+    def _forget(self, slots: BlockIds) -> None:
+        self._events.removed(slots, from_host=True)
+        self._free += slots

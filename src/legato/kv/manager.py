@@ -1,12 +1,15 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from legato.core.block_ids import BlockIds, block_array
+from legato.core.kv_events import KVEvent
 from legato.core.plan import BlockMove
 from legato.core.request import Request
 from legato.kv.block_pool import BlockPool
+from legato.kv.cache_events import CacheEvents
+from legato.kv.hold import Hold
 from legato.kv.host_pool import HostPool
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 from legato.kv.prefix_tree import PrefixTree
@@ -59,11 +62,15 @@ class KVCacheManager:
         self.block_size = block_size
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._host = HostPool(num_host_slots)
-        self._tree = PrefixTree(self._host)
+        self._events = CacheEvents()
+        self._host = HostPool(num_host_slots, self._events)
+        self._tree = PrefixTree(self._host, self._events)
         self._tables: dict[str, _Table] = {}  # key request id
         self._num_begun = self._num_ended = 0  # steps
         self._leaving: deque[tuple[int, _Table]] = deque()  # (number of the last step, what it has)
+        self._holds: dict[str, Hold] = {}  # key request id
+        self._new_holds: list[Hold] = []
+        self._arriving: set[int] = set()  # blocks
 
     @property
     def num_blocks(self) -> int:
@@ -120,6 +127,74 @@ class KVCacheManager:
         request.num_reserved_tokens = len(table.block_ids) * self.block_size
         return True
 
+    def hold(self, request: Request, found: Way) -> None:
+        """Keep the shared blocks of a request, which has just begun, for a transfer.
+
+        Of one that is fetched, those that were not found are nobody's to compute until they have
+        arrived, or are given up.
+
+        Args:
+            found: what `reserve` was given.
+        """
+        table = self._tables[request.request_id]
+        self._tree.join(table.last)
+        hold = Hold(
+            request,
+            table.last,
+            table.block_ids[: table.num_shared],
+            block_size=self.block_size,
+            start=found.num_tokens,
+        )
+        self._holds[request.request_id] = hold
+        self._new_holds.append(hold)
+        self._arriving.update(hold.blocks(hold.start))
+
+    def take_new_holds(self) -> list[Hold]:
+        """Those since the last time, for whoever moves blocks between engines."""
+        taken, self._new_holds = self._new_holds, []
+        return taken
+
+    def note_arrived(self, request_id: str, num_tokens: int) -> None:
+        """Of what a request has fetched, its first `num_tokens` tokens are in their blocks."""
+        self._holds[request_id].num_arrived = num_tokens
+        self._settle()
+
+    def end_arrival(self, request_id: str) -> None:
+        """Nothing more is fetched for a request: what has not arrived is to be computed."""
+        hold = self._holds[request_id]
+        hold.is_over = True
+        self._arriving.difference_update(hold.blocks(hold.num_arrived))
+        # What has arrived may wait for what comes before it, which the request sees to.
+        if hold.is_settled or request_id not in self._tables:
+            self.let_go(request_id)
+
+    def let_go(self, request_id: str) -> None:
+        """Keep its blocks no longer for a transfer."""
+        hold = self._holds.pop(request_id)
+        self._arriving.difference_update(hold.blocks(hold.start))
+        self._let_go(_Table(hold.last, len(hold.block_ids), hold.block_ids))
+
+    def num_hit_tokens(self, request: Request) -> int:
+        """Of a request without blocks, the tokens that it need not compute."""
+        if request.is_to_be_fetched:
+            return self._num_shareable(request)
+        return self.match(request).num_tokens
+
+    def arriving_from(self, request: Request, found: Way | None = None) -> int:
+        """Up to which of its tokens a request may be computed before more has arrived.
+
+        Args:
+            found: what `match` has just found of it, where it has no blocks.
+        """
+        end = request.num_tokens
+        if found is None:
+            nodes = self._tables[request.request_id].last.unfinished
+        else:
+            nodes = found.nodes
+            if request.is_to_be_fetched and found.num_tokens < self._num_shareable(request):
+                end = found.num_tokens
+        return min([end, *self._arriving_tokens(nodes)]) if self._arriving else end
+
     def block_ids(self, request: Request) -> BlockIds:
         """The request's block table: token i lies in block `i // block_size` of it."""
         return self._tables[request.request_id].block_ids
@@ -139,8 +214,20 @@ class KVCacheManager:
 
     def commit(self, request: Request) -> None:
         """Share what has come to be computed, which is up to `num_computed_tokens`."""
-        if not self._is_sharing:
-            return
+        if self._is_sharing:
+            self._commit(request)
+            self._settle()
+
+    def release(self, request: Request) -> None:
+        """Let go of all blocks of a request; one that has none is ignored."""
+        table = self._tables.pop(request.request_id, None)
+        if table is not None:
+            self._let_go(table)
+        hold = self._holds.get(request.request_id)
+        if hold is not None and hold.is_over:
+            self.let_go(request.request_id)
+
+    def _commit(self, request: Request) -> None:
         table = self._tables[request.request_id]
         # Of drafts that were right, the request is only told after this.
         num_tokens = min(request.num_computed_tokens, request.num_tokens)
@@ -148,16 +235,10 @@ class KVCacheManager:
         if num_full == table.num_full and not table.last.num_missing:
             return
         if table.num_full <= table.num_shared:
-            table.last.note_computed(num_tokens)
+            self._tree.note_computed(table.last, num_tokens)
             if table.num_shared < num_full:
                 self._share_own(request, table, num_full)
         table.num_full = num_full
-
-    def release(self, request: Request) -> None:
-        """Let go of all blocks of a request; one that has none is ignored."""
-        table = self._tables.pop(request.request_id, None)
-        if table is not None:
-            self._let_go(table)
 
     def borrow(self, *, fewest: int, most: int) -> list[int]:
         """Take blocks that hold nothing, for what is no request; none where there are too few."""
@@ -181,6 +262,40 @@ class KVCacheManager:
     def take_moves(self) -> tuple[BlockMove, ...]:
         """Copies between blocks and host memory, to be made in this order before the next step."""
         return self._host.take_moves()
+
+    def watch(self) -> None:
+        """Have `take_events` tell what becomes of shared blocks, and first of all those there are.
+
+        A block takes a few microseconds.
+        """
+        self._events.watch(self._tree.root)
+
+    def take_events(self) -> list[KVEvent]:
+        """What has become of shared blocks since the last time; nothing unless that is watched."""
+        return self._events.take()
+
+    def _settle(self) -> None:
+        """Count as computed what has arrived, as far as all before it is."""
+        if not self._arriving:
+            return
+        for hold in tuple(self._holds.values()):
+            if hold.is_settled:
+                continue
+            if hold.num_computed_tokens >= hold.start:
+                self._tree.note_computed(hold.last, hold.num_arrived)
+            if hold.is_settled:
+                self._arriving.difference_update(hold.blocks(hold.start, hold.num_arrived))
+                if hold.is_over:
+                    self.let_go(hold.request_id)
+
+    def _arriving_tokens(self, nodes: Iterable[Node]) -> Iterator[int]:
+        """The first tokens of blocks that are arriving."""
+        for node in nodes:
+            if node.num_missing:
+                tokens = range(node.start, node.end, self.block_size)
+                for token, place in zip(tokens, node.places, strict=True):
+                    if place in self._arriving:
+                        yield token
 
     def _let_go(self, table: _Table) -> None:
         if self._num_begun == self._num_ended:

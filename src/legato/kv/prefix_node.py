@@ -89,6 +89,16 @@ class Node:
         return len(self.tokens) // len(self.places)
 
     @property
+    def num_computed_blocks(self) -> int:
+        """Those of its own, from the first on, that are computed to their end."""
+        return (len(self.tokens) - self.num_missing) // self.block_size
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether, being the first of a prompt, it is kept apart from others with its tokens."""
+        return len(self.key) > len(self.tokens[: self.block_size].tobytes())
+
+    @property
     def num_computed_tokens(self) -> int:
         """From the root to its end, those at the start that are computed."""
         node = self
@@ -96,12 +106,30 @@ class Node:
             node = node.parent
         return node.end - node.num_missing
 
-    def note_computed(self, num_tokens: int) -> None:
-        """So many tokens from the root to its end are computed."""
+    @property
+    def unfinished(self) -> "list[Node]":
+        """Itself and those above it that are not computed to their ends, the lowest first."""
+        nodes: list[Node] = []
         node = self
         while node.parent is not None and node.num_missing:
+            nodes.append(node)
+            node = node.parent
+        return nodes
+
+    def count_computed(self, num_tokens: int) -> "list[tuple[Node, int]]":
+        """So many tokens from the root to its end are computed; `PrefixTree` tells of it.
+
+        Returns:
+            The nodes of which more is computed now, from the root on, with the blocks of each that
+            were before.
+        """
+        changed: list[tuple[Node, int]] = []
+        node = self
+        while node.parent is not None and node.num_missing:
+            changed.append((node, node.num_computed_blocks))
             node.num_missing = min(node.num_missing, max(0, node.end - num_tokens))
             node = node.parent
+        return changed[::-1]
 
     def num_equal(self, sought: SoughtTokens, end: int) -> int:
         """How many of its tokens are the sought ones, up to `end`; whole blocks.

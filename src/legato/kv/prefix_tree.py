@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.token_ids import token_array
+from legato.kv.cache_events import CacheEvents
 from legato.kv.host_pool import HostPool
 from legato.kv.prefix_node import Node, SoughtTokens, Way
 
@@ -22,14 +23,16 @@ class PrefixTree:
 
     Args:
         host: where evicted blocks go.
+        events: is told which blocks come and go.
 
     Attributes:
         root: a node without blocks, and without users.
         num_unused: blocks that could be evicted.
     """
 
-    def __init__(self, host: HostPool) -> None:
+    def __init__(self, host: HostPool, events: CacheEvents | None = None) -> None:
         self._host = host
+        self._events = events or CacheEvents()
         self.root = Node(None, b"", 0, token_array(()), block_array())
         self.num_unused = 0
         # Least recently used first. A request uses the whole way down to its last block and lets
@@ -73,6 +76,13 @@ class PrefixTree:
             node.num_users += 1
         return nodes
 
+    def join(self, last: Node) -> None:
+        """Use a node that is used already, and all above it."""
+        node = last
+        while node.parent is not None:
+            node.num_users += 1
+            node = node.parent
+
     def extend(
         self, node: Node, sought: SoughtTokens, block_ids: BlockIds, *, num_missing: int
     ) -> Node:
@@ -89,9 +99,11 @@ class PrefixTree:
         num_missing *= len(block_ids)
         if node.num_users == 1 and not node.children:
             assert num_missing or not node.num_missing, "computed after what is not"
+            start = node.num_blocks
             node.tokens += tokens
             node.places += block_ids
             node.num_missing += num_missing
+            self._events.stored(node, start)
             return node
         child = Node(
             node,
@@ -103,7 +115,13 @@ class PrefixTree:
             num_users=1,
         )
         node.add(child)
+        self._events.stored(child)
         return child
+
+    def note_computed(self, last: Node, num_tokens: int) -> None:
+        """So many tokens from the root to the end of a node are computed."""
+        for node, start in last.count_computed(num_tokens):
+            self._events.stored(node, start)
 
     def release(self, last: Node) -> list[int]:
         """Stop using a node, and all above it.
@@ -139,7 +157,9 @@ class PrefixTree:
             if self._host.num_slots:
                 block_ids += self._spill(node, num_blocks)
             else:
-                block_ids += node.cut(num_blocks)
+                forgotten = node.cut(num_blocks)
+                self._events.removed(forgotten, from_host=False)
+                block_ids += forgotten
                 if not node.places:
                     del self._unused[node]
                     node.leave()

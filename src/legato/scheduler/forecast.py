@@ -74,6 +74,21 @@ class Forecast:
             return None
         return streams.num_steps * self._model.seconds(streams.shape)
 
+    def stream_step_s(self, now_s: float, num_tokens: int) -> tuple[float, float] | None:
+        """Seconds of a step of the running streams' tokens, and of one more with `num_tokens`.
+
+        Returns:
+            that, and what yet another adds to it; None as long as the model knows nothing.
+        """
+        if not self._model.is_known:
+            return None
+        shape = self._streams(now_s).shape
+        shape.add_decode(num_tokens)
+        one_s = self._model.seconds(shape)
+        shape.add_decode(num_tokens)
+        another_s = self._model.seconds(shape) - one_s
+        return one_s * self._model.slowness, another_s * self._model.slowness
+
     def _streams(self, now_s: float) -> ForeseenStreams:
         streams = ForeseenStreams(self._idle_limit_s)
         for running in self._queues.running.values():

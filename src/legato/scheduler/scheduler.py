@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest, Event, Request
+from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
@@ -21,6 +24,7 @@ from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
 from legato.scheduler.order import HIT_AWARE, ORDERS
+from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.queues import Queues
@@ -96,6 +100,9 @@ class Scheduler:
         self.broken_promise = ""
         self._known_to_executor: set[str] = set()
         self._ended: list[str] = []  # known to the executor, which is not yet told of their end
+        # Since the last step: one that waits for blocks from elsewhere is admitted without a chunk.
+        self._admitted: dict[str, int] = {}
+        self._preempted: list[str] = []
         self._num_steps = 0
         self._num_preemptions = 0
         self._num_steps_over_budget = 0
@@ -117,6 +124,23 @@ class Scheduler:
             broken_promise=self.broken_promise,
             num_prefix_cache_queries=self._num_prefix_cache_queries,
             num_prefix_cache_hits=self._num_prefix_cache_hits,
+            tenants=self._tenants.stats,
+        )
+
+    def state(self, now_s: float) -> ReplicaState:
+        """What it has to do, and what a request more could expect."""
+        delay_s, token_s = self._outlook.ttft_s(now_s)
+        itl_s, stream_s = self._outlook.itl_s(now_s)
+        return ReplicaState(
+            num_running=len(self._queues.running),
+            num_waiting=self._queues.num_waiting,
+            num_blocks=self._kv.num_blocks,
+            num_free_blocks=self._kv.num_free_blocks,
+            block_size=self._kv.block_size,
+            delay_s=delay_s,
+            token_s=token_s,
+            itl_s=itl_s,
+            stream_s=stream_s,
             tenants=self._tenants.stats,
         )
 
@@ -155,10 +179,13 @@ class Scheduler:
         self._queues.is_lost = self._lateness.is_lost
         self._queues.gives_up = not config.shed_load
         forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        self._outlook = Outlook(
+            forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
+        )
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
-        """Take new requests and aborts; returns the ends that are known at once."""
+        """Take new requests, aborts and blocks that arrived; returns the ends known at once."""
         outputs: list[RequestOutput] = []
         for event in events:
             match event:
@@ -166,6 +193,10 @@ class Scheduler:
                     outputs += self._add(event, now_s)
                 case AbortRequest():
                     outputs += self._abort(event.request_id)
+                case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
+                    self._kv.note_arrived(request_id, num_tokens)
+                    if event.is_over:
+                        self._kv.end_arrival(request_id)
         return outputs
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -194,6 +225,8 @@ class Scheduler:
             return None
         self._fill(step)
         self._num_preemptions += len(step.preempted)
+        self._admitted |= step.admitted
+        self._preempted += [request.request_id for request in step.preempted]
         self._note_budget(step)
         if not step.chunks:
             return None
@@ -201,6 +234,7 @@ class Scheduler:
         self._take_off(plan, step, now_s, begins_s)
         self._num_steps += 1
         self._ended.clear()
+        self._admitted, self._preempted = {}, []
         return plan
 
     def commit(self, result: StepResult, now_s: float) -> list[RequestOutput]:
@@ -283,9 +317,9 @@ class Scheduler:
             chunks=tuple(step.chunks),
             new_requests=self._introduce(step.chunks),
             ended_requests=tuple(self._ended),
-            preempted=tuple(request.request_id for request in step.preempted),
+            preempted=tuple(self._preempted),
             moves=self._kv.take_moves(),
-            admitted=step.admitted,
+            admitted=self._admitted,
             held_by=step.held_by,
             predicted_s=model.seconds(step.shape) if model.is_known else None,
             limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
@@ -311,7 +345,7 @@ class Scheduler:
         assert message.request_id not in self._queues, "request ids are unique"
         slo = self._classes[message.service.slo_class]
         request = Request(message, slo, self._max_model_len)
-        request.num_hit_tokens = self._kv.match(request).num_tokens
+        request.num_hit_tokens = self._kv.num_hit_tokens(request)
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._look_ahead(now_s)
@@ -343,7 +377,7 @@ class Scheduler:
             request = self._queues.rotate_waiting()
             if request is None:
                 return
-            num_hit_tokens = self._kv.match(request).num_tokens
+            num_hit_tokens = self._kv.num_hit_tokens(request)
             if num_hit_tokens != request.num_hit_tokens:
                 request.num_hit_tokens = num_hit_tokens
                 self._queues.rerank(request)

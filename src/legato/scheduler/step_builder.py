@@ -232,12 +232,15 @@ class StepBuilder:
         return begun
 
     def _continue(self, request: Request) -> None:
-        if self._writer(self._kv.next_block(request)) not in (None, request.request_id):
+        start, end = request.num_scheduled_tokens, self._kv.arriving_from(request)
+        if self._writer(self._kv.next_block(request)) not in (None, request.request_id) or (
+            end <= start
+        ):
             # It will find that computed in the next step, and others need not wait meanwhile.
             request.stalled_since_s = None
             return
-        num_tokens = self._chunk_size(request, request.num_scheduled_tokens)
-        if num_tokens >= min(MIN_CHUNK, request.num_remaining_tokens):
+        num_tokens = self._chunk_size(request, start, end)
+        if num_tokens >= min(MIN_CHUNK, end - start):
             request.stalled_since_s = None
         elif request.stalled_since_s is None:
             request.stalled_since_s = self._now_s
@@ -254,9 +257,11 @@ class StepBuilder:
         found = self._kv.match(request)
         num_computed = found.num_computed_tokens
         request.num_hit_tokens = found.num_tokens
-        next_block = found.next_block
-        follows = next_block is not None and self._writer(next_block) is not None
-        num_tokens = 0 if follows else self._chunk_size(request, num_computed)
+        next_block, end = found.next_block, self._kv.arriving_from(request, found)
+        follows = end <= num_computed or (
+            next_block is not None and self._writer(next_block) is not None
+        )
+        num_tokens = 0 if follows else self._chunk_size(request, num_computed, end)
         # The whole prompt's blocks at once: a prompt half computed never has to be preempted for
         # its own next chunk, and its blocks lie side by side.
         if not (follows or num_tokens):
@@ -265,6 +270,8 @@ class StepBuilder:
         if not self._kv.reserve(request, found):
             self.held_by = "memory"
             return False
+        if request.message.kv_transfer is not None and request.scheduled_s is None:
+            self._kv.hold(request, found)
         if self._memory is not None:
             self._memory.add(request)
         self._queues.admit(request)
@@ -348,9 +355,9 @@ class StepBuilder:
         self._promised.add_decodes([request.num_tokens for request in promised])
         self._pace_s = min([self._pace_s, *[request.step_s for request in promised]])
 
-    def _chunk_size(self, request: Request, start: int) -> int:
-        """Tokens of the request that fit into the step, of those from `start` on."""
-        wanted = request.num_tokens - start
+    def _chunk_size(self, request: Request, start: int, end: int) -> int:
+        """Tokens of the request that fit into the step, of those from `start` to `end`."""
+        wanted = end - start
         limit_s = self.limit_s
         if limit_s < UNLIMITED and self._leaves_room(request):
             limit_s *= 1.0 - _KEPT_TIME
@@ -420,7 +427,7 @@ class StepBuilder:
     def _preempt(self, request: Request) -> None:
         self._kv.release(request)
         request.preempt()
-        request.num_hit_tokens = self._kv.match(request).num_tokens
+        request.num_hit_tokens = self._kv.num_hit_tokens(request)
         self._queues.preempt(request)
         self._memory = None
         if not request.is_best_effort:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from legato.core.stats import OTHER_TENANTS, TenantStats
 
+NEWCOMER = ""
+"""A tenant that nobody is: it has had what it is owed, and nothing more."""
+
 _CREDIT_S = 5.0
 """Most service that a tenant is owed for the time in which nothing of it waited, as a task of
 Linux' that has slept: who takes less than its share goes first, and a burst holds up the others for
@@ -96,6 +99,8 @@ class Tenants:
         self._shown: dict[str, _Shown] = {}  # key a name, or `OTHER_TENANTS`
 
     def __getitem__(self, name: str) -> Tenant:
+        if name == NEWCOMER:
+            return Tenant(name, 1.0, self._reached_s, _Shown())
         return self._by_name[name]
 
     def __len__(self) -> int:

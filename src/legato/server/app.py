@@ -17,12 +17,12 @@ from legato.engine.errors import (
     RequestFailedError,
     SlowReaderError,
 )
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.anthropic import messages
 from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
-from legato.server.context import Context
+from legato.server.context import Context, KVEventSource
 from legato.server.http.endpoints import no_such_endpoint
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
@@ -45,12 +45,13 @@ from legato.server.openai.responses.endpoints import DeletedResponse, InputItemL
 from legato.server.openai.responses.output import ResponseAnswer
 from legato.server.openai.responses.store import ResponseStore
 from legato.server.openapi import DescribedApi
-from legato.server.operations import probes, settings, trace
+from legato.server.operations import probes, routers, settings, trace
 from legato.server.operations.dashboard import events
 from legato.server.operations.dashboard import page as dashboard
 from legato.server.operations.pages import pages_router
 from legato.server.operations.probes import Health
 from legato.server.operations.reference.page import load_reference
+from legato.server.operations.routers import ModelInfo, ServerInfo
 from legato.server.operations.settings import SettingsAnswer
 from legato.server.operations.trace import LiveTrace, TraceStarted
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
@@ -60,6 +61,7 @@ from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -74,8 +76,11 @@ _ANSWERS = (
     InputItemList,
     MessageAnswer,
     ModelCard,
+    ModelInfo,
     ModelList,
+    RenderedPrompt,
     ResponseAnswer,
+    ServerInfo,
     SettingsAnswer,
     TokenCount,
     TokenizeAnswer,
@@ -96,7 +101,7 @@ _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After")
 _ROOMS = (
     *(chat, completions, responses, messages, models, tokenization),
-    *(trace, settings, probes, events, dashboard),
+    *(trace, settings, probes, routers, events, dashboard),
 )
 _ERRORS = (
     ApiError,
@@ -112,11 +117,12 @@ _ERRORS = (
 
 
 def create_app(
-    client: EngineClient,
+    engine: Engine,
     text: TextProcesses,
     config: ServerConfig,
     lifecycle: Lifecycle,
     metrics: ServerMetrics,
+    kv_event_source: KVEventSource | None = None,
 ) -> ASGIApp:
     """The OpenAI-compatible API of one engine."""
     api = DescribedApi(
@@ -130,11 +136,13 @@ def create_app(
         answers=_ANSWERS,
         requests=_REQUESTS,
     )
-    api.state.context = Context(client, text, metrics, lifecycle, config.max_unread_tokens)
+    api.state.context = Context(
+        engine, text, metrics, lifecycle, config.max_unread_tokens, kv_event_source
+    )
     api.state.response_store = ResponseStore(
         config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
     )
-    api.state.live_trace = LiveTrace(client, config.max_trace_bytes)
+    api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
     assets = dashboard.load_dashboard() | load_reference()
     routers = [*(room.router for room in _ROOMS), pages_router(assets)]
     if config.enable_tokenizer_info_endpoint:

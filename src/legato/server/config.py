@@ -17,10 +17,12 @@ MIN_BODY_BYTES_S = 1024
 
 _tracing = partial(Flag, group="tracing")
 _limit = partial(Flag, group="limits on clients")
+_routing = partial(Flag, group="routers")
 
 ModelName = Annotated[str, msgspec.Meta(min_length=1)]
 
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
+_NEAR = re.compile(r"ipc://.+|tcp://127(\.\d{1,3}){3}:(\d{1,5}|\*)", re.ASCII)
 _HOST = re.compile(r"\*|\.?[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
@@ -126,6 +128,24 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             metavar="URL",
         ),
     ] = None
+    kv_events_endpoint: Annotated[
+        str | None,
+        _routing(
+            "tell routers which prompts are cached, over ZeroMQ and as vLLM does, at an address on "
+            "this machine, such as tcp://127.0.0.1:5557 or ipc:///run/legato/kv-events",
+            metavar="ADDRESS",
+            default="nobody is told",
+        ),
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None,
+        _routing(
+            "another one, where they ask for what they missed",
+            metavar="ADDRESS",
+            default="nowhere: they are told anew what is cached when they connect again",
+        ),
+    ] = None
+    kv_events_topic: Annotated[str, _routing("of what is told them", metavar="TEXT")] = ""
     max_body_bytes: Annotated[Count, _limit("largest request body", name="max-body-size")] = (
         8 * 2**20
     )
@@ -186,6 +206,20 @@ class ServerConfig(Config, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"an allowed origin is like https://example.com, or *, got {origin!r}"
                 )
+
+        self._check_kv_events()
+
+    def _check_kv_events(self) -> None:
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            endpoint = getattr(self, name)
+            if endpoint is not None and not _NEAR.fullmatch(endpoint):
+                raise ConfigError(
+                    f"{name} is on this machine, such as tcp://127.0.0.1:5557 or ipc:///run/kv, "
+                    f"since whoever connects learns what is in prompts; got {endpoint!r}"
+                )
+        is_replayed = self.kv_events_replay_endpoint is not None
+        if self.kv_events_endpoint is None and (is_replayed or self.kv_events_topic):
+            raise ConfigError("routers are told nothing without kv_events_endpoint")
 
     def __repr__(self) -> str:
         """Without the keys, which must not come into a log."""

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Request
 
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
@@ -31,6 +32,22 @@ class Arrival:
     tenant: str | None = None
 
 
+class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where routers are told what is cached, as vLLM describes it.
+
+    Attributes:
+        endpoint, replay_endpoint, topic: as of `CachePublisher`.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    publisher: str = "zmq"
+    encoding: str = "msgpack"
+    schema_version: int = 1
+    enable_kv_cache_events: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One engine, what reads for it, and what surrounds both.
@@ -38,22 +55,24 @@ class Context:
     Attributes:
         max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
             more ends its stream.
+        kv_event_source: None where nobody is told what is cached.
     """
 
-    client: EngineClient
+    engine: Engine
     text: TextProcesses
     metrics: ServerMetrics
     lifecycle: Lifecycle
     max_unread_tokens: int
+    kv_event_source: KVEventSource | None = None
 
     @property
     def model_name(self) -> str:
-        return self.client.info.served_model_name
+        return self.engine.info.served_model_name
 
     def check_model(self, asked: str | None) -> None:
         """Raises `ApiError` where `asked` is another model; a request may leave it out."""
-        if asked is not None and not self.client.info.is_called(asked):
-            raise unknown_model(asked, self.client.info.served_model_names)
+        if asked is not None and not self.engine.info.is_called(asked):
+            raise unknown_model(asked, self.engine.info.served_model_names)
 
 
 async def _context(request: Request) -> Context:

@@ -23,12 +23,14 @@ from legato.core import signals
 from legato.core.config_fields import written
 from legato.core.errors import ConfigError
 from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.engine.process.messages import EngineInfo
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.observe.traces.spans import SpanExport
 from legato.observe.traces.tracer import Tracer
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
+from legato.server.context import KVEventSource
 from legato.server.http.connection import LimitedHttpProtocol
 from legato.server.http.middleware import Lifecycle
 from legato.server.text.text_processes import TextProcesses
@@ -42,43 +44,74 @@ Announce = Callable[[EngineInfo, str], None]
 
 
 async def serve_until_stopped(
-    client: EngineClient,
+    engine: Engine,
     text: TextProcesses,
     config: ServerConfig,
     listener: socket.socket,
     on_ready: Announce,
 ) -> int:
-    info = client.info
-    metrics = ServerMetrics(
-        info.served_model_name,
-        stats=lambda: client.stats,
-        num_restarts=lambda: client.num_restarts,
-        cache=info.cache,
-        classes=info.slo_classes,
-        kept=client.deliveries.kept,
-        pids=partial(_pids, client),
-        prefix=config.metrics_prefix,
-    )
-    client.on_step = metrics.steps.observe
+    metrics = metrics_of(engine, config)
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.freeze()
     lifecycle = Lifecycle()
-    server = _Server(
-        _uvicorn_config(create_app(client, text, config, lifecycle, metrics), config, metrics),
-        client,
-        lifecycle,
-        timeout_drain_s=config.timeout_drain_s,
-        on_started=lambda: on_ready(client.info, _url(listener)),
-    )
-    signals.call_when_ending(server.handle_signal)
     async with contextlib.AsyncExitStack() as closing:
-        for part in _begin_tracing(client, config):
+        source = _tell_of_cache(engine, config, closing)
+        app = create_app(engine, text, config, lifecycle, metrics, source)
+        server = _Server(
+            _uvicorn_config(app, config, metrics),
+            engine,
+            lifecycle,
+            timeout_drain_s=config.timeout_drain_s,
+            on_started=lambda: on_ready(engine.info, _url(listener)),
+        )
+        signals.call_when_ending(server.handle_signal)
+        for part in _begin_tracing(engine, config):
             closing.push_async_callback(part.stop)
         await server.serve(sockets=[listener])
-    return _status(client, lifecycle)
+    return _status(engine, lifecycle)
 
 
-def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | SpanExport]:
+def metrics_of(engine: Engine, config: ServerConfig) -> ServerMetrics:
+    """Metrics of a server of this engine, which are told of its steps from here on."""
+    info = engine.info
+    metrics = ServerMetrics(
+        info.served_model_name,
+        stats=lambda: engine.stats,
+        num_restarts=lambda: engine.num_restarts,
+        cache=info.cache,
+        classes=info.slo_classes,
+        kept=engine.kept,
+        pids=partial(_pids, engine),
+        prefix=config.metrics_prefix,
+    )
+    engine.activity.on_step = metrics.steps.observe
+    return metrics
+
+
+def _tell_of_cache(
+    engine: Engine, config: ServerConfig, closing: contextlib.AsyncExitStack
+) -> KVEventSource | None:
+    """Publish what is cached, where that is asked for, until the end.
+
+    Raises:
+        ConfigError: an endpoint cannot be used.
+    """
+    if config.kv_events_endpoint is None:
+        return None
+    assert isinstance(engine, EngineClient), "of several engines, none is told of"
+    # Imported where it is asked for: ZeroMQ may be missing elsewhere.
+    from legato.observe.cache.publisher import CachePublisher
+
+    topic = config.kv_events_topic
+    publisher = CachePublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, topic)
+    closing.callback(publisher.close)
+    engine.watch_cache(publisher.publish)
+    return KVEventSource(
+        endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, topic=topic
+    )
+
+
+def _begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
     """What records from the start on.
 
     Raises:
@@ -87,27 +120,26 @@ def _begin_tracing(client: EngineClient, config: ServerConfig) -> list[Tracer | 
     tracing: list[Tracer | SpanExport] = []
     if config.trace is not None:
         try:
-            path, settings = Path(config.trace), client.info.settings
-            tracing.append(Tracer(client.records, path, settings, config.max_trace_bytes))
+            path, settings = Path(config.trace), engine.info.settings
+            tracing.append(Tracer(engine.activity.records, path, settings, config.max_trace_bytes))
         except OSError as error:
             raise ConfigError(f"cannot write the trace: {error}") from error
     if config.otlp_traces_endpoint is not None:
-        name = client.info.served_model_name
-        tracing.append(SpanExport(client.records, name, config.otlp_traces_endpoint))
+        name = engine.info.served_model_name
+        tracing.append(SpanExport(engine.activity.records, name, config.otlp_traces_endpoint))
     return tracing
 
 
-def _pids(client: EngineClient) -> dict[str, int]:
+def _pids(engine: Engine) -> dict[str, int]:
     """Key the process's name; while the engine is started again, it has none."""
-    pids = {"server": os.getpid()}
-    return pids if client.engine_pid is None else pids | {"engine": client.engine_pid}
+    return {"server": os.getpid(), **engine.pids}
 
 
-def _status(client: EngineClient, lifecycle: Lifecycle) -> int:
-    if client.is_alive:
+def _status(engine: Engine, lifecycle: Lifecycle) -> int:
+    if engine.is_alive:
         return 0
     if not lifecycle.is_draining:
-        logger.error("the server ends: %s", client.death)
+        logger.error("the server ends: %s", engine.death)
     return 1
 
 
@@ -122,14 +154,14 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        client: EngineClient,
+        engine: Engine,
         lifecycle: Lifecycle,
         *,
         timeout_drain_s: float | None,
         on_started: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._client = client
+        self._engine = engine
         self._lifecycle = lifecycle
         self._timeout_drain_s = timeout_drain_s
         self._on_started = on_started
@@ -146,7 +178,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop; called ten times a second."""
         await super().on_tick(counter)
-        return self._lifecycle.is_drained or not self._client.is_alive
+        return self._lifecycle.is_drained or not self._engine.is_alive
 
     def handle_signal(self, number: int) -> None:
         """Drain at the first signal; at the second, end the engine, and every stream with it.
@@ -173,7 +205,7 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         if self._closing is None:
             logger.warning("stopping: %d requests end here", self._lifecycle.num_in_flight)
-            self._closing = asyncio.create_task(self._client.close(at_once=True))
+            self._closing = asyncio.create_task(self._engine.close(at_once=True))
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:

@@ -105,6 +105,7 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
 def responses(
     answer: type | None = None,
     *,
+    is_list: bool = False,
     errors: Iterable[HTTPStatus] = (),
     streams: bool = False,
     files: Iterable[str] = (),
@@ -114,6 +115,7 @@ def responses(
 
     Args:
         answer: the msgspec type of its JSON.
+        is_list: whether it is a list of such.
         errors: beside those that any request may meet.
         streams: whether it may also answer with server-sent events.
         files: media types of files that it may answer with.
@@ -121,7 +123,10 @@ def responses(
     """
     content: dict[str, Any] = {media_type: {} for media_type in files}
     if answer is not None:
-        content["application/json"] = {"schema": _reference(answer)}
+        schema: dict[str, Any] = _reference(answer)
+        content["application/json"] = {
+            "schema": {"type": "array", "items": schema} if is_list else schema
+        }
     if streams:
         content["text/event-stream"] = {"schema": _EVENT}
     described: Responses = {200: {"description": "The answer.", "content": content}}

@@ -6,19 +6,24 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import uvloop
 
 from legato.core import signals
-from legato.core.config import EngineConfig
+from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.garbage import uncollected
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.engine.process.messages import EngineInfo
+from legato.model.defaults import ModelDefaults
 from legato.model.source import configured_source
 from legato.model.text_source import TextSource, text_source
+from legato.model.vocabulary import Vocabulary
 from legato.observe.traces.spans import check_spans_can_be_made
 from legato.server.config import ServerConfig
 from legato.server.requests.serving import Serving
@@ -32,9 +37,17 @@ _SEND_BUFFER_BYTES = 128 * 2**10
 # Files and sockets beside the connections.
 _OTHER_FILES = 256
 Announce = Callable[[EngineInfo, str], None]
+StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
+"""Waits until the model is served; given what its tokens stand for, as of `EngineClient.start`."""
 
 
-def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announce) -> int:
+def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    *,
+    on_ready: Announce,
+    start_engine: StartEngine | None = None,
+) -> int:
     """Load the model and serve it until a signal comes.
 
     The first SIGTERM, SIGINT or SIGHUP lets running requests finish and refuses new ones; a second
@@ -42,6 +55,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
 
     Args:
         on_ready: called with what is served and its URL, once requests are taken.
+        start_engine: None starts a process beside the server.
 
     Returns:
         0 if every request was finished, 1 if the engine cannot be kept running or was stopped under
@@ -52,6 +66,10 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
     """
     if config.otlp_traces_endpoint is not None:
         check_spans_can_be_made()
+    if config.kv_events_endpoint is not None:
+        if start_engine is not None:
+            raise ConfigError("kv_events_endpoint is one engine's, for routers in front of several")
+        _check_cache_can_be_told(engine_config.cache)
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)
         # Before there is an event loop, because a download is best interrupted without one.
@@ -62,7 +80,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
             logger.info("the safetensors files of %s are read, not %s", source.path, names)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_serve(text, engine_config, config, listener, on_ready))
+                start = start_engine or partial(_start_engine, engine_config, config)
+                return runner.run(_serve(text, start, config, listener, on_ready))
         except asyncio.CancelledError:
             logger.info("stopped while loading")
             return 0
@@ -71,9 +90,16 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, on_ready: Announ
             return 1
 
 
+def _check_cache_can_be_told(cache: CacheConfig) -> None:
+    if find_spec("zmq") is None:
+        raise ConfigError("ZeroMQ missing: pip install 'legato[events]'")
+    if not cache.enable_prefix_caching:
+        raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
+
+
 async def _serve(
     source: TextSource,
-    engine_config: EngineConfig,
+    start_engine: StartEngine,
     config: ServerConfig,
     listener: socket.socket,
     on_ready: Announce,
@@ -86,21 +112,29 @@ async def _serve(
         closing.push_async_callback(text.close)
         loaded = asyncio.create_task(text.loaded())
         serving = asyncio.create_task(_imported(behind=loaded))
-        client = await EngineClient.start(
-            engine_config,
-            loaded,
-            served_model_names=config.served_model_names,
-            timeout_s=config.timeout_engine_s,
-        )
-        closing.push_async_callback(client.close)
+        engine = await start_engine(loaded)
+        closing.push_async_callback(engine.close)
         await text.serve(
             Serving(
-                info=client.info,
+                info=engine.info,
                 max_completions=config.max_completions,
                 trust_request_chat_template=config.trust_request_chat_template,
             )
         )
-        return await (await serving)(client, text, config, listener, on_ready)
+        return await (await serving)(engine, text, config, listener, on_ready)
+
+
+async def _start_engine(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    text: Awaitable[tuple[Vocabulary, ModelDefaults]],
+) -> Engine:
+    return await EngineClient.start(
+        engine_config,
+        text,
+        served_model_names=config.served_model_names,
+        timeout_s=config.timeout_engine_s,
+    )
 
 
 async def _imported(*, behind: asyncio.Task[Any]) -> Callable[..., Awaitable[int]]:

@@ -14,6 +14,7 @@ from legato.tune.lead import Lead
 from legato.tune.measure import TypicalLoad
 from legato.tune.score import Figures
 from legato.tune.search import Tried
+from legato.tune.splits import SplitFigures
 
 
 class Finalist(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
         tried: those simulated on the whole workload, the best first.
         front: those of them that nothing beats in throughput, ITL and TTFT.
         finalists: the recommended one first.
+        splits: of several machines; empty where there is one.
         leads: of the first finalist over each of the others, as measured.
     """
 
@@ -63,6 +65,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     tried: list[Tried]
     front: list[Tried]
     finalists: list[Finalist]
+    splits: list[SplitFigures]
     leads: list[Lead]
 
 

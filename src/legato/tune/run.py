@@ -25,6 +25,7 @@ from legato.tune.real import run_real
 from legato.tune.report import Finalist, TuneReport
 from legato.tune.score import score
 from legato.tune.search import SearchResult, Tried, search
+from legato.tune.splits import LOADS, Fleet, SplitFigures, compare_splits
 from legato.tune.trial import Problem, evaluate
 
 _NUM_RUNS = 8
@@ -42,6 +43,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
         record_s, verify_s: of the workload, to learn the machine from and to run finalists with.
         machine: a profile to take the machine from, by its name or file, instead of measuring it.
         vocab_size: prompts are random tokens below this.
+        fleet: machines that share the workload; of one of them, the settings are searched for its
+            part of the requests.
         output: the folder that the machine is kept in.
     """
 
@@ -55,6 +58,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     num_processes: int
     seed: int
+    fleet: Fleet = Fleet()
     output: Path
 
 
@@ -104,6 +108,10 @@ def tune(
         slos=slos,
         enable_prefix_caching=config.engine.cache.enable_prefix_caching,
     )
+    whole = problem
+    # A router spreads requests more evenly than that, but not otherwise.
+    part = workload[:: config.fleet.num_replicas]
+    problem = msgspec.structs.replace(problem, workload=part)
     space = Space.around(goal, config.given, machine.max_model_len)
     tell(f"trying {config.num_trials} of {space.size:,} candidates in simulation")
     started_s = time.monotonic()
@@ -117,6 +125,7 @@ def tune(
             on_trial=on_trial,
         )
     search_s = time.monotonic() - started_s
+    splits = _compare_splits(config, whole, found, tell)
     finalists = _finalists(config, problem, found)
     records: list[list[RequestRecord]] = []
     started_s = time.monotonic()
@@ -136,6 +145,7 @@ def tune(
         tried=found.tried,
         front=pareto_front(found.tried),
         finalists=finalists,
+        splits=splits,
         leads=[lead(records[0], other, slos, config.seed) for other in records[1:]],
     )
 
@@ -145,6 +155,24 @@ def _learn(config: TuneConfig, workload: Workload, tell: Tell) -> Learned:
     learned = learn(config.engine, within(workload, config.record_s), prompts, tell)
     write_machine(config.output / "machine.json", learned.machine, learned.about)
     return learned
+
+
+def _compare_splits(
+    config: TuneConfig, problem: Problem, found: SearchResult, tell: Tell
+) -> list[SplitFigures]:
+    fleet = config.fleet
+    if fleet.num_replicas == 1:
+        return []
+    num_cases = len(fleet.splits) * len(LOADS)
+    tell(f"simulating {len(fleet.splits)} splits of {fleet.num_replicas} machines")
+    with step_bar("splits", num_cases) as on_trial:
+        return compare_splits(
+            problem,
+            found.tried[0].candidate,
+            fleet,
+            num_processes=config.num_processes,
+            on_trial=on_trial,
+        )
 
 
 def _finalists(config: TuneConfig, problem: Problem, found: SearchResult) -> list[Finalist]:

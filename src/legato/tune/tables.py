@@ -8,6 +8,7 @@ from legato.tune.budget_table import BudgetRow, largest_budget
 from legato.tune.candidate import Candidate
 from legato.tune.report import Finalist, TuneReport
 from legato.tune.search import Tried
+from legato.tune.splits import LOADS, SplitFigures, served_load
 
 _NOTHING = "–"
 _MEASURED = "  measured"
@@ -15,10 +16,15 @@ _MOST_SHOWN = 12
 
 
 def tune_tables(report: TuneReport) -> list[Table]:
-    """What the workload lacks, finalists, Pareto front, step time by budget; without empty ones."""
+    """What the workload lacks, finalists, Pareto front, splits, step time by budget.
+
+    Without empty ones.
+    """
     notes = notes_table([("", report.notes)])
     found = [notes] if notes.rows else []
     found += [_finalists(report.finalists), _front(report.front)]
+    if report.splits:
+        found.append(_splits(report.splits))
     if report.load is not None:
         found.append(_budgets(report.budgets, report))
     return found
@@ -46,6 +52,19 @@ def certainty(report: TuneReport) -> str:
         f"Its lead is within the noise: over the nearest other finalist it is "
         f"{nearest.of_goodput:+.1%} of goodput, [{nearest.low:+.1%}, {nearest.high:+.1%}] for "
         f"95 % of resamples, and it leads in {nearest.probability:.0%} of them."
+    )
+
+
+def _splits(figures: Sequence[SplitFigures]) -> Table:
+    """Shares of requests that attained their SLO, a row a split, a column a load."""
+    attained = {(f.split, f.load): f"{f.figures.attainment:.1%}" for f in figures}
+    return Table(
+        "Splits: SLO attained, by load relative to the workload's",
+        ["", *(f"{load:g}x" for load in LOADS), "serves"],
+        [
+            [split, *(attained[split, load] for load in LOADS), f"{served_load(figures, split):g}x"]
+            for split in dict.fromkeys(f.split for f in figures)
+        ],
     )
 
 

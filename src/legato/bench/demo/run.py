@@ -133,8 +133,10 @@ class Stage:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        # Any promise: it is what makes the engine measure, or remember, how long steps take.
-        promising = replace(config, scheduler=SchedulerConfig(itl_slo_s=1.0))
+        # Any promise: it is what makes the engine measure, or remember, how long steps take. One at
+        # a time, so that none is in flight where one scheduler follows another.
+        scheduler = SchedulerConfig(itl_slo_s=1.0, num_steps_in_flight=1)
+        promising = replace(config, scheduler=scheduler)
         self._machinery = load_parts(promising)
         self.step_time = StepTimeModel(known_steps(self._machinery).steps, self._machinery.rows)
         vocab_size = self._machinery.spec.vocab_size
@@ -143,6 +145,15 @@ class Stage:
     @property
     def max_model_len(self) -> int:
         return self._machinery.max_model_len
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of a request whose prompt a step may hold whole: fewer on a GPU, by its memory."""
+        parts = self._machinery
+        most = parts.config.scheduler.most_batched_tokens(
+            parts.max_model_len, parts.model.device.type
+        )
+        return min(parts.max_model_len, most)
 
     @property
     def name(self) -> str:

@@ -103,6 +103,10 @@ class SimulatedClients:
         self.counts["cancelled"] += len(sent)
         return sent
 
+    def request(self, request_id: str) -> WorkloadRequest:
+        """What was asked for by a message that was sent."""
+        return self._workload[int(request_id)]
+
     def receive(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
         """Take what a step that ended at `now_s` brought."""
         for num_before, output in enumerate(outputs):

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from legato.bench.simulation.clients import Delays
-from legato.bench.simulation.run import simulated_engine
+from legato.bench.simulation.run import SimulatedEngine, simulated_engine
 from legato.bench.simulation.step_errors import ErrorSampler, StepErrors
 from legato.core.config import SchedulerConfig
 from legato.core.plan import StepPlan
 from legato.core.rows import CPU_ROWS, RowCounts
-from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
@@ -91,7 +90,10 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
     def delays(self) -> Delays:
         return self.machine.delays
 
-    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
+    def sibling(self, place: int) -> "MeasuredServer":
+        return msgspec.structs.replace(self, seed=self.seed + place)
+
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
         """An engine that is calibrated as the machine's, at rest."""
         machine, errors = self.machine, ErrorSampler(self.machine.errors, self.seed)
 

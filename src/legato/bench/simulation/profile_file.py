@@ -24,12 +24,14 @@ class ProfileFile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields
             model, and for a model also the path of a config.json, from the file's folder on.
         errors: of single steps.
         delays: what passes outside of steps.
+        kv_token_bytes: that a token's keys and values take.
     """
 
     costs: StepCosts | None = None
     roofline: dict[str, Any] | None = None
     errors: StepErrors | None = None
     delays: Delays | None = None
+    kv_token_bytes: float | None = None
 
 
 def read_profile(path: Path) -> tuple[ProfileFile, Roofline | None]:

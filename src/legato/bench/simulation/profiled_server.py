@@ -12,11 +12,10 @@ import numpy as np
 
 from legato.bench.simulation.clients import Delays
 from legato.bench.simulation.profiles import Profile
-from legato.bench.simulation.run import simulated_engine
+from legato.bench.simulation.run import SimulatedEngine, simulated_engine
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
-from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
@@ -79,7 +78,10 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
     def delays(self) -> Delays:
         return Delays(turnaround_s=self.overhead_s)
 
-    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
+    def sibling(self, place: int) -> "SimulatedServer":
+        return msgspec.structs.replace(self, seed=self.seed + place)
+
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
         profile = self.profile
         config = self.scheduler.resolve(profile.max_model_len)
         assert config.max_num_seqs is not None

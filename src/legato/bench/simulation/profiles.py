@@ -15,6 +15,9 @@ from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
+_TOLD = ("errors", "delays", "max_model_len", "kv_cache_tokens", "kv_token_bytes")
+"""Fields of a profile that its file may tell."""
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine.
@@ -26,6 +29,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         delays: what passes outside of steps; likewise.
         max_model_len: longest prompt plus output in tokens.
         kv_cache_tokens: whose keys and values fit into the memory.
+        kv_token_bytes: that a token's keys and values take, which are sent between machines; None
+            where that is not known.
     """
 
     figures: Figures = "assumed"
@@ -35,6 +40,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     delays: Delays | None = None
     max_model_len: int = 8192
     kv_cache_tokens: int = 131_072
+    kv_token_bytes: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -53,6 +59,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             costs=roofline.costs,
             max_model_len=min(roofline.model.max_position_embeddings, roofline.kv_cache_tokens),
             kv_cache_tokens=roofline.kv_cache_tokens,
+            kv_token_bytes=roofline.kv_token_bytes,
         )
 
     @classmethod
@@ -63,11 +70,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             if roofline is None
             else cls.of_roofline(roofline, file.figures)
         )
-        told = {
-            name: value
-            for name in ("errors", "delays", "max_model_len", "kv_cache_tokens")
-            if (value := getattr(file, name)) is not None
-        }
+        told = {name: value for name in _TOLD if (value := getattr(file, name)) is not None}
         return msgspec.structs.replace(profile, steps=file.measured_steps, **told)
 
 
@@ -111,6 +114,7 @@ PROFILES = {
             context_s=5e-6,
             sample_s=25e-6,
         ),
+        kv_token_bytes=2 * 30 * 3 * 64 * 2,
     ),
     **{name: Profile.of_roofline(roofline, "published") for name, roofline in rooflines().items()},
 }

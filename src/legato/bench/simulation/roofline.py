@@ -121,6 +121,12 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return int(room / self._kv_bytes_a_gpu)
 
     @property
+    def kv_token_bytes(self) -> float:
+        """Of a token's keys and values, on all GPUs together, each head counted once."""
+        num_numbers = 2 * self.model.num_hidden_layers * self._num_kv_heads * self.model.head_size
+        return num_numbers * self.kv_bytes
+
+    @property
     def _query_size(self) -> int:
         return self.model.num_attention_heads * self.model.head_size
 

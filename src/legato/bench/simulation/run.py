@@ -5,7 +5,7 @@ Minutes pass in seconds, and the same seed always gives the same.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -30,6 +30,13 @@ _STEPS_PER_LOOK = 256
 OnRecords = Callable[[list[EngineRecord]], None]
 
 
+class SimulatedEngine(NamedTuple):
+    """An engine whose steps only last, and its cache."""
+
+    loop: EngineLoop
+    kv: KVCacheManager
+
+
 class Simulable(Protocol):
     """A server that can be simulated.
 
@@ -51,8 +58,12 @@ class Simulable(Protocol):
     @property
     def delays(self) -> Delays: ...
 
-    def start(self, clock: VirtualClock, *, is_sharing: bool) -> EngineLoop:
+    def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
         """An engine that is as good as calibrated, at rest, with or without a prefix cache."""
+        ...
+
+    def sibling(self, place: int) -> "Simulable":
+        """The same kind of server, on another machine: what is random differs from 1 on."""
         ...
 
 
@@ -66,7 +77,7 @@ def simulated_engine(
     max_model_len: int,
     kv_cache_tokens: int,
     is_sharing: bool,
-) -> EngineLoop:
+) -> SimulatedEngine:
     """The engine's loop on an executor whose steps only last.
 
     Args:
@@ -87,7 +98,7 @@ def simulated_engine(
         kv=kv,
         step_time=StepTimeModel(belief, rows),
     )
-    return EngineLoop(scheduler, kv, executor, clock)
+    return SimulatedEngine(EngineLoop(scheduler, kv, executor, clock), kv)
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +114,14 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     num_steps: int
     stats: EngineStats
+
+    @property
+    def num_steps_over_budget(self) -> int:
+        return self.stats.num_steps_over_budget
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.stats.num_preemptions
 
 
 def simulate(
@@ -125,11 +144,11 @@ def simulate(
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long.
     """
-    _check(server, workload)
+    check_servable(server, workload)
     clock = VirtualClock()
     # Where nothing is known of what prompts share, a prefix cache would only take time.
     knows_prefixes = any(request.hash_ids for request in workload)
-    engine = server.start(clock, is_sharing=server.enable_prefix_caching and knows_prefixes)
+    engine, _ = server.start(clock, is_sharing=server.enable_prefix_caching and knows_prefixes)
     engine.set_recording(is_on=on_records is not None)
     clients = SimulatedClients(workload, server.delays)
     num_steps, num_tokens = 0, 0
@@ -162,7 +181,8 @@ def simulate(
     )
 
 
-def _check(server: Simulable, workload: Workload) -> None:
+def check_servable(server: Simulable, workload: Workload) -> None:
+    """Raises ConfigError where a server would not take a request, whatever it has to do."""
     classes, max_model_len = server.scheduler.classes, server.max_model_len
     for request in workload:
         if request.slo_class not in (None, *classes):

@@ -1,12 +1,15 @@
-"""Whole measurements of a simulated server, with their progress in the terminal."""
+"""Whole measurements of a simulated server or fleet, with their progress in the terminal."""
+
+import math
 
 from legato.bench.capacity.rule import TrialWatch
 from legato.bench.capacity.search import Capacity, SearchSettings, find_capacity
 from legato.bench.capacity.trial import Load
 from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
-from legato.bench.load.record import RequestRecord
+from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
 from legato.bench.report.console import print_trial, progress_bar
-from legato.bench.simulation.profiled_server import SimulatedServer
+from legato.bench.simulation.fleet import SimulatedFleet
+from legato.bench.simulation.fleet_run import FleetRun, simulate_fleet
 from legato.bench.simulation.run import Simulable, SimulatedRun, simulate
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.requests import Workload
@@ -14,18 +17,23 @@ from legato.observe.traces.tracer import TraceWriter
 
 
 def simulate_run(
-    server: SimulatedServer, workload: Workload, name: str, trace: TraceWriter | None = None
-) -> SimulatedRun:
-    """As `simulate`, and into a trace, if there is one."""
+    server: Simulable | SimulatedFleet,
+    workload: Workload,
+    name: str,
+    trace: TraceWriter | None = None,
+) -> SimulatedRun | FleetRun:
+    """As `simulate`, and into a trace, if there is one, which a fleet has not."""
     with progress_bar(name, len(workload)) as on_progress:
+        if isinstance(server, SimulatedFleet):
+            return simulate_fleet(server, workload, on_progress)
         on_records = None if trace is None else trace.write
         return simulate(server, workload, on_progress, on_records)
 
 
 def simulate_search(
-    server: Simulable, choice: WorkloadChoice, settings: SearchSettings
+    server: Simulable | SimulatedFleet, choice: WorkloadChoice, settings: SearchSettings
 ) -> Capacity:
-    """Find the server's capacity.
+    """Find the capacity of a server or a fleet.
 
     Raises:
         ConfigError: as `simulate` and `WorkloadChoice.trials`, or the server refuses a request even
@@ -36,11 +44,28 @@ def simulate_search(
     def run_trial(load: Load, workload: Workload) -> list[RequestRecord]:
         watch = TrialWatch(rule, load, workload)
         with progress_bar(f"{load.rate_per_s:.3g}/s", len(workload)) as on_progress:
-            return simulate(
+            return _records(
                 server, workload, on_progress, until_s=load.end_s, stop_when=watch.is_lost
-            ).records
+            )
 
     alone = unloaded_workload(source.requests)
-    idle = [simulate(server, [request]).records[0] for request in alone]
+    idle = [_records(server, [request])[0] for request in alone]
     rule = settings.rule(UnloadedTtft.of(idle))
     return find_capacity(run_trial, source, rule, settings, print_trial)
+
+
+def _records(
+    server: Simulable | SimulatedFleet,
+    workload: Workload,
+    on_progress: OnProgress | None = None,
+    *,
+    until_s: float = math.inf,
+    stop_when: StopWhen | None = None,
+) -> list[RequestRecord]:
+    if isinstance(server, SimulatedFleet):
+        run: SimulatedRun | FleetRun = simulate_fleet(
+            server, workload, on_progress, until_s=until_s, stop_when=stop_when
+        )
+    else:
+        run = simulate(server, workload, on_progress, until_s=until_s, stop_when=stop_when)
+    return run.records

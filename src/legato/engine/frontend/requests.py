@@ -38,21 +38,10 @@ def build_requests(
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
             settings forbid all tokens; or the server has no such class of service.
     """
-    if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused unread
-        check_token_ids(prompt_token_ids, info.vocab_size, "prompt")
-    check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
-    check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
-    check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
-    words = params.bad_words_token_ids
-    check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
     eos_token_ids = () if params.ignore_eos else eos_token_ids
-    _check_any_is_allowed(params, eos_token_ids)
+    _check_tokens(prompt_token_ids, params, eos_token_ids, info)
     max_tokens = _max_tokens(len(prompt_token_ids), params.max_tokens, info.max_model_len)
-    if service.slo_class not in info.slo_classes:
-        raise InvalidRequestError(
-            f"slo_class {service.slo_class!r} is not one of {', '.join(info.slo_classes)}",
-            param="slo_class",
-        )
+    _check_class(service, info)
     token_ids = token_array(prompt_token_ids)
     seed = random.getrandbits(63) if params.seed is None else params.seed
     return [
@@ -73,6 +62,21 @@ def build_requests(
         )
         for index in range(params.n)
     ]
+
+
+def check_request(request: AddRequest, info: EngineInfo) -> None:
+    """Check a request that came ready made, as `build_requests` makes them.
+
+    Raises:
+        InvalidRequestError: it is none of these.
+    """
+    prompt, params = request.prompt_token_ids, request.params
+    _check_tokens(prompt, params, request.eos_token_ids, info)
+    check_token_ids(request.eos_token_ids, info.vocab_size, "eos_token_ids")
+    _max_tokens(len(prompt), params.max_tokens, info.max_model_len)
+    _check_class(request.service, info)
+    if params.n != 1 or params.max_tokens is None or params.seed is None:
+        raise InvalidRequestError("a request to an engine leaves nothing open")
 
 
 def last_tokens(
@@ -128,6 +132,30 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> No
             raise InvalidRequestError(
                 f"{param} has token id {token_id}, which is outside [0, {vocab_size})", param=param
             )
+
+
+def _check_tokens(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    eos_token_ids: Iterable[int],
+    info: EngineInfo,
+) -> None:
+    if len(prompt_token_ids) <= info.max_model_len:  # a longer one is refused unread
+        check_token_ids(prompt_token_ids, info.vocab_size, "prompt")
+    check_token_ids(params.logit_bias or (), info.vocab_size, "logit_bias")
+    check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
+    check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
+    words = params.bad_words_token_ids
+    check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
+    _check_any_is_allowed(params, eos_token_ids)
+
+
+def _check_class(service: ServiceParams, info: EngineInfo) -> None:
+    if service.slo_class not in info.slo_classes:
+        raise InvalidRequestError(
+            f"slo_class {service.slo_class!r} is not one of {', '.join(info.slo_classes)}",
+            param="slo_class",
+        )
 
 
 def _check_any_is_allowed(params: SamplingParams, eos_token_ids: Iterable[int]) -> None:

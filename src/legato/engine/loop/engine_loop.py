@@ -10,8 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.plan import Fault, StepPlan, StepResult
+from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
@@ -116,6 +118,11 @@ class EngineLoop:
             num_cached_blocks=self._kv.num_cached_blocks,
         )
 
+    @property
+    def state(self) -> ReplicaState:
+        """See `Scheduler.state`."""
+        return self._scheduler.state(self._clock())
+
     def reconfigure(self, config: SchedulerConfig) -> None:
         """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""
         self._next_config = config
@@ -132,6 +139,14 @@ class EngineLoop:
     def take_records(self) -> list[EngineRecord]:
         """What happened since the last time: all of it while it is kept, else the latest step."""
         return self._recorder.take()
+
+    def watch_cache(self) -> None:
+        """See `KVCacheManager.watch`."""
+        self._kv.watch()
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """What became of cached blocks since the last time, where that is watched."""
+        return self._kv.take_events()
 
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""

@@ -26,8 +26,18 @@ class ChannelClosedError(Exception):
     """The other end is gone."""
 
 
+def pack(message: Any) -> bytes:
+    """The body of a frame."""
+    return msgspec.msgpack.encode(message, enc_hook=_encode_tokens)
+
+
+def unpacker(message_type: Any) -> "msgspec.msgpack.Decoder[Any]":
+    """Decodes bodies; raises `msgspec.ValidationError` or `ValueError` for what is none."""
+    return msgspec.msgpack.Decoder(message_type, dec_hook=_decode_tokens)
+
+
 def pack_frame(message: Any) -> bytes:
-    body = msgspec.msgpack.encode(message, enc_hook=_encode_tokens)
+    body = pack(message)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -35,7 +45,7 @@ class FrameDecoder:
     """Puts frames together from whatever pieces arrive."""
 
     def __init__(self, message_type: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(message_type, dec_hook=_decode_tokens)
+        self._decoder = unpacker(message_type)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:

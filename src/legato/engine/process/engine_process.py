@@ -6,7 +6,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from legato.core.config import EngineConfig
@@ -22,6 +22,7 @@ from legato.engine.process.messages import (
     EngineInfo,
     EngineReady,
     FromEngine,
+    StateTold,
     StepAnnounced,
     StepOutputs,
 )
@@ -64,12 +65,18 @@ class EngineProcess:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def starting(cls, config: EngineConfig) -> "AsyncGenerator[EngineProcess]":
-        """An engine process whose model is still to be loaded; ended where the context raises."""
+    async def starting(
+        cls, config: EngineConfig, program: Sequence[str] | None = None
+    ) -> "AsyncGenerator[EngineProcess]":
+        """An engine process whose model is still to be loaded; ended where the context raises.
+
+        Args:
+            program: the command that starts another kind of engine.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = ChildProcess(_PROGRAM, theirs.fileno(), SHORT_SPIN)
+            process = ChildProcess(program or _PROGRAM, theirs.fileno(), SHORT_SPIN)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:
@@ -117,8 +124,11 @@ class EngineProcess:
         """To a process that is gone, nothing is sent."""
         self._writer.write(pack_frame(event))
 
-    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs]:
-        """What each step brought, and where asked for that it begins, until the process ends."""
+    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold]:
+        """What each step brought, and where asked for that it begins, until the process ends.
+
+        And in what state the engine is, likewise.
+        """
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):

@@ -24,13 +24,17 @@ from legato.engine.process.messages import (
     Control,
     Delivered,
     EngineFailed,
+    EngineInfo,
     EngineReady,
     KnowVocabulary,
     Reconfigure,
     SetAnnouncing,
     SetRecording,
+    StateTold,
     StepAnnounced,
     StepOutputs,
+    TellState,
+    WatchCache,
 )
 from legato.engine.startup.failure import start_failure
 from legato.engine.startup.parts import StartParts
@@ -43,27 +47,30 @@ _YOUNG_PER_FULL_COLLECTION = 10_000
 FromFrontEnd = EngineConfig | AddRequest | AbortRequest | Control
 
 
-def main(fd: int) -> int:
+Build = Callable[[EngineConfig], "tuple[EngineLoop, EngineInfo]"]
+
+
+def main(fd: int, build: Build | None = None) -> int:
+    """Args: build: makes the engine; None loads the model."""
     leave_to_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
     try:
-        return _serve(channel)
+        return _serve(channel, build)
     except ChannelClosedError:
         return 0
 
 
-def _serve(channel: Channel) -> int:
+def _serve(channel: Channel, build: Build | None = None) -> int:
     config, *early = channel.receive(wait_s=None)
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
         start = StartParts()
         with uncollected():
-            from legato.engine.startup.build import build_engine
-
+            make = build or _model_builder()
             start.end("imports")
-            engine, info = build_engine(config)
+            engine, info = make(config)
         info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
     except Exception as error:
         failure = start_failure(error)
@@ -74,6 +81,9 @@ def _serve(channel: Channel) -> int:
     channel.send(EngineReady(info))
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
+        if TellState() in messages:
+            channel.send(StateTold(engine.state))
+            messages = [message for message in messages if message != TellState()]
         if not messages and not engine.has_work:
             engine.use_idle_time()
             continue
@@ -83,7 +93,15 @@ def _serve(channel: Channel) -> int:
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
-        channel.send(StepOutputs(outputs, engine.stats, engine.take_records()))
+        channel.send(
+            StepOutputs(outputs, engine.stats, engine.take_records(), engine.take_kv_events())
+        )
+
+
+def _model_builder() -> Build:
+    from legato.engine.startup.build import build_engine
+
+    return build_engine
 
 
 def _events(
@@ -101,6 +119,8 @@ def _events(
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
                 engine.note_way(later_s)
+            case WatchCache():
+                engine.watch_cache()
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
                 engine.grammars.prepare()  # now, when there are no streams yet to hold up

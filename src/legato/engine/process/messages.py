@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
+from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
@@ -44,7 +46,17 @@ class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
     vocabulary: Vocabulary
 
 
-Control = SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary
+class TellState(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: say in what state it is."""
+
+
+class WatchCache(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: tell what is cached, and what becomes of it from now on."""
+
+
+Control = (
+    SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState | WatchCache
+)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +132,19 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         records: of the step, and where they are asked for, of the requests that came and ended.
+        kv_events: what became of cached blocks, where that is watched.
     """
 
     outputs: list[RequestOutput]
     stats: EngineStats
     records: list[EngineRecord] = []
+    kv_events: list[KVEvent] = []
 
 
-FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs
+class StateTold(msgspec.Struct, frozen=True, tag=True):
+    """As `TellState` asked for."""
+
+    state: ReplicaState
+
+
+FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold

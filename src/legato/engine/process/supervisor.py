@@ -3,16 +3,23 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
+from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import Control, StepAnnounced, StepOutputs
+from legato.engine.process.messages import (
+    Control,
+    StateTold,
+    StepAnnounced,
+    StepOutputs,
+    TellState,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +58,7 @@ class EngineSupervisor:
     Args:
         engine: the first one, which is ready.
         timeout_s: how long an engine with requests may say nothing before it counts as dead.
+        program: as of `EngineProcess.starting`.
 
     Attributes:
         config: what the next engine is started with.
@@ -65,8 +73,10 @@ class EngineSupervisor:
         listener: EngineListener,
         *,
         timeout_s: float,
+        program: Sequence[str] | None = None,
     ) -> None:
         self.config = config
+        self._program = program
         self.is_alive = True
         self.death = ""
         self._listener = listener
@@ -74,6 +84,7 @@ class EngineSupervisor:
         self._engine: EngineProcess | None = engine  # None while there is none
         self._has_spoken = False  # since it was last checked for hanging
         self._restarts = Restarts(engine.loading_s)
+        self._asking: list[asyncio.Future[ReplicaState]] = []
         self._running = asyncio.create_task(self._keep_running(engine))
 
     @property
@@ -98,6 +109,15 @@ class EngineSupervisor:
         """Where there is no engine just now, nothing is sent."""
         if self._engine is not None:
             self._engine.send(message)
+
+    async def state(self) -> ReplicaState:
+        """In what state the engine is; raises `EngineDeadError` where there is none to tell."""
+        self.check_running()
+        answer: asyncio.Future[ReplicaState] = asyncio.get_running_loop().create_future()
+        if not self._asking:  # one answer is for all
+            self.send(TellState())
+        self._asking.append(answer)
+        return await answer
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine process; what still runs in it is lost.
@@ -135,15 +155,30 @@ class EngineSupervisor:
         try:
             async for step in engine.steps():
                 self._has_spoken = True
-                if isinstance(step, StepAnnounced):
-                    self._listener.note_begun(step.step)
-                else:
-                    self._listener.take_step(step)
+                match step:
+                    case StepAnnounced(begun):
+                        self._listener.note_begun(begun)
+                    case StateTold(state):
+                        self._tell(state)
+                    case StepOutputs():
+                        self._listener.take_step(step)
         finally:
             watching.cancel()
             self._engine = None
+            self._tell(EngineDeadError("the engine process died when it was asked"))
             status = await engine.close()
         logger.error("the engine process ended unexpectedly: %s", status)
+
+    def _tell(self, answer: ReplicaState | EngineDeadError) -> None:
+        """To all who ask."""
+        asking, self._asking = self._asking, []
+        for one in asking:
+            if one.done():  # who asked waits no longer
+                continue
+            if isinstance(answer, EngineDeadError):
+                one.set_exception(answer)
+            else:
+                one.set_result(answer)
 
     async def _end_if_it_hangs(self, engine: EngineProcess) -> None:
         num_silent = 0  # checks in a row since which it said nothing, though it has requests
@@ -164,7 +199,7 @@ class EngineSupervisor:
         while True:
             logger.info("starting the engine again")
             try:
-                async with EngineProcess.starting(self.config) as engine:
+                async with EngineProcess.starting(self.config, self._program) as engine:
                     await engine.ready()
             except EngineDeadError as error:
                 logger.error("%s", error)

@@ -9,17 +9,18 @@ import torch
 import triton
 import triton.language as tl
 
+from legato.executor.draw import weight_unit
+from legato.executor.sampler import NO_TOKEN
+
 NOTHING, GREEDY, DRAWN = 0, 1, 2
 """How the token of a row is chosen; a row of `NOTHING` is padding."""
-NO_TOKEN, FAULTY = -1, -2
-"""Instead of a token: the request's settings forbid them all; the logits are not finite."""
+FAULTY = -2
+"""Instead of a token: the logits are not finite."""
 
 _TILE = 4096
 _DEPTH = 8
 """Likely tokens of a row that may fall on one lane of a tile."""
 _NUM_WARPS = 8
-_EXACT_BITS = 53
-"""As in `legato.executor.draw.to_weights`."""
 
 _NOTHING, _DRAWN = tl.constexpr(NOTHING), tl.constexpr(DRAWN)
 _NO_TOKEN, _FAULTY = tl.constexpr(NO_TOKEN), tl.constexpr(FAULTY)
@@ -76,7 +77,7 @@ def sample_rows(
         sampled,
         likely,
         vocab_size,
-        unit=2.0 ** (_EXACT_BITS - vocab_size.bit_length()),
+        unit=weight_unit(vocab_size),
         tile=tile,
         max_depth=_DEPTH,
         num_warps=_NUM_WARPS,

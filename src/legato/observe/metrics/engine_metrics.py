@@ -117,10 +117,16 @@ def declare_engine_metrics(
 
     requests = registry.section("Requests")
     requests.read_gauge(
-        "num_requests_running", "Requests that have blocks.", lambda: stats().num_running
+        "num_requests_running",
+        "Requests that have blocks.",
+        lambda: stats().num_running,
+        for_routers=True,
     )
     requests.read_gauge(
-        "num_requests_waiting", "Requests that do not run yet.", lambda: stats().num_waiting
+        "num_requests_waiting",
+        "Requests that do not run yet.",
+        lambda: stats().num_waiting,
+        for_routers=True,
     )
 
     engine = registry.section("Cache and engine")
@@ -128,6 +134,7 @@ def declare_engine_metrics(
         "kv_cache_usage_perc",
         "Fraction of the KV cache in use, 1 is all; blocks kept for their prefix alone are not.",
         lambda: stats().kv_usage,
+        for_routers=True,
     )
     engine.read_gauge(
         "kv_cache_cached_perc",
@@ -153,16 +160,19 @@ def declare_engine_metrics(
     engine.read_counter(
         "num_engine_restarts", "Deaths of the engine process.", num_restarts, own=True
     )
-    engine.gauge(
+    config = (
+        str(cache.block_size),
+        str(cache.num_blocks),
+        cache.dtype,
+        str(cache.enable_prefix_caching),
+    )
+    engine.read_gauges(
         "cache_config_info",
         "Size of the KV cache, always 1; the labels are vLLM's, whatever the device.",
         "block_size",
         "num_gpu_blocks",
         "cache_dtype",
         "enable_prefix_caching",
-    ).of(
-        str(cache.block_size),
-        str(cache.num_blocks),
-        cache.dtype,
-        str(cache.enable_prefix_caching),
-    ).set(1)
+        read=lambda: {config: 1.0},
+        for_routers=True,
+    )

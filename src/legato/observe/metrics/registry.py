@@ -111,13 +111,19 @@ class Section:
         self, name: str, text: str, read: Callable[[], float], *, own: bool = False
     ) -> None:
         """Args: read: asked for the value once a scrape."""
-        self._read(CounterMetricFamily, self._declare("counter", name, text, (), own), read)
+        self.read_counters(name, text, read=lambda: {(): read()}, own=own)
 
     def read_gauge(
-        self, name: str, text: str, read: Callable[[], float], *, own: bool = False
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], float],
+        *,
+        own: bool = False,
+        for_routers: bool = False,
     ) -> None:
-        """Args: read: as for `read_counter`."""
-        self._read(GaugeMetricFamily, self._declare("gauge", name, text, (), own), read)
+        """Args: read, for_routers: as for `read_counter` and `read_gauges`."""
+        self.read_gauges(name, text, read=lambda: {(): read()}, own=own, for_routers=for_routers)
 
     def read_counters(
         self, name: str, text: str, *labels: str, read: Callable[[], Rows], own: bool = False
@@ -126,10 +132,22 @@ class Section:
         self._read_all(CounterMetricFamily, self._declare("counter", name, text, labels, own), read)
 
     def read_gauges(
-        self, name: str, text: str, *labels: str, read: Callable[[], Rows], own: bool = False
+        self,
+        name: str,
+        text: str,
+        *labels: str,
+        read: Callable[[], Rows],
+        own: bool = False,
+        for_routers: bool = False,
     ) -> None:
-        """Args: read: as for `read_counters`."""
-        self._read_all(GaugeMetricFamily, self._declare("gauge", name, text, labels, own), read)
+        """Args:
+        read: as for `read_counters`.
+        for_routers: shows it by vLLM's name, too, whatever the prefix: routers know no other.
+        """
+        told = self._declare("gauge", name, text, labels, own)
+        self._read_all(GaugeMetricFamily, told, read)
+        if for_routers and self._registry.prefix != "vllm":
+            self._read_all(GaugeMetricFamily, (f"vllm:{name}", *told[1:]), read)
 
     def _declare(
         self, kind: Kind, name: str, text: str, labels: tuple[str, ...], own: bool
@@ -143,14 +161,6 @@ class Section:
 
     def _labelled(self, metric: _Metric) -> Labelled[_Metric]:
         return Labelled(metric, self._registry.model_name)
-
-    def _read(
-        self,
-        family: type[CounterMetricFamily | GaugeMetricFamily],
-        told: tuple[str, str, tuple[str, ...]],
-        read: Callable[[], float],
-    ) -> None:
-        self._read_all(family, told, lambda: {(): read()})
 
     def _read_all(
         self,

@@ -19,7 +19,7 @@ async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Re
     Raises:
         Exception: as `running`, where the answer is not streamed.
     """
-    recorder = AnswerRecorder(context.client.records, job)
+    recorder = AnswerRecorder(context.engine.activity.records, job)
     if job.is_streamed:
         return StreamedAnswer(context, job, recorder, answer_format.events())
     whole = answer_format.whole()

@@ -33,7 +33,7 @@ async def running(
 
     Raises:
         ApiError: the engine is gone because the server is shutting down.
-        Exception: as `EngineClient.submitted`, and what the block raises.
+        Exception: as `Engine.submitted`, and what the block raises.
     """
     recorder = _recorder(context, job)
     reason = FinishReason.ABORT
@@ -51,7 +51,7 @@ async def running(
         take(choice, delta)
 
     try:
-        async with context.client.submitted(
+        async with context.engine.submitted(
             job.prompts,
             job.params,
             service=job.service,
@@ -65,7 +65,7 @@ async def running(
         raise
     except Exception as error:
         reason = FinishReason.ERROR
-        is_stopped = context.lifecycle.is_draining and not context.client.is_alive
+        is_stopped = context.lifecycle.is_draining and not context.engine.is_alive
         if isinstance(error, EngineDeadError) and is_stopped:
             raise shutting_down() from error
         raise

@@ -27,7 +27,7 @@ from legato.server.http.errors import (
 )
 from legato.server.http.half_closed import HalfClosedWatch
 from legato.server.http.http_1_0 import without_chunks
-from legato.server.http.outlet import NotifyingFlow, Outlet
+from legato.server.http.outlet import ConnectionOutlet, NotifyingFlow
 from legato.server.http.parser import RequestParser
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle, flow = self._unanswered[0], self.flow
         assert isinstance(flow, NotifyingFlow)
-        Outlet(cycle, flow).put_into(scope)
+        ConnectionOutlet(cycle, flow).put_into(scope)
         if scope["http_version"] == "1.0":
             send = without_chunks(cycle)
         await self._app(scope, receive, send)

@@ -4,14 +4,18 @@
 token that is a task to wake and a chain to go through. An answer still begins and ends with it.
 """
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _EXTENSION = "legato.outlet"
+_MOST_WAITING_BYTES = 64 * 2**10
+"""What is written beside this, where a client does not keep up, waits with its stream."""
 
 
 class NotifyingFlow(FlowControl):
@@ -28,16 +32,8 @@ class NotifyingFlow(FlowControl):
         self.on_writable()
 
 
-class Outlet:
-    """Where the body of one answer goes, between its beginning and its end.
-
-    Args:
-        cycle: what is being answered, on a connection with a `NotifyingFlow`.
-    """
-
-    def __init__(self, cycle: RequestResponseCycle, flow: NotifyingFlow) -> None:
-        self._cycle = cycle
-        self._flow = flow
+class Outlet(ABC):
+    """Where the body of one answer goes, between its beginning and its end."""
 
     @classmethod
     def of(cls, scope: Scope) -> "Outlet":
@@ -49,12 +45,39 @@ class Outlet:
         scope["extensions"] = {_EXTENSION: self}
 
     @property
+    @abstractmethod
     def is_writable(self) -> bool:
         """Whether the answer has begun, and its client keeps up with it."""
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Write a piece of the body; what a client that has gone would get is dropped."""
+
+    @abstractmethod
+    def watched(self, on_writable: Callable[[], object]) -> AbstractContextManager[None]:
+        """Have this called whenever the client has caught up."""
+
+    @abstractmethod
+    async def caught_up(self) -> None:
+        """Wait until the client has caught up, or gone."""
+
+
+class ConnectionOutlet(Outlet):
+    """To a connection of this server's.
+
+    Args:
+        cycle: what is being answered, on a connection with a `NotifyingFlow`.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, flow: NotifyingFlow) -> None:
+        self._cycle = cycle
+        self._flow = flow
+
+    @property
+    def is_writable(self) -> bool:
         return self._cycle.response_started and not self._flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body; what a client that has gone would get is dropped."""
         cycle = self._cycle
         if cycle.disconnected or not data:  # an empty chunk would end the answer
             return
@@ -64,7 +87,6 @@ class Outlet:
 
     @contextmanager
     def watched(self, on_writable: Callable[[], object]) -> Iterator[None]:
-        """Have this called whenever the client has caught up."""
         self._flow.on_writable = on_writable
         try:
             yield
@@ -72,5 +94,59 @@ class Outlet:
             del self._flow.on_writable
 
     async def caught_up(self) -> None:
-        """Wait until the client has caught up, or gone."""
         await self._flow.drain()
+
+
+class AsgiOutlet(Outlet):
+    """By ASGI alone, where the connection is another server's: what comes while a piece is sent
+    goes together in the next.
+
+    Args:
+        send: ASGI's, in whose place `send` is to be used.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_begun = False
+        self._waiting = bytearray()
+        self._sending: asyncio.Task[None] | None = None
+        self._on_writable: Callable[[], object] = _nothing
+
+    async def send(self, message: Message) -> None:
+        """Send what was written, and then this."""
+        if self._sending is not None:
+            await self._sending
+        await self._send(message)
+        self._has_begun = True
+
+    @property
+    def is_writable(self) -> bool:
+        return self._has_begun and len(self._waiting) < _MOST_WAITING_BYTES
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_waiting())
+
+    @contextmanager
+    def watched(self, on_writable: Callable[[], object]) -> Iterator[None]:
+        self._on_writable = on_writable
+        try:
+            yield
+        finally:
+            self._on_writable = _nothing
+
+    async def caught_up(self) -> None:
+        if self._sending is not None:
+            await self._sending
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            body = bytes(self._waiting)
+            self._waiting.clear()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            self._on_writable()
+
+
+def _nothing() -> None:
+    pass

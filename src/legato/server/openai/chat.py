@@ -278,7 +278,7 @@ async def create_chat_completion(
     """Answer a conversation."""
     asked, prompts = await context.text.generation("chat", body)
     answer_format = ChatFormat(
-        context.client.vocabulary,
+        context.engine.vocabulary,
         asked,
         prompts[0],
         answer_id=f"chatcmpl-{arrival.request_id}",

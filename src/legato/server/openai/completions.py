@@ -176,7 +176,7 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
     asked, prompts = await context.text.generation("completions", body)
     job = Job.of(asked, prompts, arrival=arrival, operation="text_completion")
     answer_format = CompletionFormat(
-        context.client.vocabulary,
+        context.engine.vocabulary,
         asked,
         job,
         answer_id=f"cmpl-{arrival.request_id}",

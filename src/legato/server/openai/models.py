@@ -54,7 +54,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 @router.get("/v1/models", responses=responses(ModelList))
 async def list_models(context: ContextDep) -> Response:
     """The one model of this server, by each of its names."""
-    names = context.client.info.served_model_names
+    names = context.engine.info.served_model_names
     cards = [_card(context, name) for name in names]
     return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
@@ -69,7 +69,7 @@ async def retrieve_model(model: str, context: ContextDep) -> Response:
 
 
 def _card(context: Context, name: str) -> ModelCard:
-    info = context.client.info
+    info = context.engine.info
     return ModelCard(
         id=name,
         created=_STARTED,

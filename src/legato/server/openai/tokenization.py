@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as in vLLM; `requests/tokenization.py` is what they answer."""
+"""Texts to tokens and back, as in vLLM; `requests/tokenization.py` is what is answered."""
 
 from http import HTTPStatus
 
@@ -6,11 +6,17 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from legato.server.context import ContextDep
+from legato.server.http.anthropic_errors import AnthropicErrorBody
 from legato.server.http.bodies import JsonBytes, pieces_response
 from legato.server.openapi import responses, takes
+from legato.server.requests.anthropic import MessagesRequest
+from legato.server.requests.chat import ChatRequest
+from legato.server.requests.completion import CompletionRequest
+from legato.server.requests.responses import ResponsesRequest
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -37,6 +43,48 @@ async def tokenize(body: JsonBytes, context: ContextDep) -> Response:
 async def detokenize(body: JsonBytes, context: ContextDep) -> Response:
     """The text of token ids, special tokens included."""
     return pieces_response(await context.text.answer("detokenize", body))
+
+
+@router.post(
+    "/v1/chat/completions/render",
+    openapi_extra=takes(ChatRequest),
+    responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
+)
+async def render_chat(body: JsonBytes, context: ContextDep) -> Response:
+    """The token ids that such a request to /v1/chat/completions begins with."""
+    return pieces_response(await context.text.answer("render_chat", body))
+
+
+@router.post(
+    "/v1/completions/render",
+    openapi_extra=takes(CompletionRequest),
+    responses=responses(RenderedPrompt, is_list=True, errors=(HTTPStatus.NOT_FOUND,)),
+)
+async def render_completions(body: JsonBytes, context: ContextDep) -> Response:
+    """The token ids of each prompt of such a request to /v1/completions."""
+    return pieces_response(await context.text.answer("render_completions", body))
+
+
+@router.post(
+    "/v1/messages/render",
+    openapi_extra=takes(MessagesRequest),
+    responses=responses(
+        RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody
+    ),
+)
+async def render_messages(body: JsonBytes, context: ContextDep) -> Response:
+    """The token ids that such a request to /v1/messages begins with."""
+    return pieces_response(await context.text.answer("render_messages", body))
+
+
+@router.post(
+    "/v1/responses/render",
+    openapi_extra=takes(ResponsesRequest),
+    responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
+)
+async def render_response(body: JsonBytes, context: ContextDep) -> Response:
+    """The token ids that such a request to /v1/responses begins with, if it needs no stored one."""
+    return pieces_response(await context.text.answer("render_responses", body))
 
 
 @info_router.get("/tokenizer_info", responses=responses())

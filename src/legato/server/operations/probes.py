@@ -40,10 +40,10 @@ async def health(context: ContextDep) -> Response:
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
-    context.client.check_running()
-    client = context.client
-    reason, promises = client.stats.broken_promise, client.deliveries.kept()
-    margin = client.stats.step_time_margin if promises else None
+    engine = context.engine
+    engine.check_running()
+    reason, promises = engine.stats.broken_promise, engine.kept()
+    margin = engine.stats.step_time_margin if promises else None
     status = "degraded" if reason else "ok"
     return json_response(Health(status, reason, promises, margin))
 

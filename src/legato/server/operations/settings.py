@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from legato.core.config import Policy, PrefillOrder, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.server.context import ContextDep
 from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.openapi import responses
@@ -82,28 +82,28 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     most_batched_tokens: int
 
 
-def describe(client: EngineClient) -> SettingsAnswer:
+def describe(engine: Engine) -> SettingsAnswer:
     """What the engine goes by now."""
-    config = client.scheduler_config
+    config = engine.scheduler_config
     return SettingsAnswer(
         asked=Settings.of(config),
-        resolved=Settings.of(config.resolve(client.info.max_model_len, client.info.device)),
-        most_batched_tokens=client.most_batched_tokens,
+        resolved=Settings.of(config.resolve(engine.info.max_model_len, engine.info.device)),
+        most_batched_tokens=engine.most_batched_tokens,
     )
 
 
 @router.get("/settings", responses=responses(SettingsAnswer))
 async def get_settings(context: ContextDep) -> Response:
     """The settings that steps are planned by."""
-    return json_response(describe(context.client))
+    return json_response(describe(context.engine))
 
 
 @router.patch("/settings", responses=responses(SettingsAnswer))
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
     """Change settings from the next step on; requests that run go on."""
     try:
-        context.client.reconfigure(body.apply(context.client.scheduler_config))
+        context.engine.reconfigure(body.apply(context.engine.scheduler_config))
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error
-    context.metrics.slos.promise(context.client.scheduler_config.classes)
-    return json_response(describe(context.client))
+    context.metrics.slos.promise(context.engine.scheduler_config.classes)
+    return json_response(describe(context.engine))

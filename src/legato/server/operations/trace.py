@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse, Response
 from starlette.background import BackgroundTask
 
-from legato.engine.frontend.client import EngineClient
+from legato.engine.frontend.engine import Engine
 from legato.observe.traces.tracer import TraceFormat, Tracer
 from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.http.errors import trace_conflict
@@ -39,8 +39,8 @@ class TraceStarted(msgspec.Struct, frozen=True):
 class LiveTrace:
     """At most one trace at a time, in a file that clients neither name nor see."""
 
-    def __init__(self, client: EngineClient, max_bytes: int) -> None:
-        self._client = client
+    def __init__(self, engine: Engine, max_bytes: int) -> None:
+        self._engine = engine
         self._max_bytes = max_bytes
         self._running: tuple[Tracer, TraceFormat, tempfile.TemporaryDirectory[str]] | None = None
 
@@ -50,9 +50,9 @@ class LiveTrace:
             raise trace_conflict("a trace is being recorded already; POST /trace/stop ends it")
         directory = tempfile.TemporaryDirectory(prefix="legato-trace-")
         tracer = Tracer(
-            self._client.records,
+            self._engine.activity.records,
             Path(directory.name) / _NAMES[trace_format],
-            self._client.info.settings,
+            self._engine.info.settings,
             self._max_bytes,
         )
         self._running = tracer, trace_format, directory

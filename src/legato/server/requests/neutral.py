@@ -1,7 +1,7 @@
 """What clients send that asks for nothing: hints, and other servers' options by their off values.
 
-They change no output. Any other value of an option is refused by its name, which is better than an
-answer that does as if it had been heard.
+They change no output. Routers put some of them into all that they pass on. Any other value of an
+option is refused by its name, which is better than an answer that does as if it had been heard.
 """
 
 from typing import Annotated, Any
@@ -45,11 +45,16 @@ class UnaskedOptions(RequestModel):
     early_stopping: Annotated[bool, only(False)] | None = None
     truncation_side: Annotated[str, only("left")] | None = None
     return_tokens_as_token_ids: Annotated[bool, only(False)] | None = None
+    no_stop_trim: Annotated[bool, only(False)] | None = None
+    return_hidden_states: Annotated[bool, only(False)] | None = None
 
 
 class UnaskedOfChat(RequestModel):
     """The same, of chat alone."""
 
     echo: Annotated[bool, only(False)] | None = None
+    include_reasoning: Annotated[bool, only(True)] | None = None
+    separate_reasoning: Annotated[bool, only(True)] | None = None
+    stream_reasoning: Annotated[bool, only(True)] | None = None
     documents: Annotated[list[Any], only([]), AtMost(0)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], only({}), AtMost(0)] | None = None

@@ -1,6 +1,6 @@
 """Reads bodies: from the bytes that came to prompts for the engine, or to an answer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ from legato.server.requests.stored import Stored
 from legato.server.requests.tokenization import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    RenderedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -81,6 +82,12 @@ class RequestReader:
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "tokenizer_info": self._tokenizer_info,
+            "render_chat": lambda body: self._rendered(self._chat(body)),
+            "render_completions": lambda body: self._rendered(
+                self._completions(body), is_list=True
+            ),
+            "render_messages": lambda body: self._rendered(self._messages(body)),
+            "render_responses": lambda body: self._rendered(self._responses(body, None)),
         }
 
     def read(self, kind: Kind, body: bytes, stored: bytes | None = None) -> Iterator[Part | End]:
@@ -256,6 +263,21 @@ class RequestReader:
             )
         )
 
+    def _rendered(
+        self, parts: Iterable[Part | End], *, is_list: bool = False
+    ) -> Iterator[Part | End]:
+        """The prompts of a request that was read, instead of what it asks for."""
+        name = self._serving.info.served_model_name
+        prompts: list[RenderedPrompt] = []
+        for part in parts:
+            if isinstance(part, PromptTokens):
+                prompts.append(RenderedPrompt(part.token_ids.tolist(), name))
+            elif isinstance(part, NeedsStored):
+                raise InvalidRequestError(
+                    "a prompt that goes on from a stored response is not told"
+                )
+        yield from _answered(prompts if is_list else prompts[0])
+
     def _detokenize(self, body: bytes) -> Iterator[Part | End]:
         request = self._parse(DetokenizeRequest, body)
         check_token_ids(request.tokens, self._serving.info.vocab_size, "tokens")
@@ -326,7 +348,9 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
     )
 
 
-def _answered(answer: msgspec.Struct | dict[str, Any]) -> Iterator[Part | End]:
+def _answered(
+    answer: msgspec.Struct | list[RenderedPrompt] | dict[str, Any],
+) -> Iterator[Part | End]:
     data = msgspec.json.encode(answer)
     if len(data) > MAX_ANSWER_BYTES:
         raise InvalidRequestError(

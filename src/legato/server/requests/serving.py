@@ -15,6 +15,10 @@ Kind = Literal[
     "tokenize",
     "detokenize",
     "tokenizer_info",
+    "render_chat",
+    "render_completions",
+    "render_messages",
+    "render_responses",
 ]
 """Of a body: what it asks for."""
 

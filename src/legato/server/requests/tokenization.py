@@ -41,6 +41,18 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
     token_strs: list[str] | None
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    """A prompt as the model is given it.
+
+    Attributes:
+        features: of what is no text; there is none.
+    """
+
+    token_ids: list[int]
+    model: str
+    features: None = None
+
+
 class DetokenizeRequest(ModelRequest):
     tokens: Annotated[
         list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), AtMost(MAX_DETOKENIZED)

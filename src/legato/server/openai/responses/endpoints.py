@@ -75,7 +75,7 @@ async def create_response(
     )
     [terms] = [part for part in outcome.parts if isinstance(part, ResponseTerms)]
     answer_format = ResponsesFormat(
-        context.client.vocabulary,
+        context.engine.vocabulary,
         asked,
         job,
         terms,

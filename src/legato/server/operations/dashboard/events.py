@@ -53,10 +53,10 @@ async def stream_records(context: ContextDep) -> Response:
 
 async def _events(context: Context) -> AsyncGenerator[bytes, None]:
     page = _Page(context)
-    client = context.client
+    activity = context.engine.activity
     with (
-        client.live.subscribe(_MAX_RECORDS) as live,
-        client.records.subscribe(_MAX_RECORDS) as records,
+        activity.live.subscribe(_MAX_RECORDS) as live,
+        activity.records.subscribe(_MAX_RECORDS) as records,
     ):
         yield event(_encode(page.first()))
         # A server that drains waits for nobody who only watches.
@@ -72,7 +72,7 @@ class _Page:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._client = context.client
+        self._engine = context.engine
         self._told: SchedulerConfig | None = None
         self._told_s = 0.0
         self._totals_s = 0.0
@@ -80,14 +80,14 @@ class _Page:
 
     def first(self) -> Update:
         """What there is to know when it comes."""
-        client = self._client
+        engine = self._engine
         about = About(
             model=self._context.model_name,
-            max_model_len=client.info.max_model_len,
+            max_model_len=engine.info.max_model_len,
             version=__version__,
             started_s=self._context.lifecycle.started_s,
         )
-        history = History(unfinished=client.unfinished, steps=client.recent.steps)
+        history = History(unfinished=engine.unfinished, steps=engine.activity.recent.steps)
         return replace(self._update([], 0), about=about, history=history)
 
     def next(self, live: Subscription[LiveRecord], records: Subscription[Record]) -> Update | None:
@@ -98,19 +98,19 @@ class _Page:
         shown += [r for r in records.take_now() if not isinstance(r, AnswerRecord)]
         is_draining = self._context.lifecycle.is_draining
         is_heard = time.monotonic() - self._told_s < _IDLE_S and is_draining == self._was_draining
-        if not shown and is_heard and self._client.scheduler_config is self._told:
+        if not shown and is_heard and self._engine.scheduler_config is self._told:
             return None
         return self._update(shown, live.num_dropped + records.num_dropped)
 
     def _update(self, shown: list[Shown], num_dropped: int) -> Update:
-        client, lifecycle = self._client, self._context.lifecycle
+        engine, lifecycle = self._engine, self._context.lifecycle
         update = Update(
             now_s=time.monotonic(),
-            stats=client.stats,
+            stats=engine.stats,
             records=shown,
             num_dropped=num_dropped,
-            num_restarts=client.num_restarts,
-            num_unfinished=client.num_unfinished,
+            num_restarts=engine.num_restarts,
+            num_unfinished=engine.num_unfinished,
             num_in_flight=lifecycle.num_in_flight,
             is_draining=lifecycle.is_draining,
             trouble=self._trouble(),
@@ -118,16 +118,16 @@ class _Page:
         if update.now_s - self._totals_s >= _IDLE_S:
             self._totals_s = update.now_s
             update = replace(update, totals=self._totals())
-        if client.scheduler_config is not self._told:
-            self._told = client.scheduler_config
+        if engine.scheduler_config is not self._told:
+            self._told = engine.scheduler_config
             flags = shlex.join(part_flags(self._told))
-            update = replace(update, settings=describe(client), flags=flags)
+            update = replace(update, settings=describe(engine), flags=flags)
         self._told_s, self._was_draining = update.now_s, update.is_draining
         return update
 
     def _trouble(self) -> str:
         try:
-            self._client.check_running()
+            self._engine.check_running()
         except EngineDeadError as error:
             return str(error)
         return ""

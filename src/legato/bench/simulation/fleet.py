@@ -1,0 +1,87 @@
+"""Fleets to simulate, as a user describes them: "4 both", or "2 prefill + 2 decode"."""
+
+import re
+from collections import Counter
+from typing import get_args
+
+import msgspec
+
+from legato.bench.simulation.link import Link
+from legato.bench.simulation.run import Simulable
+from legato.core.errors import ConfigError
+from legato.routing.request import Role
+
+_ROLES: tuple[Role, ...] = get_args(Role)
+_PART = re.compile(r"\s*(\d+)\s+(\w+)\s*")
+_MOST = 1024
+
+
+class Split(msgspec.Struct, frozen=True, order=True):
+    """How many replicas of a fleet do what. Either all do both, or some do each."""
+
+    both: int = 0
+    prefill: int = 0
+    decode: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.prefill) != bool(self.decode):
+            raise ConfigError(f"a fleet of {self} needs prefill and decode replicas, or neither")
+        if self.both and self.prefill:
+            raise ConfigError(f"a fleet of {self}: replicas do both, or are split, not a part each")
+        if not 0 < len(self) <= _MOST:
+            raise ConfigError(f"a fleet has 1 to {_MOST} replicas, got {len(self)}")
+
+    def __len__(self) -> int:
+        return self.both + self.prefill + self.decode
+
+    def __str__(self) -> str:
+        return " + ".join(f"{num} {role}" for role in _ROLES if (num := getattr(self, role)))
+
+    @classmethod
+    def parse(cls, text: str) -> "Split":
+        """Raises ConfigError where it is of no such form, or no fleet."""
+        found: Counter[str] = Counter()
+        for part in text.split("+"):
+            match = _PART.fullmatch(part)
+            if match is None or match[2] not in _ROLES:
+                raise ConfigError(
+                    f"{text!r} is no fleet: write such as '4 both' or '2 prefill + 2 decode'"
+                )
+            found[match[2]] += int(match[1])
+        return cls(**found)
+
+    @property
+    def roles(self) -> list[Role]:
+        """Of each replica."""
+        return [role for role in _ROLES for _ in range(getattr(self, role))]
+
+
+class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas of one server, a router before them and a link between them.
+
+    Attributes:
+        server: each replica is one; they differ in what is random.
+        routing: a key of `ROUTING_POLICIES`.
+        kv_token_bytes: of a token's keys and values; None where nobody sends them.
+        state_every_s: how often replicas tell the router of themselves.
+    """
+
+    server: Simulable
+    split: Split
+    routing: str = "kept-promise"
+    link: Link = Link()
+    kv_token_bytes: float | None = None
+    state_every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.split.prefill and not self.kv_token_bytes:
+            raise ConfigError(
+                f"for a fleet of {self.split}, the profile must tell kv_token_bytes, which are "
+                "what a token's keys and values take"
+            )
+        if not self.state_every_s > 0.0:
+            raise ConfigError(f"state_every_s must be positive, got {self.state_every_s}")
+
+    @property
+    def max_model_len(self) -> int:
+        return self.server.max_model_len

@@ -1,0 +1,100 @@
+"""The flags that describe simulated fleets, and the fleets that they make."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from legato.cli.values import byte_size, duration_s
+from legato.core.errors import ConfigError
+from legato.routing.router import ROUTING_POLICIES
+
+if TYPE_CHECKING:
+    from legato.bench.simulation.fleet import SimulatedFleet
+    from legato.bench.simulation.link import Link
+    from legato.bench.simulation.run import Simulable
+
+_DEFAULT_ROUTING = "kept-promise"
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those from which `simulated_fleets` builds fleets."""
+    group = parser.add_argument_group("simulated fleet")
+    group.add_argument(
+        "--fleet",
+        dest="fleets",
+        action="append",
+        default=[],
+        metavar="SPLIT",
+        help="so many of these machines behind a router: such as '4 both', or '2 prefill + 2 "
+        "decode', where some compute prompts and send their keys and values to the others. May be "
+        "repeated (default: one machine, and no router)",
+    )
+    group.add_argument(
+        "--routing",
+        action="append",
+        default=[],
+        choices=tuple(ROUTING_POLICIES),
+        help="how the router chooses; may be repeated; needs --fleet (default: "
+        f"{_DEFAULT_ROUTING}, where the promises to a request are most likely kept)",
+    )
+    add_link_flags(group)
+
+
+def add_link_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--link-bandwidth",
+        type=byte_size,
+        default="50G",
+        metavar="SIZE",
+        help="bytes a second, in and out of each machine (%(default)s)",
+    )
+    group.add_argument(
+        "--link-latency",
+        type=duration_s,
+        default="1ms",
+        metavar="TIME",
+        help="from one machine to another (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-token-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="of a token's keys and values (default: as the profile tells)",
+    )
+
+
+def link(args: argparse.Namespace) -> "Link":
+    from legato.bench.simulation.link import Link
+
+    return Link(bytes_per_s=args.link_bandwidth, latency_s=args.link_latency)
+
+
+def simulated_fleets(
+    args: argparse.Namespace, servers: "dict[str, Simulable]", kv_token_bytes: float | None
+) -> "dict[str, SimulatedFleet]":
+    """Every fleet of every server with every routing; key what tells it from the others.
+
+    Args:
+        servers: key the name of each.
+        kv_token_bytes: unless it is given.
+
+    Raises:
+        ConfigError: there is no such fleet, or what is set contradicts itself.
+    """
+    from legato.bench.simulation.fleet import SimulatedFleet, Split
+
+    if args.routing and not args.fleets:
+        raise ConfigError("--routing is how a fleet's router chooses, but there is no --fleet")
+    fleets: dict[str, SimulatedFleet] = {}
+    for split in dict.fromkeys(map(Split.parse, args.fleets)):
+        for routing in dict.fromkeys(args.routing or [_DEFAULT_ROUTING]):
+            for name, server in servers.items():
+                told = [str(split), *[routing] * (len(args.routing) > 1)]
+                told += [name] * (len(servers) > 1)
+                fleets[", ".join(told)] = SimulatedFleet(
+                    server=server,
+                    split=split,
+                    routing=routing,
+                    link=link(args),
+                    kv_token_bytes=args.kv_token_bytes or kv_token_bytes,
+                )
+    return fleets

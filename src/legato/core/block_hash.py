@@ -1,0 +1,66 @@
+"""Names of cached blocks that mean the same on all machines: what vLLM calls `sha256_cbor`.
+
+A block's is made of its tokens and of the name of the block before it, so that it stands for all
+tokens from the start of a prompt on. Whoever knows a prompt's tokens knows the names of its blocks,
+and with them which of many servers has them cached. The cache itself looks nothing up by them:
+there, equal names are no proof.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+
+BlockHash = bytes
+"""32 bytes."""
+
+_UNSIGNED, _BYTES, _TEXT, _ARRAY = 0, 2, 3, 4  # CBOR's major types
+_NULL = b"\xf6"
+
+
+def _head(major: int, value: int) -> bytes:
+    """How a value of CBOR (RFC 8949) begins, as short as it can be."""
+    kind = major << 5
+    if value < 24:
+        return bytes((kind | value,))
+    if value < 2**8:
+        return bytes((kind | 24, value))
+    if value < 2**16:
+        return struct.pack(">BH", kind | 25, value)
+    return struct.pack(">BI", kind | 26, value)
+
+
+class _Written(dict[int, bytes]):
+    """Token ids as CBOR has them; of those seen, which are few, and the same again and again."""
+
+    def __missing__(self, token_id: int) -> bytes:
+        written = self[token_id] = _head(_UNSIGNED, token_id)
+        return written
+
+
+_BLOCK = _head(_ARRAY, 3) + _head(_BYTES, 32)
+_TOKENS = _Written()
+
+ROOT: BlockHash = hashlib.sha256(_head(_TEXT, 1) + b"0").digest()
+"""Of no tokens: what all chains begin with, vLLM's where its PYTHONHASHSEED is 0."""
+
+
+def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Of the block with these tokens, behind one whose hash is known."""
+    tokens = b"".join(map(_TOKENS.__getitem__, token_ids))
+    head = _BLOCK + parent + _head(_ARRAY, len(token_ids))
+    return hashlib.sha256(head + tokens + _NULL).digest()
+
+
+def block_hashes(
+    token_ids: Sequence[int], block_size: int, *, parent: BlockHash = ROOT
+) -> list[BlockHash]:
+    """Of each full block of a prompt, in their order; a block that is not full has none."""
+    hashes: list[BlockHash] = []
+    for start in _starts(len(token_ids), block_size):
+        parent = block_hash(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+    return hashes
+
+
+def _starts(num_tokens: int, block_size: int) -> Iterable[int]:
+    return range(0, num_tokens - block_size + 1, block_size)

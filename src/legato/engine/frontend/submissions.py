@@ -1,0 +1,176 @@
+"""Requests that were submitted and have not ended, and the streams of what comes of them."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.engine.errors import OverloadedError, failure
+from legato.engine.frontend.completion import CompletionStream
+from legato.engine.frontend.deliveries import StreamDelivery
+from legato.engine.frontend.requests import build_requests
+from legato.engine.frontend.submission import Submission, Take
+from legato.engine.process.messages import EngineInfo
+from legato.model.defaults import ModelDefaults
+from legato.model.vocabulary import Vocabulary
+
+
+class Unfinished:
+    """A request that has not ended.
+
+    Attributes:
+        prompt_index: in its submission.
+        request: as it is sent, again perhaps.
+        stream: what comes of it.
+        has_begun: whether anything has.
+        delivery: of its tokens to who reads them.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        prompt_index: int,
+        request: AddRequest,
+        stream: CompletionStream,
+    ) -> None:
+        self.submission = submission
+        self.prompt_index = prompt_index
+        self.request = request
+        self.stream = stream
+        self.delivery = StreamDelivery(request.service.slo_class)
+        self.has_begun = False
+
+
+class Submissions:
+    """All requests that have not ended.
+
+    Args:
+        info: of the model that they are for.
+        check_running: raises where there is nothing to send them to.
+        send: a request that was taken in goes to where it is computed.
+        abort: one that was sent, and is known no more, is to be computed no more; by its id.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        vocabulary: Vocabulary,
+        defaults: ModelDefaults,
+        *,
+        check_running: Callable[[], None],
+        send: Callable[[AddRequest], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self._info = info
+        self._vocabulary = vocabulary
+        self._defaults = defaults
+        self._check_running = check_running
+        self._send = send
+        self._send_abort = abort
+        self._unfinished: dict[str, Unfinished] = {}  # key engine request id
+        self._ids = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._unfinished)
+
+    def __iter__(self) -> Iterator[Unfinished]:
+        """Those of the moment, in the order in which they came."""
+        return iter(tuple(self._unfinished.values()))
+
+    def get(self, request_id: str) -> Unfinished | None:
+        """None where it has ended."""
+        return self._unfinished.get(request_id)
+
+    @asynccontextmanager
+    async def submitted(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        service: ServiceParams,
+        request_id: str,
+        take: Take,
+    ) -> AsyncGenerator[Submission]:
+        """See `Engine.submitted`."""
+        submission = Submission(len(prompts) * params.n, take)
+        try:
+            for index, prompt in enumerate(prompts):
+                requests = build_requests(
+                    prompt,
+                    params,
+                    service=service,
+                    request_id=f"{next(self._ids)}-{request_id}",
+                    info=self._info,
+                    eos_token_ids=self._defaults.eos_token_ids,
+                    arrival_time_s=time.monotonic(),
+                )
+                self._check_running()
+                for i, request in enumerate(requests):
+                    stream = CompletionStream(i, request, self._vocabulary)
+                    self._add(Unfinished(submission, index, request, stream))
+                    await asyncio.sleep(0)  # each carries the whole prompt
+                if submission.ended.is_set():
+                    break
+            yield submission
+        finally:
+            self._abort(submission)
+
+    def take(self, outputs: Iterable[RequestOutput], now_s: float) -> list[StreamDelivery]:
+        """Hand on all outputs in one pass; returns whom promised tokens were handed to."""
+        given: list[StreamDelivery] = []
+        for output in outputs:
+            one = self._unfinished.get(output.request_id)
+            if one is not None:
+                self._take(one, output, now_s)
+                if output.new_token_ids and not output.is_promise_waived:
+                    given.append(one.delivery)
+        return given
+
+    def fail(self, one: Unfinished, error: Exception) -> None:
+        """End its whole submission with an error."""
+        one.submission.fail(error)
+        self._abort(one.submission)
+
+    def _add(self, one: Unfinished) -> None:
+        request_id = one.request.request_id
+        one.submission.request_ids.append(request_id)
+        self._unfinished[request_id] = one
+        self._send(one.request)
+
+    def _take(self, one: Unfinished, output: RequestOutput, now_s: float) -> None:
+        one.has_begun = True
+        try:
+            _raise_if_failed(output)
+            delta = one.stream.push(output, now_s)
+            if delta.finish_reason is not None:
+                self._forget(output.request_id, abort=one.stream.needs_abort)
+            one.submission.take(one.prompt_index, delta)
+        except Exception as error:  # whatever it is, it is no other stream's
+            self.fail(one, error)
+
+    def _forget(self, request_id: str, *, abort: bool) -> None:
+        known = self._unfinished.pop(request_id, None) is not None
+        if known and abort:
+            self._send_abort(request_id)
+
+    def _abort(self, submission: Submission) -> None:
+        """What still runs of it."""
+        for request_id in submission.request_ids:
+            self._forget(request_id, abort=True)
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    if output.finish_reason is FinishReason.REFUSED:
+        assert output.refusal is not None
+        raise OverloadedError(
+            output.error or "overloaded",
+            reason=output.refusal,
+            retry_after_s=output.retry_after_s or 0.0,
+        )
+    if output.finish_reason is FinishReason.ERROR:
+        raise failure(output)

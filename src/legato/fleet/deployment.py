@@ -1,0 +1,131 @@
+"""Replicas as a deployment of Ray Serve, and how front doors reach them."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from legato.bench.simulation.engine_process import program
+from legato.core.config import EngineConfig
+from legato.engine.process.channel import pack, unpacker
+from legato.fleet.autoscaling import STRAIN, keep_promises, strain
+from legato.fleet.config import FleetConfig
+from legato.fleet.replica import Replica
+from legato.fleet.replicas import Line
+from legato.fleet.request_router import FleetRequestRouter
+
+REPLICAS = "replicas"
+"""What the deployment is called."""
+
+_MOST_ONGOING = 100_000
+"""Calls; what a replica takes in, its engine decides."""
+_DRAIN_S = 3600.0
+"""The longest that a replica goes on for what it has when it is to end."""
+_LOOK_EVERY_S = 0.5
+_SLOWER_S, _SOONER_S = 300.0, 10.0
+
+
+class ReplicaDeployment:
+    """Ray's side of a `Replica`.
+
+    Args:
+        config: an `EngineConfig`, packed.
+        simulate: as of `FleetConfig`.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, config: bytes, simulate: str | None
+    ) -> None:
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        engine_config = unpacker(EngineConfig).decode(config)
+        self._classes = engine_config.scheduler.classes.values()
+        self._replica = await Replica.start(
+            replica_id, engine_config, program=None if simulate is None else program(simulate)
+        )
+
+    async def attach(self, door_id: str) -> AsyncGenerator[bytes]:
+        """See `Replica.attach`."""
+        async for frame in self._replica.attach(door_id):
+            yield frame
+
+    async def take(self, replica_id: str, door_id: str, frame: bytes) -> None:
+        """See `Replica.take`. Args: replica_id: this one's."""
+        assert replica_id == self._replica.replica_id
+        self._replica.take(door_id, frame)
+
+    async def check_health(self) -> None:
+        """Asked by Ray now and then; where it raises, another replica is started."""
+        self._replica.check_running()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Likewise, for `keep_promises`."""
+        state = self._replica.state
+        return {} if state is None else {STRAIN: strain(state, self._classes)}
+
+    async def __del__(self) -> None:
+        await self._replica.close()
+
+
+def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
+    """The deployment, to be run or bound to others."""
+    options: dict[str, Any] = {"num_replicas": fleet.replicas}
+    if fleet.max_replicas is not None and fleet.max_replicas > fleet.replicas:
+        options = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=fleet.replicas,
+                initial_replicas=fleet.replicas,
+                max_replicas=fleet.max_replicas,
+                upscale_delay_s=_SOONER_S,
+                downscale_delay_s=_SLOWER_S,
+                policy=AutoscalingPolicy(policy_function=keep_promises),
+            )
+        }
+    deployment = serve.deployment(
+        ReplicaDeployment,
+        name=REPLICAS,
+        max_ongoing_requests=_MOST_ONGOING,
+        graceful_shutdown_wait_loop_s=_LOOK_EVERY_S,
+        graceful_shutdown_timeout_s=_DRAIN_S,
+        ray_actor_options={"num_cpus": fleet.replica_cpus, "num_gpus": fleet.replica_gpus},
+        request_router_config=RequestRouterConfig(request_router_class=FleetRequestRouter),
+        **options,
+    )
+    return deployment.bind(pack(config), fleet.simulate)
+
+
+class RayReplicas:
+    """`Replicas` that Ray Serve runs.
+
+    Args:
+        handle: of their deployment.
+    """
+
+    death = ""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._take = handle.options(method_name="take")
+        self._attach = handle.options(method_name="attach", stream=True)
+
+    async def attach(self, line: Line) -> AsyncGenerator[bytes]:
+        """See `Replicas.attach`."""
+        frames = self._attach.remote(line)
+        try:
+            async for frame in frames:
+                yield frame
+        finally:
+            frames.cancel()
+
+    async def send(self, replica_id: str, door_id: str, frame: bytes) -> None:
+        """See `Replicas.send`."""
+        response = self._take.remote(replica_id, door_id, frame)
+        try:
+            await response
+        except BaseException:
+            response.cancel()  # where the replica is gone, it would be waited for
+            raise
+
+    async def close(self) -> None:
+        """What runs them goes on, or is ended by who started it."""

@@ -1,0 +1,123 @@
+"""The server in front of the replicas as a deployment of Ray Serve, whose proxies hold the
+connections: `serve run legato.fleet:app`."""
+
+import time
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from legato.core.config import EngineConfig, engine_parts
+from legato.core.config_fields import Config
+from legato.core.errors import ConfigError
+from legato.engine.process.channel import pack, unpacker
+from legato.fleet.config import FleetConfig
+from legato.fleet.deployment import RayReplicas, replicas_app
+from legato.fleet.engine import FleetEngine
+from legato.model.source import configured_source
+from legato.model.text_source import text_source
+from legato.server.app import create_app
+from legato.server.config import ServerConfig
+from legato.server.http.middleware import Lifecycle
+from legato.server.http.outlet import AsgiOutlet
+from legato.server.http_server import metrics_of
+from legato.server.requests.serving import Serving
+from legato.server.text.text_processes import TextProcesses
+
+_MOST_ONGOING = 100_000
+_DRAIN_S = 3600.0
+
+
+class BehindProxy:
+    """The application as a server that is not Legato's calls it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for done in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{done}.complete"})
+            return
+        scope.setdefault("state", {})["received_s"] = time.monotonic()
+        outlet = AsgiOutlet(send)
+        outlet.put_into(scope)
+        await self._app(scope, receive, outlet.send)
+
+
+@serve.ingress()
+class FrontDoor:
+    """Args: config, server: an `EngineConfig` and a `ServerConfig`, packed."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
+    ) -> None:
+        engine_config = unpacker(EngineConfig).decode(config)
+        server_config = unpacker(ServerConfig).decode(server)
+        source = configured_source(engine_config.model)
+        self._text = TextProcesses(
+            text_source(engine_config.model, source), server_config.timeout_prompt_s
+        )
+        self._engine = await FleetEngine.start(
+            engine_config,
+            RayReplicas(replicas),
+            self._text.loaded(),
+            served_model_names=server_config.served_model_names,
+            routing=routing,
+        )
+        await self._text.serve(
+            Serving(
+                info=self._engine.info,
+                max_completions=server_config.max_completions,
+                trust_request_chat_template=server_config.trust_request_chat_template,
+            )
+        )
+        metrics = metrics_of(self._engine, server_config)
+        app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
+        self._behind_proxy = BehindProxy(app)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._behind_proxy
+
+    async def check_health(self) -> None:
+        """Asked by Ray now and then; where it raises, another front door is started."""
+        if not self._engine.is_alive:
+            raise RuntimeError(self._engine.death)
+
+
+def app(settings: dict[str, Any]) -> Application:
+    """What `serve run legato.fleet:app` runs.
+
+    Args:
+        settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
+            with underscores, such as `replicas=4`.
+
+    Raises:
+        ConfigError: there is no such setting, or it has no such value.
+    """
+    left = dict(settings)
+    parts = {name: _taken(part, left) for name, part in engine_parts().items()}
+    server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)
+    if left:
+        raise ConfigError(f"no such setting: {', '.join(left)}")
+    config = EngineConfig(**parts)
+    deployment = serve.deployment(
+        FrontDoor,
+        name="front-door",
+        max_ongoing_requests=_MOST_ONGOING,
+        graceful_shutdown_timeout_s=_DRAIN_S,
+    )
+    return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
+
+
+def _taken(config: type[Config], settings: dict[str, Any]) -> Any:
+    """The part that is told of in settings, from which it is taken."""
+    own = {name: settings.pop(name) for name in config.__struct_fields__ if name in settings}
+    try:
+        return msgspec.convert(own, config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,1 @@
+"""What is cached, told to others."""

@@ -1,0 +1,184 @@
+"""Publishes events of the cache over ZeroMQ, in vLLM's words, for routers that know these.
+
+A message is a topic, the number of its batch as 8 bytes, and the batch as MessagePack. Whoever
+subscribes is told all that is cached, and then what becomes of it. Whoever finds a number left out
+asks for it at the replay endpoint; where it is not kept any more, all is told anew.
+
+Imported where it is asked for, since ZeroMQ is an optional package.
+"""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+
+from legato.core.errors import ConfigError
+from legato.core.kv_events import KVEvent, KVEventBatch
+from legato.observe.cache.batches import batches
+from legato.observe.cache.mirror import CacheMirror
+from legato.observe.cache.replay import MAX_BATCHES, ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+_NUMBER_BYTES = 8
+_END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+_TELL_ANEW_EVERY_S = 1.0
+_WAKE = "inproc://wake"
+_SUBSCRIBED = 1  # first byte of what a subscriber sends
+_MAX_REQUEST_BYTES = 1024
+
+
+class CachePublisher:
+    """A thread with the sockets; `publish` only hands over to it.
+
+    Args:
+        endpoint: where to publish, such as tcp://127.0.0.1:5557; port * takes a free one.
+        replay_endpoint: where to be asked for what was missed; None nowhere.
+        topic: of all messages.
+
+    Attributes:
+        endpoint, replay_endpoint: as they were bound.
+
+    Raises:
+        ConfigError: an endpoint cannot be used.
+    """
+
+    def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str) -> None:
+        self._topic = topic.encode()
+        self._is_to_tell_anew = False
+        self._told_anew_s = -math.inf
+        self._encoder = msgspec.msgpack.Encoder()
+        self._mirror = CacheMirror()
+        self._buffer = ReplayBuffer()
+        self._waiting: SimpleQueue[Sequence[KVEvent] | None] = SimpleQueue()
+        self._context = zmq.Context()
+        try:
+            self._subscribers = self._bound(zmq.XPUB, endpoint)
+            # Otherwise a second subscriber to the same topic would not be told of.
+            self._subscribers.setsockopt(zmq.XPUB_VERBOSE, 1)
+            self._replay = (
+                None if replay_endpoint is None else self._bound(zmq.ROUTER, replay_endpoint)
+            )
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint = _address(self._subscribers)
+        self.replay_endpoint = None if self._replay is None else _address(self._replay)
+        self._woken = self._context.socket(zmq.PULL)
+        self._woken.bind(_WAKE)
+        self._wake = self._context.socket(zmq.PUSH)
+        self._wake.connect(_WAKE)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        """Tell events that go together; called by the thread that made this one, until `close`."""
+        self._hand_over(events)
+
+    def close(self) -> None:
+        """Publish what waits, and end; what is published later is dropped."""
+        self._hand_over(None)
+        self._thread.join()
+        self._wake.close(linger=0)
+        self._context.term()
+
+    def _hand_over(self, events: Sequence[KVEvent] | None) -> None:
+        if self._wake.closed:
+            return
+        self._waiting.put(events)
+        with contextlib.suppress(zmq.Again):  # it is awake, then
+            self._wake.send(b"", zmq.DONTWAIT)
+
+    def _bound(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+        bound = self._context.socket(kind)
+        bound.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
+        bound.setsockopt(zmq.SNDHWM, 2 * MAX_BATCHES)  # so that a replay fits
+        bound.setsockopt(zmq.LINGER, 0)
+        try:
+            bound.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot tell of the cache at {endpoint}: {error}") from error
+        return bound
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for polled in (self._woken, self._subscribers, self._replay):
+            if polled is not None:
+                poller.register(polled, zmq.POLLIN)
+        is_open = True
+        while is_open:
+            ready = dict(poller.poll(self._wait_ms))
+            if self._subscribers in ready:
+                self._take_subscription(self._subscribers.recv())
+            if self._replay is not None and self._replay in ready:
+                self._answer(self._replay.recv_multipart())
+            if self._woken in ready:
+                self._woken.recv()
+                is_open = self._publish_waiting()
+            if self._wait_ms == 0:
+                self._tell_anew()
+        for polled in (self._woken, self._subscribers, self._replay):
+            if polled is not None:
+                polled.close()
+
+    @property
+    def _wait_ms(self) -> float | None:
+        """How long until all is to be told again; None for ever."""
+        if not self._is_to_tell_anew:
+            return None
+        return max(0.0, self._told_anew_s + _TELL_ANEW_EVERY_S - time.monotonic()) * 1000
+
+    def _take_subscription(self, message: bytes) -> None:
+        if message[:1] == bytes((_SUBSCRIBED,)) and self._topic.startswith(message[1:]):
+            self._is_to_tell_anew = True
+
+    def _publish_waiting(self) -> bool:
+        """Whether there is more to come."""
+        while not self._waiting.empty():
+            events = self._waiting.get()
+            if events is None:
+                return False
+            for event in events:
+                self._mirror.note(event)
+            self._send(events)
+        return True
+
+    def _tell_anew(self) -> None:
+        self._send(self._mirror.told_anew())
+        self._is_to_tell_anew = False
+        self._told_anew_s = time.monotonic()
+
+    def _send(self, events: Iterable[KVEvent]) -> None:
+        now = time.time()
+        for batch in batches(events):
+            payload = self._encoder.encode(KVEventBatch(ts=now, events=batch))
+            number = self._buffer.add(payload)
+            self._subscribers.send_multipart(self._message(number, payload))
+
+    def _answer(self, request: list[bytes]) -> None:
+        """Send what was asked for, and an end; what is no request is passed over."""
+        assert self._replay is not None
+        client, *delimiter, number = request
+        if len(number) != _NUMBER_BYTES or any(delimiter):
+            logger.debug("not a request for a replay: %r", request)
+            return
+        wanted = int.from_bytes(number, "big")
+        self._is_to_tell_anew |= wanted < self._buffer.first_number
+        head = [client, *delimiter]
+        for kept, payload in self._buffer.since(wanted):
+            self._replay.send_multipart([*head, *self._message(kept, payload)])
+        self._replay.send_multipart([*head, b"", _END, b""])
+
+    def _message(self, number: int, payload: bytes) -> list[bytes]:
+        return [self._topic, number.to_bytes(_NUMBER_BYTES, "big"), payload]
+
+
+def _address(bound: "zmq.Socket[bytes]") -> str:
+    address: bytes = bound.getsockopt(zmq.LAST_ENDPOINT)
+    return address.rstrip(b"\0").decode()

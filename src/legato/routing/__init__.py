@@ -1,0 +1,1 @@
+"""Floor 3: which replica of a fleet serves a request, for routers and simulators alike."""

@@ -1,0 +1,178 @@
+"""Sends each request of a fleet to a replica, and keeps book of what is where."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from legato.core.errors import ConfigError
+from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from legato.core.replica_state import ReplicaState
+from legato.routing.kept_promise import KeptPromise
+from legato.routing.policy import PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
+from legato.routing.prefix_index import PrefixIndex
+from legato.routing.replica_view import ReplicaView
+from legato.routing.request import Placement, Role, RoutedRequest
+
+ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
+    "kept-promise": KeptPromise,
+    "prefix-affinity": PrefixAffinity,
+    "power-of-two": PowerOfTwo,
+    "round-robin": RoundRobin,
+}
+"""Key the name by which a user asks for it."""
+
+
+class NoReplicaError(Exception):
+    """No replica accepts the request."""
+
+
+class Left(NamedTuple):
+    """What a replica that is gone had: ids of requests.
+
+    Attributes:
+        waiting: whose first token had not come, so that they may be run elsewhere.
+        begun: of which clients have seen something.
+    """
+
+    waiting: list[str]
+    begun: list[str]
+
+
+class Router:
+    """Pure: time is an argument, and how messages pass is the caller's business.
+
+    A request is routed, gets its first token and ends, which the router is told. Where its prompt
+    is computed by another replica than generates, it is told when that is done, too.
+
+    Args:
+        policy: a key of `ROUTING_POLICIES`; each role has one of its own.
+        weights: of tenants; all others weigh 1.
+    """
+
+    def __init__(self, policy: str, weights: Mapping[str, float] | None = None) -> None:
+        if policy not in ROUTING_POLICIES:
+            raise ConfigError(
+                f"no routing policy {policy!r}; policies are: {', '.join(ROUTING_POLICIES)}"
+            )
+        make = ROUTING_POLICIES[policy]
+        roles: tuple[Role, ...] = ("both", "prefill", "decode")
+        self._policies = {role: make() for role in roles}
+        self._weights = weights or {}
+        self._replicas: dict[str, ReplicaView] = {}
+        self._index = PrefixIndex()
+        self._routed: dict[str, tuple[RoutedRequest, Placement]] = {}  # key request id
+
+    @property
+    def asks_prefixes(self) -> bool:
+        """Whether requests need their `block_hashes`, and caches are to be followed."""
+        return self._policies["both"].asks_prefixes
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaView]:
+        """Key replica id."""
+        return self._replicas
+
+    def join(
+        self, replica_id: str, role: Role = "both", *, transfer_token_s: float | None = None
+    ) -> None:
+        """A replica is there. Args: as `ReplicaView`'s."""
+        assert replica_id not in self._replicas, "replica ids are unique"
+        self._replicas[replica_id] = ReplicaView(
+            replica_id, role, weights=self._weights, transfer_token_s=transfer_token_s
+        )
+
+    def drain(self, replica_id: str) -> None:
+        """A replica is about to go: it gets nothing new."""
+        self._replicas[replica_id].is_accepting = False
+
+    def leave(self, replica_id: str, now_s: float) -> Left:
+        """A replica is gone, and what it had cached; its requests are forgotten."""
+        view = self._replicas.pop(replica_id)
+        self._index.clear(replica_id)
+        left = Left(view.request_ids(has_begun=False), view.request_ids(has_begun=True))
+        for request_id in (*left.waiting, *left.begun):
+            self._forget(request_id, now_s)
+        return left
+
+    def note_state(self, replica_id: str, state: ReplicaState, now_s: float) -> None:
+        """A replica tells of itself."""
+        self._replicas[replica_id].note_state(state, now_s)
+
+    def note_kv_events(self, replica_id: str, events: Iterable[KVEvent]) -> None:
+        """A replica tells what it has cached, and has not any more."""
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._index.store(replica_id, event.block_hashes)
+                case BlockRemoved():
+                    self._index.remove(replica_id, event.block_hashes)
+                case AllBlocksCleared():
+                    self._index.clear(replica_id)
+
+    def route(self, request: RoutedRequest, now_s: float) -> Placement:
+        """Decide where a request goes, and count it there until it ends.
+
+        Raises:
+            NoReplicaError: none accepts it.
+        """
+        num_cached = self._num_cached(request)
+        if accepting := self._accepting("both"):
+            view = self._send(request, "both", accepting, num_cached, now_s)
+            placement = Placement(prefill=None, decode=view.replica_id)
+        else:
+            prefills, decodes = self._accepting("prefill"), self._accepting("decode")
+            if not (prefills and decodes):
+                raise NoReplicaError("no replica accepts requests")
+            prefill = self._send(request, "prefill", prefills, num_cached, now_s)
+            decode = self._send(request, "decode", decodes, num_cached, now_s)
+            placement = Placement(prefill=prefill.replica_id, decode=decode.replica_id)
+        self._routed[request.request_id] = request, placement
+        return placement
+
+    def note_prefilled(self, request_id: str, now_s: float) -> None:
+        """The replica that only computes its prompt has done so."""
+        self._end_at(self._routed[request_id][1].prefill, request_id, now_s)
+
+    def note_first_token(self, request_id: str, now_s: float) -> None:
+        """The first token has come from the replica that generates."""
+        self._replicas[self._routed[request_id][1].decode].begin(request_id, now_s)
+
+    def note_end(self, request_id: str, num_output_tokens: int, now_s: float) -> None:
+        """A request has ended, however."""
+        self._forget(request_id, now_s)
+        if num_output_tokens:
+            for policy in self._policies.values():
+                policy.note_end(num_output_tokens)
+
+    def _accepting(self, role: Role) -> list[ReplicaView]:
+        return [view for view in self._replicas.values() if view.is_accepting and view.role == role]
+
+    def _num_cached(self, request: RoutedRequest) -> dict[str, int]:
+        """Tokens; key replica id."""
+        found = self._index.num_cached_blocks(request.block_hashes)
+        return {one: num_blocks * request.block_size for one, num_blocks in found.items()}
+
+    def _send(
+        self,
+        request: RoutedRequest,
+        role: Role,
+        replicas: list[ReplicaView],
+        num_cached: Mapping[str, int],
+        now_s: float,
+    ) -> ReplicaView:
+        view = self._policies[role].choose(request, replicas, num_cached, now_s)
+        view.send(request, num_cached.get(view.replica_id, 0), now_s)
+        # Whoever comes next with the same prompt shares what is about to be computed for this one.
+        self._index.expect(view.replica_id, request.block_hashes)
+        return view
+
+    def _forget(self, request_id: str, now_s: float) -> None:
+        request, placement = self._routed.pop(request_id)
+        for replica_id in (placement.prefill, placement.decode):
+            self._end_at(replica_id, request_id, now_s)
+            if replica_id is not None:
+                self._index.expect_no_longer(replica_id, request.block_hashes)
+
+    def _end_at(self, replica_id: str | None, request_id: str, now_s: float) -> None:
+        view = self._replicas.get(replica_id or "")
+        if view is not None and view.has(request_id):
+            view.end(request_id, now_s)

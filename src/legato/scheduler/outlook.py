@@ -1,0 +1,55 @@
+"""What a request that has not come could expect: for whoever chooses among several engines."""
+
+from legato.core.request import AddRequest, Request
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams, SloClass
+from legato.core.token_ids import token_array
+from legato.scheduler.forecast import Forecast
+from legato.scheduler.queues import Queues
+from legato.scheduler.tenants import NEWCOMER
+
+_LONG = 4096
+"""Prompt tokens, or what half of the context has room for: by such a prompt it is told what each
+token takes."""
+_HORIZON_S = 60.0
+
+
+class Outlook:
+    """Forecasts of a request that nobody has sent, from the tenant of which most wait.
+
+    Args:
+        slo: what it would be promised.
+        max_model_len: in tokens.
+    """
+
+    def __init__(
+        self, forecast: Forecast, queues: Queues, slo: SloClass, max_model_len: int
+    ) -> None:
+        self._forecast = forecast
+        self._queues = queues
+        self._long = min(_LONG, max_model_len // 2)
+        self._slo = slo
+        self._max_model_len = max_model_len
+
+    def ttft_s(self, now_s: float) -> tuple[float, float]:
+        """Of a prompt without tokens, and by how many seconds each token makes it later."""
+        shortest_s, long_s = self._of(1, now_s), self._of(self._long, now_s)
+        if shortest_s is None or long_s is None or self._long == 1:
+            return shortest_s or 0.0, 0.0
+        return shortest_s, max(0.0, long_s - shortest_s) / (self._long - 1)
+
+    def itl_s(self, now_s: float) -> tuple[float, float]:
+        """Of a step of the streams' tokens alone, with one stream more, and of each beyond it."""
+        return self._forecast.stream_step_s(now_s, self._long) or (0.0, 0.0)
+
+    def _of(self, num_tokens: int, now_s: float) -> float | None:
+        tenant = self._queues.most_waiting()
+        message = AddRequest(
+            request_id="",
+            prompt_token_ids=token_array((0,)) * num_tokens,
+            params=SamplingParams(max_tokens=1),
+            service=ServiceParams(tenant=NEWCOMER if tenant is None else tenant.name),
+            arrival_time_s=now_s,
+        )
+        request = Request(message, self._slo, self._max_model_len)
+        return self._forecast.ttft_s(request, now_s, _HORIZON_S)

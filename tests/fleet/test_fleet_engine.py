@@ -1,0 +1,212 @@
+"""One front door and several replicas, whose engines are real processes that only last."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.outputs import FinishReason
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.core.token_ids import token_array
+from legato.engine.errors import EngineDeadError
+from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.submission import Submission
+from legato.engine.process.channel import pack, unpacker
+from legato.fleet.engine import FleetEngine
+from legato.fleet.messages import Brought, FromReplica, Joined, Sent
+from legato.fleet.replica import Replica
+from legato.model.defaults import ModelDefaults
+from legato.model.vocabulary import Vocabulary
+from tests.fleet.in_process import InProcessReplicas, write_profile
+
+CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=8, itl_slo_s=0.5, ttft_slo_s=60.0))
+SHORT = SamplingParams(max_tokens=5)
+LONG = SamplingParams(max_tokens=1500)
+NO_WORDS = Vocabulary.of((), frozenset())
+
+
+async def no_text() -> tuple[Vocabulary, ModelDefaults]:
+    return NO_WORDS, ModelDefaults(eos_token_ids=(), sampling={})
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path, num_replicas: int, routing: str = "kept-promise"
+) -> AsyncIterator[tuple[FleetEngine, InProcessReplicas]]:
+    replicas = InProcessReplicas(CONFIG, write_profile(folder))
+    await asyncio.gather(*(replicas.add(f"r{i}") for i in range(num_replicas)))
+    engine = await FleetEngine.start(CONFIG, replicas, no_text(), routing=routing)
+    try:
+        await joined(engine, num_replicas)
+        yield engine, replicas
+    finally:
+        await engine.close()
+
+
+async def joined(engine: FleetEngine, num_replicas: int) -> None:
+    while len(engine._router.replicas) != num_replicas:
+        await asyncio.sleep(0.01)
+
+
+async def complete(engine: FleetEngine, prompt: list[int], params: SamplingParams) -> Completion:
+    completion = Completion(0)
+
+    def take(_: int, delta: CompletionDelta) -> None:
+        completion.add(delta)
+
+    async with engine.submitted(
+        [prompt], params, service=ServiceParams(), request_id="r", take=take
+    ) as submission:
+        await submission.ended.wait()
+        submission.check()
+    return completion
+
+
+@asynccontextmanager
+async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
+    """A stream whose first token has come."""
+    async with engine.submitted(
+        [prompt], LONG, service=ServiceParams(), request_id="r", take=lambda *_: None
+    ) as submission:
+        await submission.begun.wait()
+        submission.check()
+        yield submission
+
+
+async def ends_because(submission: Submission, why: str) -> None:
+    await submission.ended.wait()
+    with pytest.raises(EngineDeadError, match=why):
+        submission.check()
+
+
+def home(engine: FleetEngine) -> str:
+    """The replica of the one request that runs."""
+    [placed] = engine._placed.values()
+    return placed.link.replica_id
+
+
+async def test_requests_are_shared_and_sessions_stay_where_they_are_cached(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 2) as (engine, replicas):
+        prompts = [[i] * 600 for i in range(1, 9)]
+        first = await asyncio.gather(*(complete(engine, prompt, SHORT) for prompt in prompts))
+        assert all(len(one.token_ids) == 5 for one in first)
+        assert not engine._placed
+        assert not engine.num_unfinished
+        queries = [replica._stats.num_prefix_cache_queries for replica in replicas.by_id.values()]
+        assert min(queries) > 0, "one replica alone had all of them"
+        for prompt in prompts:
+            await complete(engine, [*prompt, 1], SHORT)
+        assert engine.stats.num_prefix_cache_hits >= 0.9 * 600 * len(prompts)
+
+
+async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 2, "round-robin") as (engine, replicas):
+        async with begun(engine, [1, 2, 3]) as stream:
+            replica = replicas.by_id[home(engine)]
+            pid = replica._supervisor.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            # Two of these go where nothing is done any more.
+            waiting = [asyncio.create_task(complete(engine, [i] * 9, SHORT)) for i in range(4)]
+            await asyncio.sleep(0.1)
+            os.kill(pid, signal.SIGKILL)
+            await ends_because(stream, "died while it held")
+        done = await asyncio.gather(*waiting)
+        assert all(one.finish_reason is FinishReason.LENGTH for one in done)
+        assert engine.num_restarts == 1
+        assert not engine._placed
+        assert not replica._owners
+
+
+async def test_a_replica_that_is_gone_is_not_sent_anything(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 2) as (engine, replicas):
+        async with begun(engine, [1, 2, 3]) as stream:
+            gone = home(engine)
+            await replicas.kill(gone)
+            await ends_because(stream, "ended while it held")
+        await joined(engine, 1)
+        await asyncio.gather(*(complete(engine, [i] * 9, SHORT) for i in range(4)))
+        await replicas.kill(next(iter(replicas.by_id)))
+        await joined(engine, 0)
+        with pytest.raises(EngineDeadError, match="no replica"):
+            await complete(engine, [1], SHORT)
+        await replicas.add("late")
+        await joined(engine, 1)
+        await complete(engine, [1], SHORT)
+
+
+async def test_a_replica_that_is_to_end_ends_what_it_has(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 2) as (engine, replicas):
+        async with begun(engine, [1, 2, 3]) as stream:
+            leaving = home(engine)
+            ending = asyncio.create_task(replicas.end(leaving))
+            await replicas.lines[leaving].is_to_end.wait()
+            await asyncio.gather(*(complete(engine, [i] * 9, SHORT) for i in range(4)))
+            assert not stream.ended.is_set()
+            await stream.ended.wait()
+            stream.check()
+        await ending
+        assert list(engine._links) == ["r0" if leaving == "r1" else "r1"]
+        assert not engine.num_restarts
+
+
+async def test_whoever_leaves_is_computed_no_more(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1) as (engine, replicas):
+        [replica] = replicas.by_id.values()
+        async with begun(engine, [1, 2, 3]):
+            assert replica._owners
+        while replica._owners or engine.stats.num_running:
+            await complete(engine, [7], SamplingParams(max_tokens=1))
+        with pytest.raises(ConfigError, match="deploy it again"):
+            engine.reconfigure(CONFIG.scheduler)
+        assert set(engine.kept()) == {"interactive"}
+
+
+async def test_a_replica_believes_no_frame_unchecked(tmp_path: Path) -> None:
+    replica = await Replica.start(
+        "r", CONFIG, program=InProcessReplicas(CONFIG, write_profile(tmp_path))._program
+    )
+    frames = replica.attach("door")
+    decode = unpacker(FromReplica).decode
+    assert isinstance(decode(await anext(frames)), Joined)
+    good = AddRequest(
+        request_id="a",
+        prompt_token_ids=token_array((1, 2, 3)),
+        params=SamplingParams(max_tokens=1, seed=0),
+    )
+    for door, frame, message in (
+        ("door", b"\xc1", "no frame"),
+        ("door", pack({"events": [{"type": "Exec"}], "sent_s": 0.0}), "no frame"),
+        ("other", pack(Sent(events=[good], sent_s=0.0)), "no front door"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            replica.take(door, frame)
+    bad = {
+        "prompt": msgspec.structs.replace(good, prompt_token_ids=token_array((-1,))),
+        "maximum context": msgspec.structs.replace(good, prompt_token_ids=token_array((1,)) * 4000),
+        "nothing open": msgspec.structs.replace(good, params=SamplingParams(max_tokens=1)),
+        "slo_class": msgspec.structs.replace(good, service=ServiceParams(slo_class="none")),
+    }
+    try:
+        for message, request in bad.items():
+            replica.take("door", pack(Sent(events=[request], sent_s=0.0)))
+            while not isinstance(brought := decode(await anext(frames)), Brought):
+                pass
+            while not brought.outputs:
+                brought = decode(await anext(frames))
+            [output] = brought.outputs
+            assert output.finish_reason is FinishReason.ERROR
+            assert message in (output.error or "")
+        assert not replica._owners
+    finally:
+        await frames.aclose()
+        await replica.close()

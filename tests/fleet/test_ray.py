@@ -1,0 +1,81 @@
+"""`legato fleet` as it runs: Ray's processes, real HTTP, and engines that only last."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+
+import httpx
+import psutil
+import pytest
+
+from tests.fleet.in_process import write_profile
+from tests.server.launch import ServerProcess, wait_until
+
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+_ENGINE = "legato.bench.simulation.engine_process"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("fleet")
+    flags = ["--replicas", "2", "--replica-cpus", "0.1", "--routing", "round-robin"]
+    flags += ["--simulate", write_profile(folder), "--itl-slo", "500ms"]
+    server = ServerProcess(flags, folder / "fleet.log", command="fleet")
+    try:
+        yield server
+        # Ray's processes end with it.
+        below = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0, server.log.read_text()
+        wait_until(lambda: not any(map(_runs, below)), "some of Ray's processes are left")
+    finally:
+        server.stop()
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def engines(fleet: ServerProcess) -> list[psutil.Process]:
+    below = psutil.Process(fleet.process.pid).children(recursive=True)
+    return [process for process in below if _ENGINE in process.cmdline()]
+
+
+def completed(fleet: ServerProcess, prompt: str, max_tokens: int) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    return httpx.post(f"{fleet.url}/v1/completions", json=body, timeout=60)
+
+
+def test_replicas_are_one_server(fleet: ServerProcess) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda i: completed(fleet, f"Tell {i}", 5), range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert fleet.http.get("/health").json()["status"] == "ok"
+    assert fleet.metric("num_requests_running") == 0
+    assert len(engines(fleet)) == 2
+
+
+def test_a_replica_that_is_killed_under_load_loses_nothing_silently(fleet: ServerProcess) -> None:
+    """What has begun there says so, all else is answered, and Ray starts another."""
+    victim = engines(fleet)[0].parent()
+    assert victim is not None
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(completed, fleet, f"Tell {i}", 400) for i in range(12)]
+        wait_until(lambda: fleet.metric("num_requests_running") == 12, "they never all ran")
+        victim.kill()
+        answers = [one.result() for one in asked]
+    codes = [answer.status_code for answer in answers]
+    assert codes.count(200) + codes.count(503) == 12
+    assert codes.count(200) >= 6, "another replica's have ended, too"
+    assert all(
+        answer.json()["error"]["code"] == "engine_dead"
+        for answer in answers
+        if answer.status_code == 503
+    )
+    assert completed(fleet, "Go on", 5).status_code == 200
+    wait_until(lambda: len(engines(fleet)) == 2, "Ray started no other replica")

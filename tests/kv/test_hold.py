@@ -1,0 +1,146 @@
+"""Blocks that are kept for another engine, or on their way from it."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from legato.core.kv_transfer import FetchBlocks, KVTransfer, SendBlocks
+from legato.core.request import Request
+from legato.core.slo import SloClass
+from legato.kv.hold import Hold
+from legato.kv.manager import KVCacheManager
+from tests.kv.conservation import check_blocks
+from tests.kv.requests import request_for
+
+BLOCK_SIZE = 4
+PROMPT = range(100, 118)  # four full blocks, and two tokens more
+FETCHED, SENT = FetchBlocks("a", "127.0.0.1", 1), SendBlocks("a")
+
+
+@pytest.fixture
+def kv() -> Iterator[KVCacheManager]:
+    manager = KVCacheManager(num_blocks=16, block_size=BLOCK_SIZE)
+    yield manager
+    check_blocks(manager)
+
+
+def transferred(request_id: str, transfer: KVTransfer | None = FETCHED) -> Request:
+    message = request_for(request_id, PROMPT).message
+    message = msgspec.structs.replace(message, kv_transfer=transfer)
+    return Request(message, SloClass(), max_model_len=100_000)
+
+
+def begun(kv: KVCacheManager, request: Request) -> Hold:
+    found = kv.match(request)
+    assert kv.reserve(request, found)
+    kv.hold(request, found)
+    [hold] = kv.take_new_holds()
+    return hold
+
+
+def compute(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
+    request.num_computed_tokens = num_tokens
+    kv.commit(request)
+
+
+def test_what_is_fetched_is_nobodys_to_compute_until_it_arrives(kv: KVCacheManager) -> None:
+    request, other = transferred("a"), transferred("b", None)
+    assert kv.num_hit_tokens(request) == 16
+    assert kv.arriving_from(request, kv.match(request)) == 0
+    begun(kv, request)
+    assert kv.arriving_from(other, kv.match(other)) == 0
+    for num_tokens in (4, 12):
+        kv.note_arrived("a", num_tokens)
+        assert kv.num_computed_tokens(request) == kv.arriving_from(request) == num_tokens
+        assert kv.match(other).num_computed_tokens == num_tokens
+    kv.note_arrived("a", 16)
+    kv.end_arrival("a")
+    assert kv.arriving_from(request) == request.num_tokens
+
+
+def test_what_never_arrives_is_computed(kv: KVCacheManager) -> None:
+    request = transferred("a")
+    begun(kv, request)
+    kv.note_arrived("a", 8)
+    kv.end_arrival("a")
+    assert kv.num_computed_tokens(request) == 8
+    assert kv.arriving_from(request) == request.num_tokens
+    compute(kv, request, 18)
+    kv.release(request)
+    assert kv.num_free_blocks == kv.num_blocks
+
+
+def test_blocks_stay_for_a_transfer_whose_request_is_gone(kv: KVCacheManager) -> None:
+    request = transferred("a")
+    begun(kv, request)
+    kv.release(request)
+    assert kv.num_free_blocks == 16 - 4, "they are still written to"
+    kv.note_arrived("a", 8)
+    kv.end_arrival("a")
+    assert kv.num_free_blocks == 16
+    assert kv.match(transferred("b")).num_computed_tokens == 8, "what came is worth keeping"
+
+
+def test_only_what_nobody_has_is_fetched(kv: KVCacheManager) -> None:
+    first = transferred("a", None)
+    assert kv.reserve(first)
+    compute(kv, first, 4)
+    kv.release(first)
+    hold = begun(kv, transferred("b"))
+    assert (hold.start, hold.end) == (4, 16)
+    assert len(hold.blocks(hold.start)) == 3
+
+
+def test_what_arrives_counts_once_all_before_it_is_computed(kv: KVCacheManager) -> None:
+    """The first request computes what both begin with, and the second one fetches the rest."""
+    first = request_for("a", [*PROMPT][:9])
+    assert kv.reserve(first)
+    second = transferred("b")
+    hold = begun(kv, second)
+    assert (hold.start, hold.end) == (8, 16)
+    kv.note_arrived("b", 16)
+    kv.end_arrival("b")
+    assert kv.num_computed_tokens(second) == 0
+    assert kv.arriving_from(second) == 8
+    compute(kv, first, 8)
+    assert kv.num_computed_tokens(second) == 16
+
+
+def test_what_arrived_is_forgotten_where_nobody_computes_what_comes_before_it(
+    kv: KVCacheManager,
+) -> None:
+    first = request_for("a", [*PROMPT][:9])
+    assert kv.reserve(first)
+    second = transferred("b")
+    begun(kv, second)
+    kv.note_arrived("b", 16)
+    kv.end_arrival("b")
+    kv.release(first)
+    assert kv.num_free_blocks == 16 - 5
+    kv.release(second)
+    assert kv.num_free_blocks == 16
+
+
+def test_what_is_sent_cannot_be_evicted_before_it_was_taken(kv: KVCacheManager) -> None:
+    request = transferred("a", SENT)
+    hold = begun(kv, request)
+    assert kv.arriving_from(request) == request.num_tokens
+    compute(kv, request, 7)
+    assert hold.num_computed_tokens == 7
+    compute(kv, request, 18)
+    kv.release(request)
+    assert hold.num_computed_tokens == hold.end == 16
+    assert kv.num_free_blocks == 16 - 4
+    kv.let_go("a")
+    assert kv.num_free_blocks == 16
+
+
+def test_where_nothing_is_shared_nothing_is_fetched() -> None:
+    kv = KVCacheManager(16, BLOCK_SIZE, enable_prefix_caching=False)
+    request = transferred("a")
+    hold = begun(kv, request)
+    assert (hold.start, hold.end) == (0, 0)
+    assert kv.arriving_from(request) == request.num_tokens
+    kv.end_arrival("a")
+    check_blocks(kv)

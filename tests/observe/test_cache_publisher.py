@@ -1,0 +1,151 @@
+"""What a router hears of a cache over ZeroMQ."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from legato.core.block_hash import block_hashes
+from legato.core.errors import ConfigError
+from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
+from legato.observe.cache.batches import batches
+from legato.observe.cache.mirror import CacheMirror
+from legato.observe.cache.replay import ReplayBuffer
+from tests.kv.cache_watcher import CacheWatcher
+
+zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+from legato.observe.cache.publisher import CachePublisher  # noqa: E402 (it needs zmq)
+
+pytestmark = pytest.mark.fleet
+
+SIZE = 4
+TOPIC = "kv@a"
+PROMPT = list(range(300, 312))
+NAMES = block_hashes(PROMPT, SIZE)
+PATIENCE_MS = 20_000
+END = b"\xff" * 8
+
+
+def stored(first: int = 0, last: int = 3) -> BlockStored:
+    return BlockStored(
+        block_hashes=NAMES[first:last],
+        parent_block_hash=NAMES[first - 1] if first else None,
+        token_ids=PROMPT[first * SIZE : last * SIZE],
+        block_size=SIZE,
+    )
+
+
+@pytest.fixture
+def publisher() -> Iterator[CachePublisher]:
+    publisher = CachePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", TOPIC)
+    yield publisher
+    publisher.close()
+
+
+class Subscriber:
+    """A router's end: each number and batch that has come, as it was sent."""
+
+    def __init__(self, endpoint: str, kind: int = zmq.SUB) -> None:
+        self.socket = zmq.Context.instance().socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        if kind == zmq.SUB:
+            self.socket.setsockopt(zmq.SUBSCRIBE, TOPIC.encode())
+        self.socket.connect(endpoint)
+
+    def take(self) -> tuple[int, bytes]:
+        topic, number, payload = self.socket.recv_multipart()
+        assert topic == TOPIC.encode()
+        return int.from_bytes(number, "big"), payload
+
+    def events(self) -> list[KVEvent]:
+        return list(msgspec.msgpack.decode(self.take()[1], type=KVEventBatch).events)
+
+
+def test_messages_are_as_vllm_sends_them(publisher: CachePublisher) -> None:
+    subscriber = Subscriber(publisher.endpoint)
+    assert subscriber.events() == [AllBlocksCleared()]
+    publisher.publish([stored(0, 1), stored(1, 3), BlockRemoved(block_hashes=[NAMES[2]])])
+    number, payload = subscriber.take()
+    assert number == 1
+    time_s, events, rank = msgspec.msgpack.decode(payload)
+    assert time_s > 1e9
+    assert rank == 0
+    assert events == [
+        {
+            "type": "BlockStored", "block_hashes": NAMES[:1], "parent_block_hash": None,
+            "token_ids": PROMPT[:4], "block_size": SIZE, "lora_id": None, "medium": "GPU",
+            "lora_name": None,
+        },
+        {
+            "type": "BlockStored", "block_hashes": NAMES[1:], "parent_block_hash": NAMES[0],
+            "token_ids": PROMPT[4:], "block_size": SIZE, "lora_id": None, "medium": "GPU",
+            "lora_name": None,
+        },
+        {"type": "BlockRemoved", "block_hashes": [NAMES[2]], "medium": "GPU"},
+    ]  # fmt: skip
+
+
+def test_who_comes_later_is_told_all_that_is_there(publisher: CachePublisher) -> None:
+    publisher.publish([AllBlocksCleared(), stored()])
+    for _ in range(2):  # of the same topic, too
+        watcher = CacheWatcher()
+        watcher.take(Subscriber(publisher.endpoint).events())
+        assert watcher.hashes == {*NAMES}
+
+
+def test_what_was_missed_is_sent_again(publisher: CachePublisher) -> None:
+    subscriber = Subscriber(publisher.endpoint)
+    subscriber.take()
+    sent = []
+    for event in (stored(0, 1), stored(1, 2), stored(2, 3)):
+        publisher.publish([event])
+        sent.append(subscriber.take())
+    assert publisher.replay_endpoint is not None
+    asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    for nonsense in ([b""], [b"", b"12"], [b"what", (0).to_bytes(8, "big")], [b"x" * 2000]):
+        asking.send_multipart(nonsense)
+    asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    asking.send_multipart([b"", (2).to_bytes(8, "big")])
+    for number, payload in sent[1:]:
+        again = [b"", TOPIC.encode(), number.to_bytes(8, "big"), payload]
+        assert asking.recv_multipart() == again
+    assert asking.recv_multipart() == [b"", b"", END, b""]
+
+
+def test_a_bad_endpoint_is_refused(publisher: CachePublisher) -> None:
+    for endpoint, replay in ((publisher.endpoint, None), ("tcp://127.0.0.1:*", publisher.endpoint)):
+        with pytest.raises(ConfigError, match="in use"):
+            CachePublisher(endpoint, replay, TOPIC)
+
+
+def test_the_oldest_batches_are_not_kept() -> None:
+    buffer = ReplayBuffer(max_batches=3, max_bytes=10)
+    for i in range(5):
+        assert buffer.add(bytes([i])) == i
+    assert [number for number, _ in buffer.since(0)] == [2, 3, 4]
+    assert list(buffer.since(4)) == [(4, b"\4")]
+    buffer.add(b"x" * 9)
+    assert buffer.first_number == 4
+    buffer.add(b"x" * 11)
+    assert buffer.first_number == buffer.next_number == 7
+
+
+def test_batches_are_small_enough_for_a_router() -> None:
+    removed: list[KVEvent] = [BlockRemoved(block_hashes=[NAMES[0]])] * 2500
+    assert [len(batch) for batch in batches(removed)] == [1024, 1024, 452]
+    long = msgspec.structs.replace(stored(), token_ids=[1] * 700_000)
+    assert [len(batch) for batch in batches([long] * 5)] == [2, 2, 1]
+    assert list(batches([])) == []
+
+
+def test_a_mirror_tells_each_block_behind_the_one_before_it() -> None:
+    mirror = CacheMirror()
+    host = [msgspec.structs.replace(stored(i, i + 1), medium="CPU") for i in range(3)]
+    on_device = BlockRemoved(block_hashes=NAMES)
+    # From the last on, as blocks are evicted.
+    for event in (stored(0, 1), stored(1, 3), host[2], host[1], host[0], on_device):
+        mirror.note(event)
+    assert list(mirror.told_anew()) == [AllBlocksCleared(), *host]
+    mirror.note(AllBlocksCleared())
+    assert list(mirror.told_anew()) == [AllBlocksCleared()]

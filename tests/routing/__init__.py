@@ -1,0 +1,1 @@
+"""Routing is pure: replicas are states that it is told, and time is a number."""

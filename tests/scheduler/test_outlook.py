@@ -1,0 +1,77 @@
+"""What an engine tells those who choose among several: its forecasts come true."""
+
+import pytest
+
+from legato.core.replica_state import ReplicaState
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from tests.scheduler.harness import Harness
+from tests.scheduler.step_times import calibrate
+
+MAX_MODEL_LEN = 1200
+COSTS = StepCosts(step_s=0.01, decode_row_s=0.001, row_s=(0.0002,) * 5, area_s=1e-7, sample_s=1e-4)
+
+
+def loaded(num_streams: int, num_waiting: int, itl_s: float = 0.1) -> Harness:
+    """Streams that run, and prompts that wait."""
+    harness = Harness(
+        budget=256,
+        max_num_seqs=num_streams + num_waiting + 1,
+        num_blocks=4000,
+        max_model_len=MAX_MODEL_LEN,
+        step_time=StepTimeModel(calibrate(COSTS, MAX_MODEL_LEN)),
+        step_time_s=lambda plan: COSTS.seconds(StepShape.of(plan)),
+        itl_slo_s=itl_s,
+    )
+    for i in range(num_streams):
+        harness.add(f"stream {i}", 40, 1000)
+    for _ in range(20):
+        harness.step()
+    for i in range(num_waiting):
+        harness.add(f"waiting {i}", 300, 200)
+    return harness
+
+
+def served_ttft_s(harness: Harness, num_tokens: int) -> float:
+    """Of a request that comes now."""
+    since_s = harness.clock()
+    harness.add("late", num_tokens, 10)
+    while not harness.token_times_s["late"]:
+        harness.step()
+    return harness.token_times_s["late"][0] - since_s
+
+
+@pytest.mark.parametrize(("num_streams", "num_waiting"), [(0, 0), (12, 0), (12, 9), (0, 9)])
+@pytest.mark.parametrize("num_tokens", [50, 900])
+def test_a_request_that_comes_is_served_when_it_was_forecast(
+    num_streams: int, num_waiting: int, num_tokens: int
+) -> None:
+    harness = loaded(num_streams, num_waiting)
+    state = harness.scheduler.state(harness.clock())
+    assert (state.num_running, state.num_waiting) == (num_streams, num_waiting)
+    actual_s = served_ttft_s(harness, num_tokens)
+    assert state.ttft_s(num_tokens) == pytest.approx(actual_s, rel=0.35, abs=0.03)
+
+
+def test_the_next_gap_is_as_forecast_and_grows_with_the_streams() -> None:
+    states = []
+    for num_streams in (1, 12):
+        harness = loaded(num_streams, 0)
+        states.append(harness.scheduler.state(harness.clock()))
+        begun_s = harness.clock()
+        harness.step()
+        assert states[-1].itl_s == pytest.approx(harness.clock() - begun_s, rel=0.2)
+    assert states[0].itl_s < states[1].itl_s
+
+
+def test_asking_changes_nothing_and_an_engine_that_knows_nothing_says_so() -> None:
+    harness = Harness()
+    before = harness.scheduler.state(0.0)
+    assert before == ReplicaState(num_blocks=64, num_free_blocks=64, block_size=4)
+    harness.add("a", 40)
+    harness.step()
+    state = harness.scheduler.state(harness.clock())
+    assert state.num_free_blocks < 64
+    assert [tenant.name for tenant in state.tenants] == ["default"]
+    harness.drain()
