@@ -28,14 +28,14 @@ class Embedding(nn.Module):
         super().__init__()
         num_rows = part_size(vocab_size, communicator.size)
         self._communicator = communicator
-        self._first = communicator.rank * num_rows
+        self.first = communicator.rank * num_rows
         self.weight = nn.Parameter(empty(num_rows, hidden_size), requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 to a new tensor [T, E]."""
         if self._communicator.size == 1:
             return F.embedding(input_ids, self.weight)
-        rows = input_ids - self._first
+        rows = input_ids - self.first
         is_own = (rows >= 0) & (rows < len(self.weight))
         found = F.embedding(rows.where(is_own, 0), self.weight)
         return self._communicator.sum(found.where(is_own[:, None], 0))
@@ -91,6 +91,11 @@ class Decoder(nn.Module):
     def num_part_tokens(self) -> int:
         """Whose logits this rank computes, padding among them."""
         return len(self.embed_tokens.weight)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """In which the ranks' parts of a layer are added up."""
+        return self.dtype
 
     @property
     def dtype(self) -> torch.dtype:

@@ -72,7 +72,7 @@ def load_model(
 
     Args:
         kernels: what native layers run on; None takes PyTorch's, which compute with quantized
-            weights as with others. Native layers are for a whole model.
+            weights as with others.
         communicator: to the other ranks; nothing is told them yet.
 
     Raises:
@@ -136,8 +136,7 @@ def _empty_model(
     communicator: Communicator,
 ) -> Model:
     if kernels is not None:
-        assert communicator.size == 1, "native layers are not divided"
-        return NativeModel(spec, kernels)
+        return NativeModel(spec, kernels, communicator)
     kind = PackedDecoder if can_pack(dtype, device) else Decoder
     return kind(spec, dtype=dtype, device=device, communicator=communicator)
 

@@ -1,12 +1,32 @@
 """A rank's part of a model, computed together with the others'."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from legato.executor.ranks.agreement import Agreement, Exchange
-from legato.model.base import StepAttention
-from legato.model.decoder import Decoder
+from legato.model.base import Model, StepAttention
+from legato.model.spec import DecoderSpec
+
+
+class Part(Model, Protocol):
+    """What a rank has of a model.
+
+    Attributes:
+        spec: of the part.
+        num_part_tokens: whose logits it computes, padding among them.
+        sum_dtype: in which parts of a layer are added up.
+    """
+
+    @property
+    def spec(self) -> DecoderSpec: ...
+
+    @property
+    def num_part_tokens(self) -> int: ...
+
+    @property
+    def sum_dtype(self) -> torch.dtype: ...
 
 
 class DividedModel:
@@ -16,7 +36,7 @@ class DividedModel:
         own: this rank's part, with `agreement` for its communicator.
     """
 
-    def __init__(self, own: Decoder, agreement: Agreement) -> None:
+    def __init__(self, own: Part, agreement: Agreement) -> None:
         self.own = own
         self._agreement = agreement
 
@@ -34,7 +54,10 @@ class DividedModel:
         """
         shape = len(input_ids), self.own.spec.hidden_size
         num_run = self.own.spec.num_layers if num_layers is None else num_layers
-        exchanges = [Exchange("sum", shape, self.own.dtype)] * (1 + 2 * num_run)
+        exchanges = [
+            Exchange("sum", shape, self.own.dtype),  # of the embedding
+            *[Exchange("sum", shape, self.own.sum_dtype)] * (2 * num_run),
+        ]
 
         def compute() -> torch.Tensor:
             return self.own.forward(input_ids, positions, begin(), num_layers=num_layers)
