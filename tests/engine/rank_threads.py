@@ -17,14 +17,14 @@ class _Thread:
     """What stands for a `Popen`."""
 
     def __init__(self, fd: int) -> None:
-        channel = Channel(socket.socket(fileno=fd), FromLead)
-        self._thread = threading.Thread(target=self._run, args=(channel,), daemon=True)
+        sock = socket.socket(fileno=fd)
+        self._thread = threading.Thread(target=self._run, args=(sock,), daemon=True)
         self._thread.start()
 
-    def _run(self, channel: Channel) -> None:
-        with channel._socket:
+    def _run(self, sock: socket.socket) -> None:
+        with sock:
             try:
-                _follow(channel)
+                _follow(Channel(sock, FromLead), sock)
             except (ChannelClosedError, RankLostError):
                 return
 

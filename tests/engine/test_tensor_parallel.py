@@ -1,7 +1,7 @@
 """A model that is divided among ranks, under the whole engine."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.startup.build import build_engine
 from legato.model.decoder import Embedding
 from legato.model.layers import DecoderLayer
+from legato.model.native import native_instructions
 from tests.engine.rank_threads import ranks_are_threads  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("ranks_are_threads")
 
 BLOCK_BYTES = 16 * 2 * 2 * 4 * 16 * 4
+POISON = 321
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=9),
     "seeded": SamplingParams(temperature=1.0, max_tokens=7, seed=7),
@@ -38,12 +40,17 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whose vocabulary does not divide by four."""
+    return saved(tmp_path_factory.mktemp("divided"))
+
+
+def saved(folder: Path, **changes: int) -> Path:
+    """A model whose vocabulary does not divide by four."""
+    sizes = {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 4, **changes}
     config = LlamaConfig(
-        vocab_size=322, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=16,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256,
-        attention_bias=True, mlp_bias=True,
+        vocab_size=322, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        max_position_embeddings=256, attention_bias=True, mlp_bias=True,
     )  # fmt: skip
+    config.update(sizes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
@@ -51,22 +58,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             torch.nn.init.normal_(parameter, mean=float(parameter.mean() > 0.5), std=0.3)
         else:
             torch.nn.init.normal_(parameter, std=0.15)
-    folder = tmp_path_factory.mktemp("divided")
     model.save_pretrained(folder)
     return folder
 
 
-def engine_of(checkpoint: Path, num_ranks: int, **cache: int) -> EngineLoop:
-    cache = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, **cache}
+def engine_of(
+    checkpoint: Path, num_ranks: int, dtype: str = "float32", kernels: str = "torch", **cache: int
+) -> EngineLoop:
+    cache = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, "block_size": 16, **cache}
     return build_engine(
         EngineConfig(
             model=ModelConfig(
                 model=str(checkpoint),
-                dtype="float32",
-                kernels="torch",
+                dtype=dtype,
+                kernels=kernels,
                 tensor_parallel_size=num_ranks,
             ),
-            cache=CacheConfig(block_size=16, **cache),
+            cache=CacheConfig(**cache),
             scheduler=SchedulerConfig(max_num_batched_tokens=50),
         )
     )[0]
@@ -159,21 +167,12 @@ def test_a_request_that_a_rank_cannot_compute_ends_alone(
     monkeypatch: pytest.MonkeyPatch,
     ranks: tuple[int, ...],
 ) -> None:
-    forward = Embedding.forward
-    poison = 321
-    assert poison not in chain.from_iterable([*whole.values(), *prompts_of(requests())])
-
-    def poisoned(embedding: Embedding, input_ids: torch.Tensor) -> torch.Tensor:
-        rows = forward(embedding, input_ids)
-        if embedding._communicator.rank in ranks and (input_ids == poison).any():
-            raise ValueError("boom")
-        return rows
-
+    assert POISON not in chain.from_iterable([*whole.values(), *prompts_of(requests())])
     engine = engine_of(checkpoint, 2)
-    monkeypatch.setattr(Embedding, "forward", poisoned)
+    monkeypatch.setattr(Embedding, "forward", poisoned_on(ranks))
     broken = AddRequest(
         request_id="broken",
-        prompt_token_ids=token_array([5, poison, 6]),
+        prompt_token_ids=token_array([5, POISON, 6]),
         params=SETTINGS["greedy"],
     )
     found = run(engine, [*requests()[:2], broken, *requests()[2:]])
@@ -181,6 +180,32 @@ def test_a_request_that_a_rank_cannot_compute_ends_alone(
     assert output.finish_reason is FinishReason.ERROR
     assert "boom" in (output.error or "")
     assert tokens(found) == whole
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
+def test_native_kernels_compute_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one rank but for the order of sums; and a part that fails is none of the neighbours'."""
+    sizes = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = saved(tmp_path, **sizes, intermediate_size=128)
+    kernels = native_instructions()[0]
+    asked = request("scored", SETTINGS["scored"], num_tokens=70)
+    scores = []
+    for num_ranks in (1, 2):
+        engine = engine_of(folder, num_ranks, "bfloat16", kernels, block_size=32)
+        parts = run(engine, [asked])["scored"]
+        entries = chain.from_iterable(output.prompt_logprobs or () for output in parts)
+        scores.append([entry.logprob for entry in entries])
+    assert len(scores[0]) == 69
+    assert scores[1] == pytest.approx(scores[0], abs=0.25)
+    monkeypatch.setattr(Embedding, "forward", poisoned_on((1,)))
+    broken = AddRequest(
+        request_id="broken",
+        prompt_token_ids=token_array([5, POISON, 6]),
+        params=SETTINGS["greedy"],
+    )
+    found = run(engine, [broken, request("sound", SETTINGS["greedy"])])
+    assert found["broken"][-1].finish_reason is FinishReason.ERROR
+    assert len(tokens(found)["sound"]) == 9
 
 
 def test_a_part_that_is_damaged_is_refused_by_whoever_reads_it(
@@ -198,6 +223,19 @@ def test_a_part_that_is_damaged_is_refused_by_whoever_reads_it(
 def test_what_cannot_be_divided_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"tensor-parallel-size takes 1, 2, 4 for this model"):
         engine_of(checkpoint, 3)
+
+
+def poisoned_on(ranks: tuple[int, ...]) -> Callable[[Embedding, torch.Tensor], torch.Tensor]:
+    """`Embedding.forward` that raises at a token."""
+    forward = Embedding.forward
+
+    def poisoned(embedding: Embedding, input_ids: torch.Tensor) -> torch.Tensor:
+        rows = forward(embedding, input_ids)
+        if embedding._communicator.rank in ranks and (input_ids == POISON).any():
+            raise ValueError("boom")
+        return rows
+
+    return poisoned
 
 
 def prompts_of(events: Sequence[AddRequest]) -> list[Sequence[int]]:

@@ -98,8 +98,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         Count,
         Flag(
-            "ranks, each a process, among which every layer is divided; attention heads and MLP "
-            "must divide evenly. On a CPU alone",
+            "ranks, each a process, and a GPU where there are some, among which every layer is "
+            "divided; attention heads and MLP must divide evenly",
             metavar="RANKS",
         ),
     ] = 1

@@ -4,7 +4,7 @@ import msgspec
 
 from legato.core.config import EngineConfig
 from legato.engine.process.messages import EngineFailed
-from legato.executor.ranks.messages import Forward, Logits, Moves, RankReport
+from legato.executor.ranks.messages import RankReport, ToRank
 
 
 class BeRank(msgspec.Struct, frozen=True, tag=True):
@@ -12,6 +12,16 @@ class BeRank(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     rank: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """To a rank: meet the others, and see what room there is for a cache.
+
+    Attributes:
+        meeting_point: see `ProcessGroup.join`.
+    """
+
+    meeting_point: str
 
 
 class MakeCache(msgspec.Struct, frozen=True, tag=True):
@@ -25,19 +35,15 @@ class MakeCache(msgspec.Struct, frozen=True, tag=True):
     num_host_slots: int
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """To a rank: meet the others.
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    """From a rank: it has done what it was told of the start.
 
     Attributes:
-        meeting_point: see `ProcessGroup.join`.
+        cache_bytes: room for the cache, as of `RankPart.cache_bytes`; known once it has joined.
     """
 
-    meeting_point: str
+    cache_bytes: int = 0
 
 
-class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """From a rank: it has done what it was told of the start."""
-
-
-FromLead = BeRank | MakeCache | Join | Forward | Logits | Moves
+FromLead = BeRank | Join | MakeCache | ToRank
 FromRank = RankReady | EngineFailed | RankReport

@@ -1,10 +1,12 @@
 """The processes of all ranks but the first, as rank 0 has them."""
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -14,12 +16,17 @@ from legato.core.errors import ConfigError
 from legato.engine.process.channel import Channel, ChannelClosedError
 from legato.engine.process.engine_process import SHORT_SPIN
 from legato.engine.process.messages import EngineFailed
-from legato.engine.ranks.messages import BeRank, FromLead, FromRank
+from legato.engine.ranks.hang_up import on_hang_up
+from legato.engine.ranks.messages import BeRank, FromLead, FromRank, RankReady
 from legato.executor.ranks.messages import RankReport, ToRank
 from legato.model.communicator import RankLostError
 
+logger = logging.getLogger(__name__)
+
 _PROGRAM = (sys.executable, "-m", "legato.engine.ranks.main")
 _KILL_TIMEOUT_S = 2.0
+_GRACE_S = 1.0
+"""For this process to fail like the others, and to say why."""
 
 
 class RankProcesses:
@@ -31,7 +38,7 @@ class RankProcesses:
 
     def __init__(self, config: EngineConfig) -> None:
         self._channels: list[Channel] = []
-        sockets: list[socket.socket] = []
+        self._sockets = sockets = list[socket.socket]()
         processes: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end, sockets, processes)
         for rank in range(1, config.model.tensor_parallel_size):
@@ -52,7 +59,7 @@ class RankProcesses:
     def reports(self) -> list[RankReport]:
         return [_expected(channel, RankReport) for channel in self._channels]
 
-    def wait(self) -> None:
+    def wait(self) -> list[RankReady]:
         """Until each has done what it was told of the start.
 
         Raises:
@@ -60,10 +67,25 @@ class RankProcesses:
             RuntimeError: something else is.
             RankLostError: a process is gone.
         """
+        answers: list[RankReady] = []
         for channel in self._channels:
             answer = _received(channel)
             if isinstance(answer, EngineFailed):
                 raise (ConfigError if answer.is_user_error else RuntimeError)(answer.error)
+            answers.append(answer)
+        return answers
+
+    def end_process_when_one_is_lost(self) -> None:
+        """This one, whatever it waits for then, unless it gives them up itself."""
+        end = self._end
+
+        def leave() -> None:
+            time.sleep(_GRACE_S)
+            if end.alive:
+                logger.error("another rank is gone: this process ends with it")
+                os._exit(1)
+
+        on_hang_up(self._sockets, leave)
 
     def give_up(self) -> None:
         """End them."""

@@ -102,18 +102,15 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
 
 
 def _machinery(wanted: Wanted) -> Machinery:
-    is_divided = wanted.config.model.tensor_parallel_size > 1
-    if wanted.device.type == "cpu" and not is_divided:
-        return host_machinery(wanted)
-    if wanted.device.type == "cpu":
-        # Imported where it is asked for: torch.distributed takes a while.
+    is_on_cpu = wanted.device.type == "cpu"
+    if not is_on_cpu and find_spec("triton") is None:
+        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if wanted.config.model.tensor_parallel_size > 1:
         from legato.engine.startup.divided import divided_machinery
 
         return divided_machinery(wanted)
-    if is_divided:
-        raise ConfigError("a model is divided among ranks on a CPU alone: --device cpu")
-    if find_spec("triton") is None:
-        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if is_on_cpu:
+        return host_machinery(wanted)
     # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
     from legato.engine.startup.gpu import gpu_machinery
     from legato.gpu.device import CudaDevice

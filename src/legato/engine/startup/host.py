@@ -110,15 +110,22 @@ def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPa
 
 
 def native_kernels(
-    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_threads: int | None = None,
 ) -> NativeKernels | None:
-    """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
+    """What native layers run on; None where PyTorch's kernels are asked for, or have to do.
+
+    Args:
+        num_threads: None takes as many as PyTorch has.
+    """
     wanted = config.model.kernels
     if wanted == "torch":
         return None
-    reason = why_not_native(spec, dtype, device)
-    if config.model.tensor_parallel_size > 1:
-        reason = "they compute whole layers, which ranks have parts of"
+    reason = why_not_native(spec.part(config.model.tensor_parallel_size), dtype, device)
     if not reason and config.cache.block_size % BLOCK_MULTIPLE:
         reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
     known = native_instructions()
@@ -128,7 +135,9 @@ def native_kernels(
         if wanted == "auto" and (unbuilt := unbuilt_instructions()):
             names = ", ".join(unbuilt)
             logger.warning("no %s kernels were built: the compiler did not know how", names)
-        return NativeKernels(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
+        return NativeKernels(
+            num_threads or torch.get_num_threads(), known[0] if wanted == "auto" else wanted
+        )
     if wanted != "auto":
         raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
     logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)

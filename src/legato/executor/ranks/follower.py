@@ -1,4 +1,4 @@
-"""All ranks but the first: they do as they are told, one thing after the other."""
+"""All ranks but the first, on a CPU: they do as they are told, one thing after the other."""
 
 import logging
 
@@ -15,8 +15,8 @@ from legato.model.communicator import RankLostError
 logger = logging.getLogger(__name__)
 
 
-class Follower:
-    """A rank's part of the model and of the cache.
+class HostFollower:
+    """A `Follower` on a CPU: a rank's part of the model and of the cache.
 
     Args:
         num_host_slots: blocks that host memory is kept for.
@@ -30,12 +30,6 @@ class Follower:
         self._host_cache = HostCache(attention.blocks, num_host_slots)
 
     def do(self, message: ToRank) -> RankReport | None:
-        """Take part; returns what rank 0 waits to be told, where not all ranks could.
-
-        Raises:
-            RankLostError: another rank is gone.
-            Exception: blocks could not be copied, which nobody waits to be told.
-        """
         if isinstance(message, Moves):
             self._host_cache.move(message.moves)
             return None
@@ -52,7 +46,7 @@ class Follower:
             return RankReport(told, is_out_of_memory=isinstance(error, MemoryError))
         return None
 
-    def _compute(self, message: Forward | Logits) -> None:
+    def _compute(self, message: ToRank) -> None:
         match message:
             case Forward():
                 batch = message.batch
@@ -66,3 +60,5 @@ class Follower:
                 own = self._divided.own
                 rows = torch.zeros(num_rows, own.spec.hidden_size, dtype=own.dtype)
                 self._divided.compute_logits(rows)
+            case _:
+                raise TypeError(f"not for a rank on a CPU: {type(message).__name__}")

@@ -64,13 +64,35 @@ class Logits(msgspec.Struct, frozen=True, tag=True):
     num_rows: int
 
 
+class DeviceStep(msgspec.Struct, frozen=True, tag=True):
+    """On GPUs: compute a step from what the host tells the device of it, as it lies in memory.
+
+    Attributes:
+        num_rows, num_samples, has_chunks: the size that it is computed as.
+        words: int32.
+        table_changes: int64 [2, count].
+    """
+
+    num_rows: int
+    num_samples: int
+    has_chunks: bool
+    words: bytes
+    table_changes: bytes
+
+
+class RowLogits(msgspec.Struct, frozen=True, tag=True):
+    """On GPUs: multiply rows of the last step, int32, with the output projection."""
+
+    rows: bytes
+
+
 class Moves(msgspec.Struct, frozen=True, tag=True):
     """Copy blocks to and from host memory, in this order."""
 
     moves: tuple[BlockMove, ...]
 
 
-ToRank = Forward | Logits | Moves
+ToRank = Forward | Logits | DeviceStep | RowLogits | Moves
 
 
 class RankReport(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +104,19 @@ class RankReport(msgspec.Struct, frozen=True, tag=True):
 
     error: str | None = None
     is_out_of_memory: bool = False
+
+
+class Follower(Protocol):
+    """A rank but the first."""
+
+    def do(self, message: ToRank) -> RankReport | None:
+        """Take part; returns what rank 0 waits to be told, where not all ranks could.
+
+        Raises:
+            RankLostError: another rank is gone.
+            Exception: something failed that nobody waits to be told; the rank is of no more use.
+        """
+        ...
 
 
 class Followers(Protocol):
