@@ -225,6 +225,11 @@ def test_what_cannot_be_divided_is_refused(checkpoint: Path) -> None:
         engine_of(checkpoint, 3)
 
 
+def test_blocks_of_which_ranks_have_parts_are_not_moved() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-role .* --tensor-parallel-size"):
+        EngineConfig.of(model="it", kv_role="both", tensor_parallel_size=2)
+
+
 def poisoned_on(ranks: tuple[int, ...]) -> Callable[[Embedding, torch.Tensor], torch.Tensor]:
     """`Embedding.forward` that raises at a token."""
     forward = Embedding.forward

@@ -12,16 +12,19 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.engine.startup.host import host_machinery
 from legato.engine.startup.machinery import Machinery, Wanted
 from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
+from legato.engine.startup.transfers import cache_layout, make_transfers
 from legato.engine.startup.wanted import wanted_of, within_model
+from legato.model.checkpoint import Checkpoint
 from legato.model.loader import open_checkpoint
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato.transfer.protocol import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +39,13 @@ class EngineParts(Machinery):
     """
 
     config: EngineConfig
-    spec: DecoderSpec
+    checkpoint: Checkpoint
     max_model_len: int
     grammars: Grammars
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.checkpoint.spec
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -67,6 +74,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         logger.debug("%s: %s", name, value)
     engine = EngineLoop(scheduler, parts.kv, parts.executor, grammars=parts.grammars)
     engine.untaken = parts.untaken
+    if config.transfer.kv_role is not None:
+        engine.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, _layout(parts))
+        address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
+        info = msgspec.structs.replace(info, transfer=address)
     if known.is_doubtful:
         engine.recalibration = recalibration(parts, step_time)
     return engine, info
@@ -95,7 +106,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     return EngineParts(
         **vars(_machinery(wanted)),
         config=wanted.config,
-        spec=wanted.checkpoint.spec,
+        checkpoint=wanted.checkpoint,
         max_model_len=wanted.max_model_len,
         grammars=grammars,
     )
@@ -116,6 +127,12 @@ def _machinery(wanted: Wanted) -> Machinery:
     from legato.gpu.device import CudaDevice
 
     return gpu_machinery(wanted, CudaDevice(wanted.device))
+
+
+def _layout(parts: EngineParts) -> Layout:
+    return cache_layout(
+        parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
+    )
 
 
 def _describe(parts: EngineParts) -> EngineInfo:

@@ -39,7 +39,7 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         num_host_slots=kv.num_host_slots,
         grammar=wanted.grammar,
     )
-    return Machinery(part.model, cache, kv, executor, GPU_ROWS, "triton")
+    return Machinery(part.model, cache, kv, executor, part.program.blocks, GPU_ROWS, "triton")
 
 
 class GpuPart:

@@ -60,4 +60,4 @@ class GpuRank:
             num_host_slots=kv.num_host_slots,
             grammar=self._wanted.grammar,
         )
-        return Machinery(part.model, cache, kv, executor, GPU_ROWS, "triton")
+        return Machinery(part.model, cache, kv, executor, part.program.blocks, GPU_ROWS, "triton")

@@ -69,6 +69,7 @@ def host_machinery(wanted: Wanted) -> Machinery:
         cache,
         kv,
         executor,
+        attention.blocks,
         CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
         untaken_pages(config.cache, attention),

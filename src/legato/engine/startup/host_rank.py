@@ -95,7 +95,16 @@ class HostRank:
             grammar=wanted.grammar,
             followers=followers,
         )
-        return Machinery(model, cache, kv, executor, CPU_ROWS, self._kernels, self.untaken)
+        return Machinery(
+            model,
+            cache,
+            kv,
+            executor,
+            attention.blocks,
+            CPU_ROWS,
+            self._kernels,
+            self.untaken,
+        )
 
     @property
     def _torch_threads(self) -> int:
