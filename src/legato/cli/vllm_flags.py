@@ -89,9 +89,9 @@ _NOTES = {
         "tokenizer-mode tokenizer-revision skip-tokenizer-init"
     ),
     "the cache is a GPU's and the host's own; --swap-space is the latter": (
-        "kv-transfer-config kv-offloading-* ec-transfer-config "
-        "weight-transfer-config disable-hybrid-kv-cache-manager"
+        "kv-offloading-* ec-transfer-config weight-transfer-config disable-hybrid-kv-cache-manager"
     ),
+    "--kv-role says what an engine does for others, and what for itself": "kv-transfer-config",
     "they are --kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic": (
         "kv-events-config"
     ),

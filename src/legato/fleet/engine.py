@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from legato.core.block_hash import block_hashes
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
+from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
@@ -24,6 +25,7 @@ from legato.core.step_record import RequestSent
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.messages import KnowVocabulary
@@ -64,6 +66,7 @@ class FleetEngine:
 
     Attributes:
         num_restarts: replicas, and engines of theirs, that were lost.
+        tickets: none: clients do not choose replicas.
         activity: of what single steps hold, it tells nothing.
         pids: none of them are this machine's to look at.
     """
@@ -81,6 +84,7 @@ class FleetEngine:
     ) -> None:
         info = self.info = first.info.renamed(served_model_names)
         self.vocabulary = vocabulary
+        self.tickets = Tickets(TransferConfig(), None)
         self.num_restarts = 0
         self.pids: dict[str, int] = {}
         self.scheduler_config = config.scheduler
@@ -192,10 +196,16 @@ class FleetEngine:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
-            prompts, params, service=service, request_id=request_id, take=take
+            prompts,
+            params,
+            service=service,
+            request_id=request_id,
+            take=take,
+            kv_transfer=kv_transfer,
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002

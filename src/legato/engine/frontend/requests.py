@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.kv_transfer import FetchBlocks, KVTransfer
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -23,6 +24,7 @@ def build_requests(
     info: EngineInfo,
     eos_token_ids: tuple[int, ...],
     arrival_time_s: float,
+    kv_transfer: KVTransfer | None = None,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
 
@@ -33,6 +35,7 @@ def build_requests(
         request_id: unique; the engine's ids are this with the completion's index behind it.
         eos_token_ids: the model's, at which it ends its answer.
         arrival_time_s: on the machine's monotonic clock.
+        kv_transfer: what becomes of the prompt's blocks, which only one completion can send.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
@@ -59,6 +62,7 @@ def build_requests(
             service=service,
             eos_token_ids=eos_token_ids,
             arrival_time_s=arrival_time_s,
+            kv_transfer=kv_transfer if index == 0 or isinstance(kv_transfer, FetchBlocks) else None,
         )
         for index in range(params.n)
     ]

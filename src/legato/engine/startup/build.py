@@ -12,15 +12,18 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.engine.startup.host import host_machinery
 from legato.engine.startup.machinery import Machinery, Wanted
 from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
+from legato.engine.startup.transfers import cache_layout, make_transfers
+from legato.model.checkpoint import Checkpoint
 from legato.model.loader import open_checkpoint, resolve_dtype
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato.transfer.protocol import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +38,13 @@ class EngineParts(Machinery):
     """
 
     config: EngineConfig
-    spec: DecoderSpec
+    checkpoint: Checkpoint
     max_model_len: int
     grammars: Grammars
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.checkpoint.spec
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -66,6 +73,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         logger.debug("%s: %s", name, value)
     engine = EngineLoop(scheduler, parts.kv, parts.executor, grammars=parts.grammars)
     engine.untaken = parts.untaken
+    if config.transfer.kv_role is not None:
+        engine.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, _layout(parts))
+        address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
+        info = msgspec.structs.replace(info, transfer=address)
     if known.is_doubtful:
         engine.recalibration = recalibration(parts, step_time)
     return engine, info
@@ -108,7 +119,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     return EngineParts(
         **vars(_machinery(wanted)),
         config=resolved,
-        spec=checkpoint.spec,
+        checkpoint=checkpoint,
         max_model_len=max_model_len,
         grammars=grammars,
     )
@@ -143,6 +154,12 @@ def resolve_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda was asked for, but torch sees no CUDA device")
     return torch.device(wanted)
+
+
+def _layout(parts: EngineParts) -> Layout:
+    return cache_layout(
+        parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
+    )
 
 
 def _describe(parts: EngineParts) -> EngineInfo:

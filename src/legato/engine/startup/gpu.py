@@ -72,7 +72,7 @@ def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
         num_host_slots=kv.num_host_slots,
         grammar=wanted.grammar,
     )
-    return Machinery(model, cache, kv, executor, GPU_ROWS, "triton")
+    return Machinery(model, cache, kv, executor, program.blocks, GPU_ROWS, "triton")
 
 
 def _check(config: EngineConfig) -> None:

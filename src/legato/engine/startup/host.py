@@ -87,6 +87,7 @@ def host_machinery(wanted: Wanted) -> Machinery:
         cache,
         kv,
         executor,
+        attention.blocks,
         CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
         _untaken(config.cache, attention),

@@ -65,6 +65,7 @@ class Machinery:
 
     Attributes:
         cache: what the cache keeps of each token.
+        blocks: the cache, [layers, 2, num_blocks, numbers of a block].
         rows: what batches are padded to.
         kernels: the native ones' set of instructions, "torch", or a GPU's "triton".
         untaken: what of the cache's memory may be taken while there is nothing to do.
@@ -74,6 +75,7 @@ class Machinery:
     cache: CacheSpec
     kv: KVCacheManager
     executor: Executor
+    blocks: torch.Tensor
     rows: RowCounts
     kernels: str
     untaken: UntakenPages | None = None
