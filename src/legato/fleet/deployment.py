@@ -13,6 +13,7 @@ from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
 from legato.fleet.config import FleetConfig
+from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
@@ -39,6 +40,8 @@ class ReplicaDeployment:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, config: bytes, simulate: str | None
     ) -> None:
+        check_reach()
+        open_on_this_node()
         replica_id = serve.get_replica_context().replica_id.unique_id
         engine_config = unpacker(EngineConfig).decode(config)
         self._classes = engine_config.scheduler.classes.values()

@@ -4,19 +4,17 @@ connections: `serve run legato.fleet:app`."""
 import time
 from typing import Any
 
-import msgspec
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from legato.core.config import EngineConfig, engine_parts
-from legato.core.config_fields import Config
-from legato.core.errors import ConfigError
+from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.config import FleetConfig
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
+from legato.fleet.exposure import check_reach, open_on_this_node
+from legato.fleet.settings import fleet_settings
 from legato.model.source import configured_source
 from legato.model.text_source import text_source
 from legato.server.app import create_app
@@ -56,6 +54,8 @@ class FrontDoor:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
     ) -> None:
+        check_reach()
+        open_on_this_node()
         engine_config = unpacker(EngineConfig).decode(config)
         server_config = unpacker(ServerConfig).decode(server)
         source = configured_source(engine_config.model)
@@ -94,17 +94,12 @@ def app(settings: dict[str, Any]) -> Application:
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
-            with underscores, such as `replicas=4`.
+            with underscores, such as `replicas=4`; `api_key_file` is a path, of one key a line.
 
     Raises:
-        ConfigError: there is no such setting, or it has no such value.
+        ConfigError: as `fleet_settings`.
     """
-    left = dict(settings)
-    parts = {name: _taken(part, left) for name, part in engine_parts().items()}
-    server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)
-    if left:
-        raise ConfigError(f"no such setting: {', '.join(left)}")
-    config = EngineConfig(**parts)
+    config, server, fleet = fleet_settings(settings)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",
@@ -112,12 +107,3 @@ def app(settings: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
-
-
-def _taken(config: type[Config], settings: dict[str, Any]) -> Any:
-    """The part that is told of in settings, from which it is taken."""
-    own = {name: settings.pop(name) for name in config.__struct_fields__ if name in settings}
-    try:
-        return msgspec.convert(own, config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
