@@ -103,13 +103,15 @@ class Handovers:
         if not (num_tokens or is_over):
             return
         handover.num_sent = end
-        at_s = self._traffic.send(
-            handover.source.replica_id,
-            handover.target.replica_id,
-            num_tokens * self._token_bytes,
-            now_s,
+        num_bytes = num_tokens * self._token_bytes
+        source_id, target_id = handover.source.replica_id, handover.target.replica_id
+        at_s = self._traffic.send(source_id, target_id, num_bytes, now_s)
+        arrived = BlocksArrived(
+            request_id=hold.request_id,
+            num_tokens=end,
+            read_s=self._traffic.busy_s(num_bytes),
+            is_over=is_over,
         )
-        arrived = BlocksArrived(request_id=hold.request_id, num_tokens=end, is_over=is_over)
         self._on_arrived(handover.target, arrived, at_s)
         if is_over:
             self._close(hold.request_id)
