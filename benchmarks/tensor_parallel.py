@@ -76,7 +76,8 @@ class Steps:
 
     Attributes:
         took: each step so far; key its kind.
-        memory_mib: of each rank's process, rank 0's first, without pages of files.
+        memory_mib: of each rank's process, without pages of files; first what rank 0's, which has
+            other engines too, grew by.
         kernels: that the engine found.
     """
 
@@ -100,7 +101,8 @@ class Steps:
         self._steps.fill(max(_NUM_DECODES) * _CONTEXT, prompt=_PROMPT, chunk=_PROMPT)
         kinds: dict[str, Callable[[], float]] = {f"prefill of {_PROMPT}": self._prefill}
         for count in _NUM_DECODES:
-            kinds[f"{count} decodes"] = lambda count=count: self._decode(count)
+            name = "1 decode" if count == 1 else f"{count} decodes"
+            kinds[name] = lambda count=count: self._decode(count)
         self._kinds = kinds
         self.took: dict[str, list[Took]] = {kind: [] for kind in kinds}
 
@@ -144,6 +146,9 @@ def main() -> None:
         for each in steps.values():
             each.run()
     console.print(_table(steps))
+    for way, each in steps.items():
+        memory = ", ".join(map(str, each.memory_mib))
+        console.print(f"{each.kernels}, {way.num_ranks} ranks: {memory} MiB, the cache among it")
     path = Path("out") / "tensor_parallel.png"
     path.parent.mkdir(exist_ok=True)
     _plot(steps, path)
@@ -196,18 +201,19 @@ def _own_mib(process: psutil.Process) -> int:
 
 
 def _table(steps: dict[Way, Steps]) -> Table:
-    kinds = [*next(iter(steps.values())).took]
-    table = Table("kernels", "ranks", *kinds, "MiB a process, the cache among it")
+    table = Table("kernels", "ranks", "step", "ms", "to the first", "ms of exchange")
     for way, each in steps.items():
         first = next(other for known, other in steps.items() if known.kernels == way.kernels)
-        cells = []
-        for kind in kinds:
-            took, usual = each.median(kind), first.median(kind)
-            exchange = f", {1000 * took.exchange_s:.1f} exchange" if way.num_ranks > 1 else ""
-            ratio = took.seconds / usual.seconds
-            cells.append(f"{1000 * took.seconds:.1f} ms ({ratio:.2f}){exchange}")
-        memory = ", ".join(map(str, each.memory_mib))
-        table.add_row(each.kernels, str(way.num_ranks), *cells, memory)
+        for kind in each.took:
+            took = each.median(kind)
+            table.add_row(
+                each.kernels,
+                str(way.num_ranks),
+                kind,
+                f"{1000 * took.seconds:.1f}",
+                f"{took.seconds / first.median(kind).seconds:.2f}",
+                f"{1000 * took.exchange_s:.1f}" if way.num_ranks > 1 else "",
+            )
     return table
 
 
