@@ -16,6 +16,7 @@ from legato.fleet.config import FleetConfig
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
+from legato.routing.scaling import SLOWER_S, SOONER_S
 
 REPLICAS = "replicas"
 """What the deployment is called."""
@@ -25,7 +26,6 @@ _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0
 """The longest that a replica goes on for what it has when it is to end."""
 _LOOK_EVERY_S = 0.5
-_SLOWER_S, _SOONER_S = 300.0, 10.0
 
 
 class ReplicaDeployment:
@@ -78,8 +78,8 @@ def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
                 min_replicas=fleet.replicas,
                 initial_replicas=fleet.replicas,
                 max_replicas=fleet.max_replicas,
-                upscale_delay_s=_SOONER_S,
-                downscale_delay_s=_SLOWER_S,
+                upscale_delay_s=SOONER_S,
+                downscale_delay_s=SLOWER_S,
                 policy=AutoscalingPolicy(policy_function=keep_promises),
             )
         }
