@@ -6,6 +6,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
+from legato.routing.scaling import SLOWER_S, SOONER_S
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 
@@ -25,10 +26,10 @@ class FleetConfig(Config, frozen=True, kw_only=True):
     ] = None
     upscale_delay_s: Annotated[
         Seconds, Flag("how long promises must be in danger before more replicas are started")
-    ] = 10.0
+    ] = SOONER_S
     downscale_delay_s: Annotated[
         Seconds, Flag("how long fewer replicas must do before one is ended")
-    ] = 300.0
+    ] = SLOWER_S
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),
