@@ -152,8 +152,13 @@ class Replica:
 
     def _add(self, door_id: str, request: AddRequest, later_s: float) -> None:
         own_id = _own_id(door_id, request.request_id)
+        own = msgspec.structs.replace(
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+        )
         try:
-            check_request(request, self.info)
+            check_request(own, self.info)
+            if own_id in self._owners:
+                raise InvalidRequestError(f"there is a request {request.request_id!r} already")
             self._supervisor.check_running()
         except InvalidRequestError as error:
             ended = RequestOutput(
@@ -165,10 +170,7 @@ class Replica:
             self._tell(door_id, Missed(request_id=request.request_id))
             return
         self._owners[own_id] = door_id, request.request_id
-        arrival_time_s = request.arrival_time_s + later_s
-        self._supervisor.send(
-            msgspec.structs.replace(request, request_id=own_id, arrival_time_s=arrival_time_s)
-        )
+        self._supervisor.send(own)
 
     def _abort_all(self, door_id: str) -> None:
         for own_id in [one for one, owner in self._owners.items() if owner[0] == door_id]:
