@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from legato.core.config_fields import Config, Count, Flag
+from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
@@ -23,6 +23,12 @@ class FleetConfig(Config, frozen=True, kw_only=True):
             default="as many as --replicas",
         ),
     ] = None
+    upscale_delay_s: Annotated[
+        Seconds, Flag("how long promises must be in danger before more replicas are started")
+    ] = 10.0
+    downscale_delay_s: Annotated[
+        Seconds, Flag("how long fewer replicas must do before one is ended")
+    ] = 300.0
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),

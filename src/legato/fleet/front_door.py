@@ -7,7 +7,8 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
@@ -19,9 +20,9 @@ from legato.model.source import configured_source
 from legato.model.text_source import text_source
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
-from legato.server.http.middleware import Lifecycle
+from legato.server.http.middleware import REQUEST_ID, Lifecycle
 from legato.server.http.outlet import AsgiOutlet
-from legato.server.http_server import metrics_of
+from legato.server.http_server import begin_tracing, metrics_of
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
 
@@ -30,7 +31,10 @@ _DRAIN_S = 3600.0
 
 
 class BehindProxy:
-    """The application as a server that is not Legato's calls it."""
+    """The application as a server that is not Legato's calls it.
+
+    Ray's proxy gives each request an id, which is a header of it and of the answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -42,9 +46,18 @@ class BehindProxy:
                 await send({"type": f"lifespan.{done}.complete"})
             return
         scope.setdefault("state", {})["received_s"] = time.monotonic()
-        outlet = AsgiOutlet(send)
+        outlet = AsgiOutlet(_without_id(send))
         outlet.put_into(scope)
         await self._app(scope, receive, outlet.send)
+
+
+def _without_id(send: Send) -> Send:
+    async def send_without_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            del MutableHeaders(scope=message)[REQUEST_ID]
+        await send(message)
+
+    return send_without_id
 
 
 @serve.ingress()
@@ -68,6 +81,7 @@ class FrontDoor:
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
+            is_only_door=False,
         )
         await self._text.serve(
             Serving(
@@ -77,6 +91,7 @@ class FrontDoor:
             )
         )
         metrics = metrics_of(self._engine, server_config)
+        self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
         self._behind_proxy = BehindProxy(app)
 

@@ -34,9 +34,15 @@ def serve_fleet(
     """Start the replicas, and serve them as one until a signal comes; otherwise as `serve`.
 
     Raises:
-        ConfigError: as `serve`; or Ray is missing, or has no room for the replicas.
+        ConfigError: as `serve`; or Ray is missing, or has no room for the replicas, or what is
+            asked for is one engine's.
     """
     check_ray()
+    if config.kv_events_endpoint is not None:
+        raise ConfigError(
+            "kv_events_endpoint is one engine's, for routers in front of several: a fleet follows "
+            "its replicas' caches itself"
+        )
     with running_replicas(engine_config, fleet) as replicas:
         start = partial(_start, engine_config, config, fleet, replicas)
         return serve(engine_config, config, on_ready=on_ready, start_engine=start)
@@ -97,4 +103,5 @@ async def _start(
         text,
         served_model_names=config.served_model_names,
         routing=fleet.routing,
+        is_only_door=True,
     )

@@ -11,6 +11,16 @@ from legato.core.errors import ConfigError
 from legato.fleet.config import FleetConfig
 from legato.server.config import ServerConfig
 
+_PROXY, _ONE_ENGINE = "of Ray Serve's proxies", "of one engine, for routers in front of several"
+_NOT_HERE = {
+    "host": _PROXY,
+    "port": _PROXY,
+    "ray_address": "of the cluster that this runs on",
+    "kv_events_endpoint": _ONE_ENGINE,
+    "kv_events_replay_endpoint": _ONE_ENGINE,
+}
+"""Key a setting that has no place behind proxies; value whose it is."""
+
 
 class FleetSettings(NamedTuple):
     """All of them."""
@@ -27,9 +37,11 @@ def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
         settings: as of `legato.fleet.app`.
 
     Raises:
-        ConfigError: there is no such setting, or it has no such value, or the file of keys cannot
-            be read.
+        ConfigError: there is no such setting, or it has no such value, or Ray's proxies decide it;
+            or the file of keys cannot be read.
     """
+    if elsewhere := [name for name in settings if name in _NOT_HERE]:
+        raise ConfigError(f"{', '.join(elsewhere)}: {_NOT_HERE[elsewhere[0]]}")
     left = dict(settings)
     if "api_key_file" in left:
         left["api_keys"] = (*left.get("api_keys", ()), *_keys(left.pop("api_key_file")))
