@@ -238,8 +238,13 @@ class Replica:
 
     def _add(self, door_id: str, request: AddRequest, later_s: float) -> None:
         own_id = _own_id(door_id, request.request_id)
+        own = msgspec.structs.replace(
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+        )
         try:
-            check_request(request, self.info)
+            check_request(own, self.info)
+            if own_id in self._owners:
+                raise InvalidRequestError(f"there is a request {request.request_id!r} already")
             self._supervisor.check_running()
         except InvalidRequestError as error:
             ended = RequestOutput(
@@ -251,10 +256,7 @@ class Replica:
             self._tell(door_id, Missed(request_id=request.request_id))
             return
         self._owners[own_id] = door_id, request.request_id
-        arrival_time_s = request.arrival_time_s + later_s
-        self._supervisor.send(
-            msgspec.structs.replace(request, request_id=own_id, arrival_time_s=arrival_time_s)
-        )
+        self._supervisor.send(own)
 
     def _leave(self, door_id: str) -> None:
         """Forget a front door, and abort what it has here."""
