@@ -374,17 +374,23 @@ class FleetEngine:
         lost = [one for one, placed in self._placed.items() if placed.link is link]
         for request_id in lost:
             del self._placed[request_id]
-        for request_id in lost:
-            one = self._submissions.get(request_id)
-            if one is not None:
-                self._run_again(one, why)
+        unfinished = [one for one in map(self._submissions.get, lost) if one is not None]
+        num_rerun = sum(self._run_again(one, why) for one in unfinished)
+        if unfinished:
+            num_failed = len(unfinished) - num_rerun
+            logger.warning(
+                "replica %s had %d requests: %d of its requests are run elsewhere, and %d end",
+                link.replica_id, len(unfinished), num_rerun, num_failed,
+            )  # fmt: skip
 
-    def _run_again(self, one: Unfinished, why: str) -> None:
+    def _run_again(self, one: Unfinished, why: str) -> bool:
+        """Or end it with an error; whether it is run elsewhere."""
         if one.has_begun or one.request.is_rerun:
             self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return
+            return False
         one.request = msgspec.structs.replace(one.request, is_rerun=True)
         self._place(one.request)
+        return True
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
