@@ -480,19 +480,31 @@ class FleetEngine:
         lost = {one: placed for one, placed in self._placed.items() if placed.link is link}
         for request_id in lost:
             del self._placed[request_id]
-        for request_id, placed in lost.items():
-            one = self._submissions.get(request_id)
-            if one is not None:
-                self._run_again(one, placed, why)
+        unfinished = [
+            (one, placed)
+            for request_id, placed in lost.items()
+            if (one := self._submissions.get(request_id)) is not None
+        ]
+        num_rerun = sum(self._run_again(one, placed, why) for one, placed in unfinished)
+        if unfinished:
+            logger.warning(
+                "replica %s had %d requests: %d are run elsewhere, and %d end",
+                link.replica_id,
+                len(unfinished),
+                num_rerun,
+                len(unfinished) - num_rerun,
+            )
 
-    def _run_again(self, one: Unfinished, placed: _Placed, why: str) -> None:
+    def _run_again(self, one: Unfinished, placed: _Placed, why: str) -> bool:
+        """Or end it with an error; whether it is run elsewhere."""
         if one.has_begun or one.request.is_rerun:
             lost = _lost(one.request.request_id, placed, why)
             self.activity.records.publish([lost])
             self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return
+            return False
         one.request = msgspec.structs.replace(one.request, is_rerun=True)
         self._place(one.request)
+        return True
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
