@@ -8,8 +8,8 @@ import msgspec
 
 _BLOBS = (b"", b"\0" * 31, b"\xff" * 33)
 _LEAVES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64 - 1, math.nan, math.inf, -math.inf,
-    -0.5, 1e308, "", "a" * 4096, "\0", "é", [], {}, [None], {"type": "Exec"}, *_BLOBS,
+    None, True, -1, 0, 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64 - 1, math.nan, math.inf,
+    -math.inf, -0.5, 1e308, "", "a" * 4096, "\0", "é", [], {}, [None], {"type": "Exec"}, *_BLOBS,
 )  # fmt: skip
 
 

@@ -23,8 +23,7 @@ from legato.fleet.engine import FleetEngine
 from legato.fleet.messages import Brought, FromReplica, Sent
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
-from tests.fleet.in_process import InProcessReplicas, write_profile
-from tests.fleet.test_fleet_engine import joined, no_text
+from tests.fleet.in_process import InProcessReplicas, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled
 
@@ -119,7 +118,9 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
     """What runs elsewhere goes on, and what ran there ends, with an error or an answer."""
     replicas = Liar(CONFIG, write_profile(tmp_path))
     await asyncio.gather(replicas.add("bad"), replicas.add("good"))
-    engine = await FleetEngine.start(CONFIG, replicas, no_text(), routing=routing)
+    engine = await FleetEngine.start(
+        CONFIG, [replicas], no_text(), routing=routing, is_only_door=True
+    )
     try:
         await joined(engine, 2)
         replicas.is_lying = True

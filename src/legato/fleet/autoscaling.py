@@ -1,4 +1,7 @@
-"""How many replicas there are to be: what Ray Serve asks every few seconds."""
+"""How many replicas there are to be: what Ray Serve asks every few seconds.
+
+Where prefill and decode are apart, each pool is as large as its own strain asks for.
+"""
 
 from typing import TYPE_CHECKING, Any
 

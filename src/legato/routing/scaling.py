@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
+from legato.routing.request import Role
 
 SOONER_S, SLOWER_S = 10.0, 300.0
 """For how long more replicas are wanted, or fewer, before there are; by default."""
@@ -22,13 +23,16 @@ _UNPROMISED_WAITING = 8
 is about to be broken."""
 
 
-def strain(state: ReplicaState, classes: Iterable[SloClass]) -> float:
-    """Of one replica, which is at least 0."""
+def strain(state: ReplicaState, classes: Iterable[SloClass], role: Role = "both") -> float:
+    """Of one replica, which is at least 0.
+
+    One that only prefills promises nothing of gaps between tokens, which others send.
+    """
     shares: list[float] = []
     for slo in classes:
         if slo.ttft_s is not None:
             shares.append(state.delay_s / slo.ttft_s)
-        if slo.step_s is not None:
+        if slo.step_s is not None and role != "prefill":
             shares.append(state.itl_s / slo.step_s)
     return max(shares) if shares else state.num_waiting / _UNPROMISED_WAITING
 
