@@ -25,12 +25,13 @@ logger = logging.getLogger(__name__)
 class Transport:
     """Offers prompts to other engines, and fetches theirs.
 
-    All that takes time is done in a thread of its own. It listens from the start on.
+    All that takes time is done in a thread of its own. It listens from the start on, if at all.
 
     Args:
         mover: of the cache's memory; used by that thread alone from here on.
         memory: the cache.
         block_size: tokens of a block.
+        port: where it listens, 0 for any that is free; None where it only fetches.
         layout, key: as of `ExportService`.
         lease_s: as of `Exports`, and how long another engine may take for anything.
 
@@ -46,7 +47,7 @@ class Transport:
         block_size: int,
         layout: Layout,
         host: str,
-        port: int,
+        port: int | None,
         key: bytes,
         lease_s: float,
     ) -> None:
@@ -62,7 +63,7 @@ class Transport:
         self._thread = threading.Thread(target=self._loop.run_forever, name="transfer", daemon=True)
         self._thread.start()
         try:
-            self.port = self._wait_for(self._listen(host, port))
+            self.port = 0 if port is None else self._wait_for(self._listen(host, port))
         except OSError as error:
             self.close()
             raise ConfigError(

@@ -43,7 +43,7 @@ class Transfers:
 
     @property
     def port(self) -> int:
-        """Where other engines ask for blocks."""
+        """Where other engines ask for blocks; 0 where they cannot."""
         return self._transport.port
 
     @property
