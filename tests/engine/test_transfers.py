@@ -16,6 +16,8 @@ from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.stats import TransferStats
+from legato.core.step_record import BlocksFetched
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.startup.build import load_parts
@@ -37,6 +39,7 @@ class Engine(EngineLoop):
 
     Attributes:
         port: where others fetch blocks.
+        token_bytes: of a token's keys and values.
         kv: the cache.
         outputs: all that came; key request id.
     """
@@ -67,6 +70,7 @@ class Engine(EngineLoop):
             config.transfer, parts.kv, parts.blocks, layout, local_mover
         )
         self.port = self.transfers.port
+        self.token_bytes = parts.cache.token_bytes
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def close(self) -> None:
@@ -133,6 +137,11 @@ def fetched(
     return asked(request_id, prompt, kv_transfer=transfer)
 
 
+def transferred(engine: Engine) -> TransferStats:
+    assert engine.stats.transfer is not None
+    return engine.stats.transfer
+
+
 def run(*engines: Engine, until: Callable[[], bool]) -> None:
     ends_s = time.monotonic() + 30.0
     while not until():
@@ -156,12 +165,21 @@ def test_a_prompt_computed_elsewhere_goes_on_as_if_it_had_been_computed_here(
     prefill.go(sent("a"))
     run(prefill, until=lambda: prefill.end("a") is not None)
     assert not prefill.is_clean, "it is kept"
+    assert transferred(prefill).num_leases == 1
+    decode.set_recording(is_on=True)
     decode.go(fetched("a", prefill))
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
     last = decode.end("a")
     assert last is not None
     assert last.num_cached_tokens == 288, "18 of 19 blocks"
+    told = transferred(decode)
+    assert (told.num_fetched, told.num_recomputed) == (1, 0)
+    assert told.num_bytes == 288 * decode.token_bytes
+    assert told.read_s > 0.0
+    [record] = [r for r in decode.take_records() if isinstance(r, BlocksFetched)]
+    assert (record.num_tokens, record.num_wanted_tokens) == (288, 288)
+    assert record.begun_s < record.ended_s
     run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
 
 
@@ -257,6 +275,7 @@ def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
     last = decode.end("a")
     assert last is not None
     assert 0 < last.num_cached_tokens < 288
+    assert transferred(decode).num_recomputed == 1
     assert decode.is_clean
 
 
@@ -266,6 +285,8 @@ def test_what_nobody_fetches_is_given_up_when_its_lease_ends(prefill: Engine) ->
     ended_s = time.monotonic()
     run(prefill, until=lambda: prefill.is_clean)
     assert time.monotonic() - ended_s >= 0.5 * LEASE_S
+    told = transferred(prefill)
+    assert (told.num_leases, told.num_expired) == (0, 1)
 
 
 def test_a_decode_that_dies_half_way_leaves_nothing_behind(model: Path, prefill: Engine) -> None:
