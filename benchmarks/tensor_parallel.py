@@ -6,7 +6,7 @@
 The same steps run on each number of ranks in turn, round after round. Prints the median of each
 kind of step, its ratio to the first number of ranks, how much of it rank 0 spent on exchanges with
 the others, waiting for them included, and the memory of each rank's process that is its own.
-Ranks share the machine's cores, so that this shows what is paid for the memory. Without a model,
+On a CPU, ranks share the cores, so that this shows what is paid for the memory. Without a model,
 weights are random ones of a shape that four ranks can divide. Draws `out/tensor_parallel.png`.
 """
 
@@ -137,7 +137,11 @@ def main() -> None:
     counts = [int(count) for count in arguments.ranks.split(",")]
     ways = [Way(kernels, count) for kernels in arguments.kernels.split(",") for count in counts]
     with TemporaryDirectory(prefix="legato-shape-") as folder:
-        settings = {"model": arguments.model, "dtype": arguments.dtype}
+        settings = {
+            "model": arguments.model,
+            "dtype": arguments.dtype,
+            "device": "cpu",  # a GPU's exchanges are none of the host's time
+        }
         if arguments.model is None:
             (Path(folder) / "config.json").write_text(json.dumps(_SHAPE))
             settings |= {"model": folder, "load_format": "dummy"}

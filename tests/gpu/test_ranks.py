@@ -33,9 +33,9 @@ def engine_on_gpus(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPat
 
 
 def outputs_of(engine: EngineLoop) -> dict[str, tuple[list[int], list[float]]]:
-    """Tokens and prompt log probabilities; key a request."""
+    """Tokens, which are drawn so that any other embedding gives others; and log probabilities."""
     events = [
-        request("plain", [5, 20, 45, 80, 1, 2, 9], max_tokens=4),
+        request("plain", [5, 20, 45, 80, 1, 2, 9], max_tokens=5, temperature=2.0, seed=5),
         request("scored", [7, 96, 8], max_tokens=2, prompt_logprobs=0, temperature=1.0, seed=3),
     ]
     found: dict[str, tuple[list[int], list[float]]] = {e.request_id: ([], []) for e in events}
