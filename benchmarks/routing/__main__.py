@@ -1,6 +1,6 @@
 """What is it worth to send each request to the right replica? Four routings, one after the other.
 
-    python -m benchmarks.routing [--traffic azure conversations] [--seconds 150] [--rate 7]
+    python -m benchmarks.routing [--traffic azure conversations] [--seconds 160] [--rate 8]
                                  [--virtual --seeds 0 1 2 3] [--trace FILE] [--out out]
 
 Starts a fleet of replicas that compute nothing and whose steps last as a profile says, in real
@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.routing.fleets import Fleet, in_real_time, on_a_virtual_clock
 from benchmarks.routing.report import figures, plot, table
-from benchmarks.routing.traffic import MAX_MODEL_LEN, TRAFFIC
+from benchmarks.routing.traffic import MAX_MODEL_LEN, RATES_PER_S, TRAFFIC
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import print_table, progress_bar
 from legato.bench.report.page import render_page
@@ -106,9 +106,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--traffic", nargs="+", choices=list(TRAFFIC), default=list(TRAFFIC))
     parser.add_argument("--trace", type=Path, help="a file of requests instead of made-up ones")
     parser.add_argument("--routing", nargs="+", choices=_ROUTINGS, default=list(_ROUTINGS))
-    parser.add_argument("--seconds", type=float, default=150.0, help="in which requests come")
-    parser.add_argument("--warm-up", type=float, default=30.0, help="of these, not counted")
-    parser.add_argument("--rate", type=float, default=7.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=160.0, help="in which requests come")
+    parser.add_argument("--warm-up", type=float, default=40.0, help="of these, not counted")
+    parser.add_argument(
+        "--rate", type=float, help=f"requests a second (default: {RATES_PER_S}; a trace's own)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--virtual", action="store_true", help="on a virtual clock")
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -122,7 +124,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _workload(arguments: argparse.Namespace, case: Case) -> Workload:
     if not arguments.trace:
-        return TRAFFIC[case.traffic](arguments.seconds, arguments.rate, case.seed)
+        rate_per_s = arguments.rate or RATES_PER_S[case.traffic]
+        return TRAFFIC[case.traffic](arguments.seconds, rate_per_s, case.seed)
     return WorkloadChoice(
         source=str(arguments.trace),
         rate_per_s=arguments.rate,

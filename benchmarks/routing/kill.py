@@ -1,6 +1,6 @@
 """What becomes of every request when a replica is killed under load?
 
-    python -m benchmarks.routing.kill [--at 40] [--seconds 80] [--rate 7] [--out out]
+    python -m benchmarks.routing.kill [--at 40] [--seconds 80] [--rate 10] [--out out]
 
 Sends conversations to a fleet, and kills a replica with SIGKILL in the middle. Each request is
 counted once: it was answered with all its tokens, refused, or ended with an error that says that
@@ -84,7 +84,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=80.0, help="in which requests come")
     parser.add_argument("--at", type=float, default=40.0, help="when the replica is killed")
-    parser.add_argument("--rate", type=float, default=7.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--routing", choices=list(ROUTING_POLICIES), default="kept-promise")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"))
