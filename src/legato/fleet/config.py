@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from legato.core.config_fields import Config, Count, Flag
+from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
+from legato.routing.scaling import SLOWER_S, SOONER_S
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 
@@ -23,6 +24,12 @@ class FleetConfig(Config, frozen=True, kw_only=True):
             default="as many as --replicas",
         ),
     ] = None
+    upscale_delay_s: Annotated[
+        Seconds, Flag("how long promises must be in danger before more replicas are started")
+    ] = SOONER_S
+    downscale_delay_s: Annotated[
+        Seconds, Flag("how long fewer replicas must do before one is ended")
+    ] = SLOWER_S
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),

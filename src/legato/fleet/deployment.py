@@ -13,10 +13,10 @@ from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
 from legato.fleet.config import FleetConfig
+from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
-from legato.routing.scaling import SLOWER_S, SOONER_S
 
 REPLICAS = "replicas"
 """What the deployment is called."""
@@ -39,9 +39,10 @@ class ReplicaDeployment:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, config: bytes, simulate: str | None
     ) -> None:
+        check_reach()
+        open_on_this_node()
         replica_id = serve.get_replica_context().replica_id.unique_id
         engine_config = unpacker(EngineConfig).decode(config)
-        self._classes = engine_config.scheduler.classes.values()
         self._replica = await Replica.start(
             replica_id, engine_config, program=None if simulate is None else program(simulate)
         )
@@ -63,7 +64,9 @@ class ReplicaDeployment:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Likewise, for `keep_promises`."""
         state = self._replica.state
-        return {} if state is None else {STRAIN: strain(state, self._classes)}
+        if state is None:
+            return {}
+        return {STRAIN: strain(state, self._replica.classes.values())}
 
     async def __del__(self) -> None:
         await self._replica.close()
@@ -78,8 +81,8 @@ def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
                 min_replicas=fleet.replicas,
                 initial_replicas=fleet.replicas,
                 max_replicas=fleet.max_replicas,
-                upscale_delay_s=SOONER_S,
-                downscale_delay_s=SLOWER_S,
+                upscale_delay_s=fleet.upscale_delay_s,
+                downscale_delay_s=fleet.downscale_delay_s,
                 policy=AutoscalingPolicy(policy_function=keep_promises),
             )
         }

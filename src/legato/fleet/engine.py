@@ -5,32 +5,45 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
 from legato.core.block_hash import block_hashes
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
-from legato.core.outputs import RequestOutput
+from legato.core.kv_transfer import KVTransfer
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.stats import EngineStats, KeptPromise
-from legato.core.step_record import RequestSent
+from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
+from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, RequestSent
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
+from legato.engine.frontend.kv_tickets import Tickets
+from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
-from legato.engine.process.messages import KnowVocabulary
+from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
 from legato.fleet.link import Link
-from legato.fleet.messages import Brought, Joined, Lost, Missed, Tells
+from legato.fleet.messages import (
+    Begun,
+    Brought,
+    ChangeSettings,
+    Joined,
+    Lost,
+    Missed,
+    Tells,
+    ToReplica,
+)
+from legato.fleet.records import on_our_clock, output_on_our_clock
 from legato.fleet.replicas import Replicas
-from legato.fleet.totals import summed
+from legato.fleet.totals import Totals
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
 from legato.routing.request import RoutedRequest
@@ -43,12 +56,20 @@ _PAUSE_S = 0.5
 """Before it is tried again to be joined to a replica, and between looks whether one is empty."""
 _MOST_HASHED_TOKENS = 2**14
 """Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
+_MOST_TRIES = 3
+"""Replicas that a request is sent to, one after the other, where each refuses it."""
 
 
 class _Placed(msgspec.Struct):
-    """Where a request runs, and how many tokens have come of it."""
+    """Where a request runs.
+
+    Attributes:
+        refusals: by other replicas before; key replica id, value when to try it there again.
+        num_tokens: that have come of it.
+    """
 
     link: Link
+    refusals: dict[str, float]
     num_tokens: int = 0
 
 
@@ -56,15 +77,17 @@ class FleetEngine:
     """An `Engine` of many: each request is sent to the replica that the router chooses.
 
     Where a replica dies, requests of which nothing has come yet are sent to another, once; all
-    others end with an error.
+    others end with an error. What one refuses is sent to others before it is refused.
 
     Args:
         first: the replica that came first; all others must be like it.
         routing: a key of `ROUTING_POLICIES`.
+        is_only_door: whether no other front door uses the replicas, so that this one may change
+            their settings.
 
     Attributes:
         num_restarts: replicas, and engines of theirs, that were lost.
-        activity: of what single steps hold, it tells nothing.
+        tickets: none: clients do not choose replicas.
         pids: none of them are this machine's to look at.
     """
 
@@ -78,19 +101,26 @@ class FleetEngine:
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
+        is_only_door: bool,
     ) -> None:
         info = self.info = first.info.renamed(served_model_names)
         self.vocabulary = vocabulary
+        self.tickets = Tickets(TransferConfig(), None)
         self.num_restarts = 0
         self.pids: dict[str, int] = {}
         self.scheduler_config = config.scheduler
-        self.activity = Activity(lambda _: None, lambda _: None)
+        self.activity = Activity(
+            lambda is_on: self._tell_all(SetRecording(is_on)),
+            lambda is_on: self._tell_all(SetAnnouncing(is_on)),
+        )
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._replicas = replicas
         self._router = Router(routing, config.scheduler.tenant_weights)
+        self._is_only_door = is_only_door
         self._links: dict[str, Link] = {}  # key replica id
+        self._totals = Totals()
         self._placed: dict[str, _Placed] = {}  # key request id
         self._unplaced: dict[str, AddRequest] = {}  # likewise; they wait for a replica
         self._is_closed = False
@@ -115,6 +145,7 @@ class FleetEngine:
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
+        is_only_door: bool,
     ) -> "FleetEngine":
         """Wait until there is a replica.
 
@@ -137,6 +168,7 @@ class FleetEngine:
                 defaults,
                 served_model_names=served_model_names,
                 routing=routing,
+                is_only_door=is_only_door,
             )
         except BaseException:
             await first.close()
@@ -155,7 +187,12 @@ class FleetEngine:
     @property
     def stats(self) -> EngineStats:
         """Of all replicas together."""
-        return summed([link.stats for link in self._links.values()])
+        return self._totals.of([link.stats for link in self._links.values()])
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaStats]:
+        """The numbers of each replica; key its id."""
+        return {replica_id: link.replica_stats for replica_id, link in self._links.items()}
 
     @property
     def num_unfinished(self) -> int:
@@ -177,12 +214,22 @@ class FleetEngine:
         if not any(view.is_accepting for view in self._router.replicas.values()):
             raise EngineDeadError("no replica is ready", retry_after_s=_RETRY_AFTER_S)
 
-    def reconfigure(self, scheduler: SchedulerConfig) -> None:  # noqa: ARG002
-        """Raises `ConfigError`: replicas are replaced one by one, with other settings."""
-        raise ConfigError(
-            "the settings of a fleet are those that its replicas were started with; deploy it "
-            "again with others, and they are replaced one after the other"
-        )
+    def reconfigure(self, scheduler: SchedulerConfig) -> None:
+        """See `Engine.reconfigure`; it holds for all replicas, and for those that come.
+
+        Raises `ConfigError`, too, where there may be other front doors.
+        """
+        if not self._is_only_door:
+            raise ConfigError(
+                "the settings of replicas behind several front doors are those that they were "
+                "started with; deploy them again with others, and they are replaced one after the "
+                "other"
+            )
+        resolved_anew(scheduler, self.info, self.most_batched_tokens)
+        self.check_running()
+        self.scheduler_config = scheduler
+        self._tell_all(ChangeSettings(scheduler))
+        self._deliveries.promise(scheduler.classes)
 
     def submitted(
         self,
@@ -192,10 +239,16 @@ class FleetEngine:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
-            prompts, params, service=service, request_id=request_id, take=take
+            prompts,
+            params,
+            service=service,
+            request_id=request_id,
+            take=take,
+            kv_transfer=kv_transfer,
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
@@ -207,6 +260,10 @@ class FleetEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._replicas.close()
+
+    def _tell_all(self, message: ToReplica) -> None:
+        for link in self._links.values():
+            link.put(message)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -239,10 +296,9 @@ class FleetEngine:
         replica_id = link.replica_id
         logger.info("replica %s is there", replica_id)
         self._links[replica_id] = link
-        if self.vocabulary.num_ids:  # a caller may go without
-            link.put(KnowVocabulary(self.vocabulary))
-        if link.first_state is not None:
-            self._note_state(link, link.first_state)
+        self._introduce(link)
+        if link.state is not None:
+            self._note_state(link, link.state)
         parts = [
             asyncio.create_task(part)
             for part in (self._read(link), link.send_all(), self._drain(link))
@@ -257,18 +313,36 @@ class FleetEngine:
             await asyncio.gather(*parts, return_exceptions=True)
             await link.close()
             del self._links[replica_id]
+            self._totals.note_gone(link.stats)
             self.num_restarts += not link.line.is_to_end.is_set()
             self._leave(link, "the replica ended while it held this request")
+
+    def _introduce(self, link: Link) -> None:
+        """Tell a replica what all others have been told."""
+        if self.vocabulary.num_ids:  # a caller may go without
+            link.put(KnowVocabulary(self.vocabulary))
+        if self._is_only_door:
+            link.put(ChangeSettings(self.scheduler_config))
+        if self.activity.records.is_wanted:
+            link.put(SetRecording(True))
+        if self.activity.live.is_wanted:
+            link.put(SetAnnouncing(True))
 
     async def _read(self, link: Link) -> None:
         async for message in link.messages():
             match message:
                 case Brought():
                     self._take(link, message)
+                case Begun(step=step, sent_s=sent_s):
+                    behind_s = link.clock.note(sent_s, time.monotonic())
+                    self.activity.note_begun(on_our_clock(step, behind_s))
                 case Tells(state=state):
+                    link.state = state
                     self._note_state(link, state)
                 case Lost():
                     self.num_restarts += 1
+                    self._totals.note_gone(link.stats)
+                    link.stats, link.state = EngineStats(), None
                     self._leave(link, "the engine process died while it held this request")
                 case Missed(request_id=request_id):
                     self._place_again(link, request_id)
@@ -286,13 +360,44 @@ class FleetEngine:
 
     def _take(self, link: Link, brought: Brought) -> None:
         now_s = time.monotonic()
+        behind_s = link.clock.note(brought.sent_s, now_s)
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
-        outputs = [_on_our_clock(output, now_s - brought.sent_s) for output in brought.outputs]
+        self.activity.note([self._seen(one, behind_s) for one in brought.records], now_s)
+        come = (self._final(link, output) for output in brought.outputs)
+        outputs = [output_on_our_clock(one, behind_s) for one in come if one is not None]
         for output in outputs:
             self._note(output, now_s)
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
+
+    def _seen(self, record: EngineRecord, behind_s: float) -> EngineRecord:
+        """A record on our clock; when a request of ours came, we know best."""
+        record = on_our_clock(record, behind_s)
+        if isinstance(record, RequestArrived):
+            one = self._submissions.get(record.request_id)
+            if one is not None:
+                return msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
+        return record
+
+    def _final(self, link: Link, output: RequestOutput) -> RequestOutput | None:
+        """What a replica brought; None where it has refused a request that another may take."""
+        placed = self._placed.get(output.request_id)
+        one = self._submissions.get(output.request_id)
+        if output.finish_reason is not FinishReason.REFUSED or placed is None or one is None:
+            return output
+        refusals = placed.refusals | {link.replica_id: output.retry_after_s or 0.0}
+        others = (
+            view
+            for view in self._router.replicas.values()
+            if view.is_accepting and view.replica_id not in refusals
+        )
+        if len(refusals) == _MOST_TRIES or not any(others):
+            return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
+        self._end(output.request_id)
+        self._totals.note_tried_again(one.request.service.tenant)
+        self._place(one.request, refusals)
+        return None
 
     def _note(self, output: RequestOutput, now_s: float) -> None:
         placed = self._placed.get(output.request_id)
@@ -312,15 +417,16 @@ class FleetEngine:
         self._place(request)
         self.activity.note_sent(request)
 
-    def _place(self, request: AddRequest) -> None:
-        """Send a request to a replica, or let it wait for one."""
+    def _place(self, request: AddRequest, refusals: dict[str, float] | None = None) -> None:
+        """Send a request to a replica that has not refused it, or let it wait for one."""
+        refusals, now_s = refusals or {}, time.monotonic()
         try:
-            placement = self._router.route(self._routed(request), time.monotonic())
+            placement = self._router.route(self._routed(request), now_s, without=refusals)
         except NoReplicaError:
             self._unplaced[request.request_id] = request
             return
         link = self._links[placement.decode]
-        self._placed[request.request_id] = _Placed(link)
+        self._placed[request.request_id] = _Placed(link, refusals)
         link.put(request)
 
     def _place_waiting(self) -> None:
@@ -335,7 +441,7 @@ class FleetEngine:
         return RoutedRequest(
             request_id=request.request_id,
             num_prompt_tokens=len(prompt),
-            slo=self.info.slo_classes[service.slo_class],
+            slo=self.scheduler_config.classes[service.slo_class],
             tenant=service.tenant,
             block_hashes=(
                 block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
@@ -371,20 +477,34 @@ class FleetEngine:
         elsewhere."""
         if link.replica_id in self._router.replicas:
             self._router.leave(link.replica_id, time.monotonic())
-        lost = [one for one, placed in self._placed.items() if placed.link is link]
+        lost = {one: placed for one, placed in self._placed.items() if placed.link is link}
         for request_id in lost:
             del self._placed[request_id]
-        for request_id in lost:
-            one = self._submissions.get(request_id)
-            if one is not None:
-                self._run_again(one, why)
+        unfinished = [
+            (one, placed)
+            for request_id, placed in lost.items()
+            if (one := self._submissions.get(request_id)) is not None
+        ]
+        num_rerun = sum(self._run_again(one, placed, why) for one, placed in unfinished)
+        if unfinished:
+            logger.warning(
+                "replica %s had %d requests: %d are run elsewhere, and %d end",
+                link.replica_id,
+                len(unfinished),
+                num_rerun,
+                len(unfinished) - num_rerun,
+            )
 
-    def _run_again(self, one: Unfinished, why: str) -> None:
+    def _run_again(self, one: Unfinished, placed: _Placed, why: str) -> bool:
+        """Or end it with an error; whether it is run elsewhere."""
         if one.has_begun or one.request.is_rerun:
+            lost = _lost(one.request.request_id, placed, why)
+            self.activity.records.publish([lost])
             self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return
+            return False
         one.request = msgspec.structs.replace(one.request, is_rerun=True)
         self._place(one.request)
+        return True
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
@@ -392,7 +512,13 @@ def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> boo
     return (info.model, info.max_model_len, info.vocab_size) == (model, max_model_len, vocab_size)
 
 
-def _on_our_clock(output: RequestOutput, later_s: float) -> RequestOutput:
-    if output.scheduled_s is None:
-        return output
-    return msgspec.structs.replace(output, scheduled_s=output.scheduled_s + later_s)
+def _lost(request_id: str, placed: _Placed, why: str) -> RequestEnded:
+    """What the replica that is gone cannot tell."""
+    return RequestEnded(
+        request_id=request_id,
+        ended_s=time.monotonic(),
+        finish_reason=FinishReason.ERROR,
+        num_output_tokens=placed.num_tokens,
+        num_cached_tokens=0,
+        error=why,
+    )

@@ -1,6 +1,6 @@
 """Sends each request of a fleet to a replica, and keeps book of what is where."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from legato.core.errors import ConfigError
@@ -108,18 +108,24 @@ class Router:
                 case AllBlocksCleared():
                     self._index.clear(replica_id)
 
-    def route(self, request: RoutedRequest, now_s: float) -> Placement:
+    def route(
+        self, request: RoutedRequest, now_s: float, *, without: Collection[str] = ()
+    ) -> Placement:
         """Decide where a request goes, and count it there until it ends.
+
+        Args:
+            without: ids of replicas that have refused it.
 
         Raises:
             NoReplicaError: none accepts it.
         """
         num_cached = self._num_cached(request)
-        if accepting := self._accepting("both"):
+        if accepting := self._accepting("both", without):
             view = self._send(request, "both", accepting, num_cached, now_s)
             placement = Placement(prefill=None, decode=view.replica_id)
         else:
-            prefills, decodes = self._accepting("prefill"), self._accepting("decode")
+            prefills = self._accepting("prefill", without)
+            decodes = self._accepting("decode", without)
             if not (prefills and decodes):
                 raise NoReplicaError("no replica accepts requests")
             prefill = self._send(request, "prefill", prefills, num_cached, now_s)
@@ -143,8 +149,12 @@ class Router:
             for policy in self._policies.values():
                 policy.note_end(num_output_tokens)
 
-    def _accepting(self, role: Role) -> list[ReplicaView]:
-        return [view for view in self._replicas.values() if view.is_accepting and view.role == role]
+    def _accepting(self, role: Role, without: Collection[str]) -> list[ReplicaView]:
+        return [
+            view
+            for replica_id, view in self._replicas.items()
+            if view.is_accepting and view.role == role and replica_id not in without
+        ]
 
     def _num_cached(self, request: RoutedRequest) -> dict[str, int]:
         """Tokens; key replica id."""

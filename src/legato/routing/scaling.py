@@ -11,7 +11,7 @@ from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 
 SOONER_S, SLOWER_S = 10.0, 300.0
-"""For how long more replicas are wanted, or fewer, before there are."""
+"""For how long more replicas are wanted, or fewer, before there are; by default."""
 
 _MOST, _TARGET = 0.8, 0.6
 """More replicas are started beyond the first; so many that the second is reached."""

@@ -19,6 +19,7 @@ from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
@@ -92,6 +93,7 @@ class Scheduler:
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
         self._forecast_errors = ForecastErrors()
+        self._fetch_time = FetchTime(kv)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._in_flight: deque[_Flight] = deque()
@@ -141,6 +143,7 @@ class Scheduler:
             token_s=token_s,
             itl_s=itl_s,
             stream_s=stream_s,
+            fetch_token_s=self._fetch_time.token_s,
             tenants=self._tenants.stats,
         )
 
@@ -178,7 +181,7 @@ class Scheduler:
         )
         self._queues.is_lost = self._lateness.is_lost
         self._queues.gives_up = not config.shed_load
-        forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        forecast = Forecast(config, self._queues, self._step_time, self._budget, self._fetch_time)
         self._outlook = Outlook(
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
         )
@@ -194,7 +197,8 @@ class Scheduler:
                 case AbortRequest():
                     outputs += self._abort(event.request_id)
                 case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
-                    self._kv.note_arrived(request_id, num_tokens)
+                    num_new = self._kv.note_arrived(request_id, num_tokens)
+                    self._fetch_time.observe(num_new, event.read_s)
                     if event.is_over:
                         self._kv.end_arrival(request_id)
         return outputs

@@ -122,7 +122,10 @@ class Handovers:
         num_bytes = num_tokens * self._token_bytes
         at_s = self._traffic.send(source_id, target_id, num_bytes, now_s)
         arrived = BlocksArrived(
-            request_id=hold.request_id, num_tokens=handover.num_sent, is_over=is_over
+            request_id=hold.request_id,
+            num_tokens=handover.num_sent,
+            read_s=self._traffic.busy_s(num_bytes),
+            is_over=is_over,
         )
         self._on_arrived(handover.target, arrived, at_s)
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from legato.core.config import EngineConfig
+import msgspec
+
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
@@ -15,6 +17,7 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
+    Reconfigure,
     StateTold,
     StepAnnounced,
     StepOutputs,
@@ -109,6 +112,15 @@ class EngineSupervisor:
         """Where there is no engine just now, nothing is sent."""
         if self._engine is not None:
             self._engine.send(message)
+
+    def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
+        """Have the engine, and those after it, plan by other settings.
+
+        Args:
+            resolved: the same, with every "auto" replaced.
+        """
+        self.config = msgspec.structs.replace(self.config, scheduler=scheduler)
+        self.send(Reconfigure(resolved))
 
     async def state(self) -> ReplicaState:
         """In what state the engine is; raises `EngineDeadError` where there is none to tell."""

@@ -1,0 +1,82 @@
+"""Records of replicas, as front doors are to see them."""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from legato.core.outputs import RequestOutput
+from legato.core.step_record import EngineRecord, RequestArrived, StepBegun, StepRecord
+
+_Record = TypeVar("_Record", bound=EngineRecord | StepBegun)
+
+_DRIFT = 1e-4
+"""Seconds a second, by which two clocks may come to differ more; many times what quartz does."""
+
+_TIMES: dict[str, tuple[str, ...]] = {
+    "StepRecord": ("planned_s", "started_s", "ended_s"),
+    "StepBegun": ("planned_s",),
+    "RequestArrived": ("arrived_s", "taken_s"),
+    "GrammarReady": ("ready_s",),
+    "RequestEnded": ("ended_s",),
+}
+"""Key what a record is; value the fields that are times."""
+
+
+class ForeignClock:
+    """How far another machine's clock is behind ours, by the messages that come from there.
+
+    Each is on its way for a while, so the one that came fastest tells best.
+    """
+
+    def __init__(self) -> None:
+        self._behind_s = math.inf
+        self._noted_s = 0.0
+
+    def note(self, sent_s: float, now_s: float) -> float:
+        """A message of that time there has come; returns what to add to times of there."""
+        drifted_s = self._behind_s + _DRIFT * (now_s - self._noted_s)
+        self._behind_s = min(drifted_s, now_s - sent_s)
+        self._noted_s = now_s
+        return self._behind_s
+
+
+def on_our_clock(record: _Record, behind_s: float) -> _Record:
+    """Args: behind_s: as `ForeignClock.note` tells."""
+    fields = _TIMES[type(record).__name__]
+    return replace(record, **{field: getattr(record, field) + behind_s for field in fields})
+
+
+def output_on_our_clock(output: RequestOutput, behind_s: float) -> RequestOutput:
+    """The same of what a request brought."""
+    if output.scheduled_s is None:
+        return output
+    return replace(output, scheduled_s=output.scheduled_s + behind_s)
+
+
+def of_replica(record: _Record, replica_id: str, door_id_of: Callable[[str], str]) -> _Record:
+    """An engine's record as that of a replica.
+
+    Args:
+        door_id_of: what a front door calls a request, by its id in the engine.
+    """
+    match record:
+        case StepRecord():
+            return replace(
+                record,
+                replica_id=replica_id,
+                chunks=tuple(
+                    replace(c, request_id=door_id_of(c.request_id)) for c in record.chunks
+                ),
+                admitted={door_id_of(one): num for one, num in record.admitted.items()},
+                preempted=tuple(map(door_id_of, record.preempted)),
+                failed=tuple(map(door_id_of, record.failed)),
+            )
+        case StepBegun():
+            prefill_tokens = {door_id_of(one): num for one, num in record.prefill_tokens.items()}
+            return replace(record, replica_id=replica_id, prefill_tokens=prefill_tokens)
+        case RequestArrived():
+            return replace(record, replica_id=replica_id, request_id=door_id_of(record.request_id))
+        case _:
+            return replace(record, request_id=door_id_of(record.request_id))
