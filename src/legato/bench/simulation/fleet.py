@@ -96,6 +96,8 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
             seconds = getattr(self, name)
             if seconds is not None and not seconds > 0.0:
                 raise ConfigError(f"{name} must be positive, got {seconds}")
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
         if self.max_replicas is not None:
             self._check_scaling(self.max_replicas)
 
