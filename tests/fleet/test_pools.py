@@ -82,7 +82,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def is_clean(engine: FleetEngine, replicas: InProcessReplicas) -> None:
     """Nothing is held for anybody, once leases have ended."""
-    assert not len(engine._dispatcher.placed)
+    assert not len(engine._placed)
     assert not any(view.num_in_flight for view in engine._router.replicas.values())
     for replica in replicas.by_id.values():
         assert not replica._owners
@@ -128,7 +128,7 @@ async def test_a_prefill_that_dies_costs_a_computation_elsewhere(tmp_path: Path)
         async with begun(engine, [1, 2, 3]) as stream:
             os.kill(engine_pid(prefill), signal.SIGSTOP)
             waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(4)]
-            await until(lambda: len(engine._dispatcher.placed) == 5)
+            await until(lambda: len(engine._placed) == 5)
             await asyncio.sleep(0.1)
             os.kill(engine_pid(prefill), signal.SIGKILL)
             done = await asyncio.gather(*waiting)
@@ -157,7 +157,7 @@ async def test_a_decode_that_dies_costs_what_has_begun_there_and_nothing_else(
 ) -> None:
     async with pools(tmp_path, "p0", "d0", "d1") as (engine, replicas):
         async with begun(engine, PROMPT[:400]) as stream:
-            [placed] = engine._dispatcher.placed
+            [placed] = engine._placed
             decode = replicas.by_id[placed.link.replica_id]
             os.kill(engine_pid(decode), signal.SIGSTOP)
             waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(6)]
@@ -171,7 +171,7 @@ async def test_a_decode_that_dies_costs_what_has_begun_there_and_nothing_else(
 
 
 def running(engine: FleetEngine) -> list[Any]:
-    return [placed.decode for placed in engine._dispatcher.placed]
+    return [placed.decode for placed in engine._placed]
 
 
 async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> None:
@@ -179,10 +179,8 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
         decode = replicas.by_id["d0"]
         os.kill(engine_pid(decode), signal.SIGSTOP)
         waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(2)]
-        await until(lambda: len(engine._dispatcher.placed) == 2)
-        leaving = {
-            placed.prefill.link.replica_id for placed in engine._dispatcher.placed if placed.prefill
-        }
+        await until(lambda: len(engine._placed) == 2)
+        leaving = {placed.prefill.link.replica_id for placed in engine._placed if placed.prefill}
         assert leaving == {"p0", "p1"}
         ending = asyncio.create_task(replicas.end("p0"))
         await asyncio.sleep(0.3)  # the prompts are computed by now, and not fetched
@@ -200,7 +198,7 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
             request_id="r",
             take=lambda *_: None,
         ):
-            assert len(list(engine._dispatcher.placed)) == 1
+            assert len(list(engine._placed)) == 1
         await complete(engine, [1], SHORT)
         await is_clean(engine, replicas)
 

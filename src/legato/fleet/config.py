@@ -8,6 +8,7 @@ from legato.core.config import EngineConfig, TransferConfig
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
 from legato.routing.request import Role
+from legato.routing.scaling import SLOWER_S, SOONER_S
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
 
@@ -65,10 +66,10 @@ class FleetConfig(Config, frozen=True, kw_only=True):
     max_decode_replicas: Annotated[Count | None, _more("--decode-replicas")] = None
     upscale_delay_s: Annotated[
         Seconds, Flag("how long promises must be in danger before more replicas are started")
-    ] = 10.0
+    ] = SOONER_S
     downscale_delay_s: Annotated[
         Seconds, Flag("how long fewer replicas must do before one is ended")
-    ] = 300.0
+    ] = SLOWER_S
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),

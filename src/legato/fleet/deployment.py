@@ -14,6 +14,7 @@ from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
 from legato.fleet.config import FleetConfig, Pool, replica_config
+from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
@@ -36,14 +37,15 @@ class ReplicaDeployment:
         config: an `EngineConfig`, packed.
         simulate: as of `FleetConfig`.
         role: what it does of requests.
-        host: as of `replicas_app`.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, simulate: str | None, role: Role, host: str | None
+        self, config: bytes, simulate: str | None, role: Role
     ) -> None:
+        check_reach()
+        open_on_this_node()
         replica_id = serve.get_replica_context().replica_id.unique_id
-        host = host or ray.util.get_node_ip_address()
+        host = ray.util.get_node_ip_address()
         engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
         self._role: Role = role
         self._replica = await Replica.start(
@@ -75,15 +77,8 @@ class ReplicaDeployment:
         await self._replica.close()
 
 
-def replicas_app(
-    config: EngineConfig, fleet: FleetConfig, pool: Pool, host: str | None = None
-) -> Application:
-    """The deployment of a pool, to be run or bound to others.
-
-    Args:
-        host: address that replicas reach each other at, where all are on one machine; None is that
-            of each one's machine.
-    """
+def replicas_app(config: EngineConfig, fleet: FleetConfig, pool: Pool) -> Application:
+    """The deployment of a pool, to be run or bound to others."""
     options: dict[str, Any] = {"num_replicas": pool.fewest}
     if pool.most > pool.fewest:
         options = {
@@ -106,7 +101,7 @@ def replicas_app(
         request_router_config=RequestRouterConfig(request_router_class=FleetRequestRouter),
         **options,
     )
-    return deployment.bind(pack(config), fleet.simulate, pool.role, host)
+    return deployment.bind(pack(config), fleet.simulate, pool.role)
 
 
 class RayReplicas:

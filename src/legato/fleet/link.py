@@ -23,8 +23,8 @@ class Link:
 
     Attributes:
         replica_id, role, info, started_s: as in `Joined`.
-        transfer: as in `Tells`, as far as it has told.
         state: what the replica last told of itself; None where it is just being started again.
+        transfer: as in `Tells`, as far as it has told.
         line: tells when it is to end.
         stats: of the replica's engine, as of its latest step.
         clock: the replica's.
@@ -36,9 +36,9 @@ class Link:
         self.replica_id = joined.replica_id
         self.role: Role = joined.role
         self.info: EngineInfo = joined.info
-        self.transfer = joined.info.transfer
         self.state = joined.state
         self.started_s = joined.started_s
+        self.transfer = joined.info.transfer
         self.line = line
         self.stats = EngineStats()
         self.clock = ForeignClock()

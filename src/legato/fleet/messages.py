@@ -27,6 +27,12 @@ MAX_FRAME_BYTES = 64 * 2**20
 """To a replica; more is refused unread."""
 
 
+class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
+    """To a replica: plan by these settings, which are as they were asked for."""
+
+    scheduler: SchedulerConfig
+
+
 class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a front door: one half of a request, whose other half is another replica's.
 
@@ -38,12 +44,6 @@ class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ticket: KVTransferParams
 
 
-class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
-    """To a replica: plan by these settings, which are as they were asked for."""
-
-    scheduler: SchedulerConfig
-
-
 ToReplica = Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings | Ticketed
 
 
@@ -51,8 +51,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """From a front door.
 
     Attributes:
-        events: in their order, with request ids that this front door has not used before, as
-            `sent_id` makes them.
+        events: in their order, with request ids that this front door has not used before.
         sent_s: when, on the clock of the requests' `arrival_time_s`.
     """
 
@@ -133,13 +132,3 @@ class Missed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 FromReplica = Joined | Brought | Begun | Tells | Lost | Missed
-
-
-def sent_id(request_id: str, num_before: int) -> str:
-    """What a request, or a half of it, is called where it is sent, perhaps again."""
-    return f"{request_id}.{num_before}"
-
-
-def request_id_of(sent: str) -> str:
-    """What was called so where it was sent."""
-    return sent.rpartition(".")[0] or sent

@@ -7,7 +7,6 @@ from itertools import count
 import msgspec
 
 from legato.fleet.link import Link
-from legato.fleet.messages import sent_id
 
 
 class Half(msgspec.Struct, frozen=True):
@@ -37,8 +36,8 @@ class Placed(msgspec.Struct):
     """
 
     decode: Half
+    refusals: dict[str, float]
     prefill: Half | None = None
-    refusals: dict[str, float] = {}
     num_tokens: int = 0
 
     @property
@@ -88,14 +87,16 @@ class Placements:
     def add(
         self, request_id: str, decode: Link, prefill: Link | None, refusals: dict[str, float]
     ) -> Placed:
-        """A request is about to be sent. Args: refusals: as of `Placed`."""
-        num_before = next(self._num_sent)
-        half = Half(request_id, sent_id(request_id, num_before), decode)
-        placed = self._placed[request_id] = Placed(half, refusals=refusals)
+        """A request is about to be sent."""
+        count = next(self._num_sent)
+        sent_id = f"{request_id}.{count}"
+        placed = Placed(Half(request_id, sent_id, decode), refusals)
+        self._placed[request_id] = placed
+        self._halves[sent_id] = placed.decode
         if prefill is not None:
-            prefill_id = sent_id(f"{request_id}/prefill", num_before)
-            placed.prefill = Half(request_id, prefill_id, prefill, is_prefill=True)
-        self._halves.update((half.sent_id, half) for half in placed.halves)
+            sent_id = f"{request_id}.prefill.{count}"
+            placed.prefill = Half(request_id, sent_id, prefill, is_prefill=True)
+            self._halves[placed.prefill.sent_id] = placed.prefill
         return placed
 
     def end(self, request_id: str) -> Placed:
@@ -105,3 +106,8 @@ class Placements:
     def end_half(self, half: Half) -> bool:
         """It runs no more; whether it did."""
         return self._halves.pop(half.sent_id, None) is not None
+
+
+def told_id(sent_id: str) -> str:
+    """What those who watch know it by: a half, however often it was sent."""
+    return sent_id.rpartition(".")[0]

@@ -46,7 +46,6 @@ from legato.fleet.messages import (
     Tells,
     Ticketed,
     ToReplica,
-    request_id_of,
 )
 from legato.fleet.records import of_replica
 from legato.routing.request import Role
@@ -102,12 +101,12 @@ class Replica:
         self._stats = EngineStats()
         self._started_s = time.time()
         self._vocabulary: KnowVocabulary | None = None
-        self._role: Role = config.transfer.kv_role or "both"
-        self._tickets = Tickets(config.transfer, info.transfer)
         self._settings: SchedulerConfig | None = None  # resolved; None as long as none were changed
         self._is_recording = self._is_announcing = False  # for any front door
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self._most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._role: Role = config.transfer.kv_role or "both"
+        self._tickets = Tickets(config.transfer, info.transfer)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )
@@ -249,8 +248,13 @@ class Replica:
         self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
     ) -> None:
         own_id = _own_id(door_id, request.request_id)
+        own = msgspec.structs.replace(
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+        )
         try:
-            check_request(request, self.info)
+            check_request(own, self.info)
+            if own_id in self._owners:
+                raise InvalidRequestError(f"there is a request {request.request_id!r} already")
             kv_transfer = self._tickets.transfer(ticket)
             self._supervisor.check_running()
         except InvalidRequestError as error:
@@ -263,12 +267,7 @@ class Replica:
             self._tell(door_id, Missed(request_id=request.request_id))
             return
         self._owners[own_id] = door_id, request.request_id
-        arrival_time_s = request.arrival_time_s + later_s
-        self._supervisor.send(
-            msgspec.structs.replace(
-                request, request_id=own_id, arrival_time_s=arrival_time_s, kv_transfer=kv_transfer
-            )
-        )
+        self._supervisor.send(msgspec.structs.replace(own, kv_transfer=kv_transfer))
 
     def _leave(self, door_id: str) -> None:
         """Forget a front door, and abort what it has here."""
@@ -389,4 +388,4 @@ def _own_id(door_id: str, request_id: str) -> str:
 
 
 def _without(prefix: str) -> Callable[[str], str]:
-    return lambda own_id: request_id_of(own_id.removeprefix(prefix))
+    return lambda own_id: own_id.removeprefix(prefix)

@@ -79,7 +79,7 @@ def timed_transfers(
         block_size=kv.block_size,
         layout={"the profile": profile},
         host=config.kv_transfer_host,
-        port=None if config.kv_role == "decode" else config.kv_transfer_port,
+        port=config.kv_transfer_port,
         key=read_key(config),
         lease_s=config.kv_lease_s,
     )

@@ -34,7 +34,7 @@ _PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
-_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
+SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
 At the default, thirty times as long, the threads of a step hold cores that others need, and that
@@ -77,7 +77,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = ChildProcess(program or _PROGRAM, theirs.fileno(), _SHORT_SPIN)
+            process = ChildProcess(program or _PROGRAM, theirs.fileno(), SHORT_SPIN)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import torch
 
+from legato.core.addresses import is_loopback
 from legato.core.config import TransferConfig
 from legato.core.errors import ConfigError
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.checkpoint import Checkpoint
-from legato.transfer.keys import is_loopback, read_key
+from legato.transfer.keys import read_key
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
