@@ -166,5 +166,5 @@ async def ends_because(submission: Submission, why: str) -> None:
 
 def home(engine: FleetEngine) -> str:
     """The replica of the one request that runs."""
-    [placed] = engine._placed
+    [placed] = engine._dispatcher.placed
     return placed.link.replica_id

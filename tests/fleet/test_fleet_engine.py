@@ -37,7 +37,7 @@ async def test_requests_are_shared_and_sessions_stay_where_they_are_cached(tmp_p
         prompts = [[i] * 600 for i in range(1, 9)]
         first = await asyncio.gather(*(complete(engine, prompt, SHORT) for prompt in prompts))
         assert all(len(one.token_ids) == 5 for one in first)
-        assert not engine._placed
+        assert not engine._dispatcher.placed
         assert not engine.num_unfinished
         queries = [replica._stats.num_prefix_cache_queries for replica in replicas.by_id.values()]
         assert min(queries) > 0, "one replica alone had all of them"
@@ -61,7 +61,7 @@ async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(tmp_path: Pa
         done = await asyncio.gather(*waiting)
         assert all(one.finish_reason is FinishReason.LENGTH for one in done)
         assert engine.num_restarts == 1
-        assert not engine._placed
+        assert not engine._dispatcher.placed
         assert not replica._owners
 
 

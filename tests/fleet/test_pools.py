@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,13 +18,17 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.kv_tickets import KVTransferParams, signature
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.engine import FleetEngine
 from legato.fleet.messages import Brought, FromReplica, Joined, Sent, Ticketed
+from legato.fleet.records import _TIMES
 from legato.fleet.replica import Replica
+from legato.observe.traces.request_story import read_stories
+from legato.observe.traces.tracer import Tracer
 from tests.fleet.in_process import (
     LONG,
     SHORT,
@@ -82,7 +86,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def is_clean(engine: FleetEngine, replicas: InProcessReplicas) -> None:
     """Nothing is held for anybody, once leases have ended."""
-    assert not len(engine._placed)
+    assert not len(engine._dispatcher.placed)
     assert not any(view.num_in_flight for view in engine._router.replicas.values())
     for replica in replicas.by_id.values():
         assert not replica._owners
@@ -122,13 +126,34 @@ async def test_prompts_come_from_one_pool_to_the_other(tmp_path: Path) -> None:
         await is_clean(engine, replicas)
 
 
+async def test_a_trace_tells_of_both_halves(tmp_path: Path) -> None:
+    async with pools(tmp_path, "p0", "d0") as (engine, _):
+        tracer = Tracer(engine.activity.records, tmp_path / "trace.jsonl", {}, 2**20)
+        await complete(engine, PROMPT, SHORT)
+        await tracer.stop()
+    stories = {story.request_id: story for story in read_stories(tmp_path / "trace.jsonl")}
+    [request_id] = [name for name in stories if f"{name}.prefill" in stories]
+    whole, prompt = stories[request_id], stories[f"{request_id}.prefill"]
+    assert (whole.replica_ids, prompt.replica_ids) == (["d0"], ["p0"])
+    assert whole.fetched is not None
+    assert whole.fetched.num_tokens == NUM_HANDED
+    assert whole.ended is not None
+    assert whole.ended.num_output_tokens == 5
+    assert sum(chunk.num_tokens for _, chunk in prompt.own_chunks()) == len(PROMPT)
+
+
+def test_all_records_come_on_our_clock() -> None:
+    records = (*get_args(EngineRecord), StepBegun)
+    assert {record.__name__ for record in records} == set(_TIMES)
+
+
 async def test_a_prefill_that_dies_costs_a_computation_elsewhere(tmp_path: Path) -> None:
     async with pools(tmp_path, "p0", "d0", "d1") as (engine, replicas):
         prefill = replicas.by_id["p0"]
         async with begun(engine, [1, 2, 3]) as stream:
             os.kill(engine_pid(prefill), signal.SIGSTOP)
             waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(4)]
-            await until(lambda: len(engine._placed) == 5)
+            await until(lambda: len(engine._dispatcher.placed) == 5)
             await asyncio.sleep(0.1)
             os.kill(engine_pid(prefill), signal.SIGKILL)
             done = await asyncio.gather(*waiting)
@@ -157,7 +182,7 @@ async def test_a_decode_that_dies_costs_what_has_begun_there_and_nothing_else(
 ) -> None:
     async with pools(tmp_path, "p0", "d0", "d1") as (engine, replicas):
         async with begun(engine, PROMPT[:400]) as stream:
-            [placed] = engine._placed
+            [placed] = engine._dispatcher.placed
             decode = replicas.by_id[placed.link.replica_id]
             os.kill(engine_pid(decode), signal.SIGSTOP)
             waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(6)]
@@ -171,7 +196,7 @@ async def test_a_decode_that_dies_costs_what_has_begun_there_and_nothing_else(
 
 
 def running(engine: FleetEngine) -> list[Any]:
-    return [placed.decode for placed in engine._placed]
+    return [placed.decode for placed in engine._dispatcher.placed]
 
 
 async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> None:
@@ -179,8 +204,10 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
         decode = replicas.by_id["d0"]
         os.kill(engine_pid(decode), signal.SIGSTOP)
         waiting = [asyncio.create_task(complete(engine, one, SHORT)) for one in prompts(2)]
-        await until(lambda: len(engine._placed) == 2)
-        leaving = {placed.prefill.link.replica_id for placed in engine._placed if placed.prefill}
+        await until(lambda: len(engine._dispatcher.placed) == 2)
+        leaving = {
+            placed.prefill.link.replica_id for placed in engine._dispatcher.placed if placed.prefill
+        }
         assert leaving == {"p0", "p1"}
         ending = asyncio.create_task(replicas.end("p0"))
         await asyncio.sleep(0.3)  # the prompts are computed by now, and not fetched
@@ -198,7 +225,7 @@ async def test_a_prefill_that_is_to_end_is_read_to_the_end(tmp_path: Path) -> No
             request_id="r",
             take=lambda *_: None,
         ):
-            assert len(list(engine._placed)) == 1
+            assert len(list(engine._dispatcher.placed)) == 1
         await complete(engine, [1], SHORT)
         await is_clean(engine, replicas)
 

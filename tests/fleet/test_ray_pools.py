@@ -24,7 +24,7 @@ _ENGINE = "legato.bench.simulation.engine_process"
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[ServerProcess]:
     flags = ["--prefill-replicas", "1", "--decode-replicas", "1", "--replica-cpus", "0.1"]
-    flags += ["--simulate", write_profile(tmp_path), "--itl-slo", "500ms", "--kv-lease", "2s"]
+    flags += ["--simulate", write_profile(tmp_path), "--itl-slo", "500ms"]
     server = ServerProcess(flags, tmp_path / "fleet.log", command="fleet")
     try:
         yield server

@@ -133,7 +133,7 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
         assert replicas.num_broken > _NUM_ROUNDS // 2
         assert "good" in engine._router.replicas
         assert engine.num_unfinished == 0
-        assert not engine._placed
+        assert not engine._dispatcher.placed
     finally:
         await engine.close()
 

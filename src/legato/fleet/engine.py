@@ -11,13 +11,10 @@ from typing import Any
 
 import msgspec
 
-from legato.core.block_hash import block_hashes
 from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import KVTransfer
-from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.replica_state import ReplicaState
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
@@ -28,9 +25,9 @@ from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
-from legato.engine.frontend.submissions import Submissions, Unfinished
+from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
-from legato.fleet.handover import sent_halves
+from legato.fleet.dispatcher import Asked, Dispatcher
 from legato.fleet.link import Link
 from legato.fleet.messages import (
     Begun,
@@ -42,14 +39,13 @@ from legato.fleet.messages import (
     Tells,
     ToReplica,
 )
-from legato.fleet.placements import Half, Placed, Placements, told_id
-from legato.fleet.records import lost, on_our_clock, renamed
+from legato.fleet.placements import told_id
+from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
-from legato.routing.request import RoutedRequest
-from legato.routing.router import NoReplicaError, Router
+from legato.routing.router import Router
 from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)
@@ -57,11 +53,6 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 5.0
 _PAUSE_S = 0.5
 """Before it is tried again to be joined to a replica, and between looks whether one is empty."""
-_FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
-_MOST_HASHED_TOKENS = 2**14
-"""Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
-_MOST_TRIES = 3
-"""Replicas that a request is sent to, one after the other, where each refuses it."""
 
 
 class FleetEngine:
@@ -111,13 +102,20 @@ class FleetEngine:
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._pools = pools
-        self._key = read_key(config.transfer)
         self._router = Router(routing, config.scheduler.tenant_weights)
         self._is_only_door = is_only_door
         self._links: dict[str, Link] = {}  # key replica id
         self._totals = Totals()
-        self._placed = Placements()
-        self._unplaced: dict[str, AddRequest] = {}  # likewise; they wait for a replica
+        self._dispatcher = Dispatcher(
+            self._router,
+            Asked(
+                request=lambda request_id: self._submissions.get(request_id),
+                slo=lambda name: self.scheduler_config.classes[name],
+            ),
+            block_size=info.cache.block_size,
+            key=read_key(config.transfer),
+            totals=self._totals,
+        )
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._submissions = Submissions(
@@ -126,7 +124,7 @@ class FleetEngine:
             within_vocabulary(defaults, vocabulary.num_ids, info.vocab_size),
             check_running=self.check_running,
             send=self._send,
-            abort=self._abort,
+            abort=self._dispatcher.abort,
         )
         self._begin(self._follow(first))
         for replicas in pools:
@@ -298,7 +296,7 @@ class FleetEngine:
         self._links[replica_id] = link
         self._introduce(link)
         if link.state is not None:
-            self._note_state(link, link.state)
+            self._dispatcher.note_state(link, link.state)
         parts = [
             asyncio.create_task(part)
             for part in (self._read(link), link.send_all(), self._drain(link))
@@ -338,14 +336,14 @@ class FleetEngine:
                     self.activity.note_begun(renamed(on_our_clock(step, behind_s), told_id))
                 case Tells(state=state, transfer=transfer):
                     link.state, link.transfer = state, transfer
-                    self._note_state(link, state)
+                    self._dispatcher.note_state(link, state)
                 case Lost():
                     self.num_restarts += 1
                     self._totals.note_gone(link.stats)
                     link.stats, link.state = EngineStats(), None
                     self._leave(link, "the engine process died while it held this request")
                 case Missed(request_id=sent_id):
-                    self._place_again(link, sent_id)
+                    self._dispatcher.note_missed(link, sent_id)
                 case Joined():
                     raise AssertionError("a replica joins once")
 
@@ -353,9 +351,8 @@ class FleetEngine:
         """Once it is to end, let a replica end what it has."""
         await link.line.is_to_end.wait()
         logger.info("replica %s is about to end", link.replica_id)
-        if link.replica_id in self._router.replicas:
-            self._router.drain(link.replica_id)
-        while self._placed.is_used(link):
+        self._dispatcher.drain(link)
+        while self._dispatcher.placed.is_used(link):
             await asyncio.sleep(_PAUSE_S)
 
     def _take(self, link: Link, brought: Brought) -> None:
@@ -364,11 +361,8 @@ class FleetEngine:
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
         self.activity.note([self._seen(link, one, behind_s) for one in brought.records], now_s)
-        outputs = [
-            told
-            for output in brought.outputs
-            if (told := self._told(link, output, behind_s)) is not None
-        ]
+        told = (self._dispatcher.told(link, output) for output in brought.outputs)
+        outputs = [output_on_our_clock(one, behind_s) for one in told if one is not None]
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
 
@@ -376,193 +370,33 @@ class FleetEngine:
         """A record on our clock, in our words; when a request of ours came, we know best."""
         record = on_our_clock(record, behind_s)
         if isinstance(record, RequestArrived):
-            half = self._placed.half(link, record.request_id)
+            half = self._dispatcher.placed.half(link, record.request_id)
             one = None if half is None else self._submissions.get(half.request_id)
             if one is not None:
                 record = msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
         return renamed(record, told_id)
 
-    def _told(self, link: Link, output: RequestOutput, behind_s: float) -> RequestOutput | None:
-        """What a client is told of what a replica says; None where that is nothing."""
-        half = self._placed.half(link, output.request_id)
-        if half is None:
-            return None
-        if half.is_prefill and output.finish_reason not in _FAILED:
-            if output.finish_reason is not None:
-                self._end_prefill(half)
-            return None
-        if output.finish_reason is FinishReason.REFUSED:
-            retry_after_s = self._refused(half, output.retry_after_s or 0.0)
-            if retry_after_s is None:
-                return None
-            output = msgspec.structs.replace(output, retry_after_s=retry_after_s)
-        self._note(half, output)
-        scheduled_s = None if output.scheduled_s is None else output.scheduled_s + behind_s
-        return msgspec.structs.replace(output, request_id=half.request_id, scheduled_s=scheduled_s)
-
-    def _refused(self, half: Half, retry_after_s: float) -> float | None:
-        """A replica has refused a request, which another may take; else when to try it again."""
-        refusals = self._placed.of(half).refusals | {half.link.replica_id: retry_after_s}
-        others = (
-            view
-            for view in self._router.replicas.values()
-            if view.is_accepting and view.replica_id not in refusals
-        )
-        if len(refusals) == _MOST_TRIES or not any(others):
-            return min(refusals.values())
-        request = self._end_to_place_again(half)
-        self._totals.note_tried_again(request.service.tenant)
-        self._place(request, refusals)
-        return None
-
-    def _note(self, half: Half, output: RequestOutput) -> None:
-        placed = self._placed.of(half)
-        if output.new_token_ids and not placed.num_tokens:
-            self._router.note_first_token(half.request_id, time.monotonic())
-            self._fetch_no_more(placed)
-        placed.num_tokens += len(output.new_token_ids)
-        if output.finish_reason is not None:
-            self._placed.end_half(half)
-            self._end(half.request_id)
-
-    def _fetch_no_more(self, placed: Placed) -> None:
-        """What decodes it has computed what it has not been given."""
-        prefill, placed.prefill = placed.prefill, None
-        if prefill is not None and self._end_prefill(prefill):
-            _abort(prefill)
-
-    def _end_prefill(self, half: Half) -> bool:
-        """A prompt is computed, or will be by who continues it; whether that is new."""
-        is_new = self._placed.end_half(half)
-        if is_new:
-            self._router.note_prefilled(half.request_id, time.monotonic())
-        return is_new
-
-    def _end(self, request_id: str) -> None:
-        """A request runs nowhere any more."""
-        placed = self._drop(request_id)
-        self._router.note_end(request_id, placed.num_tokens, time.monotonic())
-
-    def _drop(self, request_id: str) -> Placed:
-        """Have no replica go on with it."""
-        placed = self._placed.end(request_id)
-        for half in placed.halves:
-            if self._placed.end_half(half):
-                _abort(half)
-        return placed
-
     def _send(self, request: AddRequest) -> None:
-        self._place(request)
+        self._dispatcher.send(request)
         self.activity.note_sent(request)
 
-    def _place(self, request: AddRequest, refusals: dict[str, float] | None = None) -> None:
-        """Send a request to a replica that has not refused it, or let it wait for one."""
-        refusals, now_s = refusals or {}, time.monotonic()
-        try:
-            placement = self._router.route(self._routed(request), now_s, without=refusals)
-        except NoReplicaError:
-            self._unplaced[request.request_id] = request
-            return
-        links = self._links
-        prefill = None if placement.prefill is None else links[placement.prefill]
-        placed = self._placed.add(request.request_id, links[placement.decode], prefill, refusals)
-        for half, message in sent_halves(request, placed, self._key):
-            half.link.put(message)
-
-    def _place_waiting(self) -> None:
-        waiting, self._unplaced = self._unplaced, {}
-        for request in waiting.values():
-            self._place(request)
-
-    def _routed(self, request: AddRequest) -> RoutedRequest:
-        service, block_size = request.service, self.info.cache.block_size
-        prompt = request.prompt_token_ids
-        is_shared = self._router.asks_prefixes and service.cache_salt is None
-        return RoutedRequest(
-            request_id=request.request_id,
-            num_prompt_tokens=len(prompt),
-            slo=self.scheduler_config.classes[service.slo_class],
-            tenant=service.tenant,
-            block_hashes=(
-                block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
-            ),
-            block_size=block_size,
-            is_divisible=request.params.prompt_logprobs is None,  # of what is not computed
-        )
-
-    def _abort(self, request_id: str) -> None:
-        self._unplaced.pop(request_id, None)
-        if request_id in self._placed:
-            self._end(request_id)
-
-    def _note_state(self, link: Link, state: ReplicaState) -> None:
-        """What a replica tells; there is an engine, to which requests may go."""
-        if link.replica_id not in self._router.replicas:
-            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
-            fetch_s = 0.0 if link.role == "decode" else None
-            self._router.join(link.replica_id, link.role, transfer_token_s=fetch_s)
-            if link.line.is_to_end.is_set():
-                self._router.drain(link.replica_id)
-        self._router.note_state(link.replica_id, state, time.monotonic())
-        self._place_waiting()
-
-    def _place_again(self, link: Link, sent_id: str) -> None:
-        """What a replica had no engine for."""
-        half = self._placed.half(link, sent_id)
-        if half is None:
-            return
-        if half.is_prefill:
-            self._end_prefill(half)
-            return
-        self._place(self._end_to_place_again(half))
-
-    def _end_to_place_again(self, half: Half) -> AddRequest:
-        """What a half is of, which runs nowhere now."""
-        one = self._submissions.get(half.request_id)
-        assert one is not None, "what has ended is placed no more"
-        self._placed.end_half(half)
-        self._end(half.request_id)
-        return one.request
-
     def _leave(self, link: Link, why: str) -> None:
-        """There is no engine. What has begun there, or was lost before, ends; the rest is run
-        elsewhere. Prompts that were only computed there are computed where they are continued."""
-        if link.replica_id in self._router.replicas:
-            self._router.leave(link.replica_id, time.monotonic())
-        halves = self._placed.at(link)
-        for half in halves:
-            self._placed.end_half(half)
-        ended = [self._drop(half.request_id) for half in halves if not half.is_prefill]
-        unfinished = [
-            (one, placed)
-            for placed in ended
-            if (one := self._submissions.get(placed.decode.request_id)) is not None
-        ]
-        num_rerun = sum(self._run_again(one, placed, why) for one, placed in unfinished)
-        if unfinished:
+        """There is no engine. What the dispatcher cannot run elsewhere ends."""
+        left = self._dispatcher.leave(link)
+        for one, placed in left.ended:
+            request_id = one.request.request_id
+            self.activity.records.publish([lost(request_id, placed.num_tokens, why)])
+            self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
+        if left.ended or left.num_rerun:
             logger.warning(
                 "replica %s had %d requests: %d are run elsewhere, and %d end",
                 link.replica_id,
-                len(unfinished),
-                num_rerun,
-                len(unfinished) - num_rerun,
+                len(left.ended) + left.num_rerun,
+                left.num_rerun,
+                len(left.ended),
             )
-
-    def _run_again(self, one: Unfinished, placed: Placed, why: str) -> bool:
-        """Or end it with an error; whether it is run elsewhere."""
-        if one.has_begun or one.request.is_rerun:
-            self.activity.records.publish([lost(one.request.request_id, placed.num_tokens, why)])
-            self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return False
-        one.request = msgspec.structs.replace(one.request, is_rerun=True)
-        self._place(one.request)
-        return True
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
     info = link.info
     return (info.model, info.max_model_len, info.vocab_size) == (model, max_model_len, vocab_size)
-
-
-def _abort(half: Half) -> None:
-    half.link.put(AbortRequest(request_id=half.sent_id))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from legato.core.outputs import FinishReason
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.step_record import (
     EngineRecord,
     RequestArrived,
@@ -26,6 +26,7 @@ _TIMES: dict[str, tuple[str, ...]] = {
     "StepBegun": ("planned_s",),
     "RequestArrived": ("arrived_s", "taken_s"),
     "GrammarReady": ("ready_s",),
+    "BlocksFetched": ("begun_s", "ended_s"),
     "RequestEnded": ("ended_s",),
 }
 """Key what a record is; value the fields that are times."""
@@ -53,6 +54,13 @@ def on_our_clock(record: _Record, behind_s: float) -> _Record:
     """Args: behind_s: as `ForeignClock.note` tells."""
     fields = _TIMES[type(record).__name__]
     return replace(record, **{field: getattr(record, field) + behind_s for field in fields})
+
+
+def output_on_our_clock(output: RequestOutput, behind_s: float) -> RequestOutput:
+    """The same of what a request brought."""
+    if output.scheduled_s is None:
+        return output
+    return replace(output, scheduled_s=output.scheduled_s + behind_s)
 
 
 def of_replica(record: _Record, replica_id: str, id_of: Callable[[str], str]) -> _Record:

@@ -1,0 +1,249 @@
+"""Sends requests to replicas, and elsewhere where these refuse them or are gone."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from legato.core.block_hash import block_hashes
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.replica_state import ReplicaState
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.slo import SloClass
+from legato.engine.frontend.submissions import Unfinished
+from legato.fleet.handover import sent_halves
+from legato.fleet.link import Link
+from legato.fleet.placements import Half, Placed, Placements
+from legato.fleet.totals import Totals
+from legato.routing.request import RoutedRequest
+from legato.routing.router import NoReplicaError, Router
+
+_MOST_HASHED_TOKENS = 2**14
+"""Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
+_MOST_TRIES = 3
+"""Replicas that a request is sent to, one after the other, where each refuses it."""
+_FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
+
+
+class Asked(NamedTuple):
+    """What a dispatcher asks of who has the requests.
+
+    Attributes:
+        request: that has not ended, by its id; None where it has.
+        slo: what a class of service is promised, by its name.
+    """
+
+    request: Callable[[str], Unfinished | None]
+    slo: Callable[[str], SloClass]
+
+
+class Left(NamedTuple):
+    """What becomes of requests whose replica is gone.
+
+    Attributes:
+        ended: that cannot be run elsewhere.
+        num_rerun: that are.
+    """
+
+    ended: list[tuple[Unfinished, Placed]]
+    num_rerun: int
+
+
+class Dispatcher:
+    """Knows what runs where.
+
+    Args:
+        block_size: tokens of replicas' blocks.
+        key: that replicas share; empty where they share none.
+        totals: told of what is refused and tried again.
+
+    Attributes:
+        placed: requests that were sent and have not ended.
+    """
+
+    def __init__(
+        self, router: Router, asked: Asked, *, block_size: int, key: bytes, totals: Totals
+    ) -> None:
+        self.placed = Placements()
+        self._router = router
+        self._asked = asked
+        self._block_size = block_size
+        self._key = key
+        self._totals = totals
+        self._links: dict[str, Link] = {}  # key replica id, of those that have an engine
+        self._unplaced: dict[str, AddRequest] = {}  # key request id; they wait for a replica
+
+    def send(self, request: AddRequest, refusals: dict[str, float] | None = None) -> None:
+        """To a replica that has not refused it, or as soon as there is one.
+
+        Args:
+            refusals: as of `Placed`.
+        """
+        refusals = refusals or {}
+        try:
+            placement = self._router.route(
+                self._routed(request), time.monotonic(), without=refusals
+            )
+        except NoReplicaError:
+            self._unplaced[request.request_id] = request
+            return
+        prefill = None if placement.prefill is None else self._links[placement.prefill]
+        decode = self._links[placement.decode]
+        placed = self.placed.add(request.request_id, decode, prefill, refusals)
+        for half, message in sent_halves(request, placed, self._key):
+            half.link.put(message)
+
+    def abort(self, request_id: str) -> None:
+        """It is not wanted any more; what has ended is ignored."""
+        self._unplaced.pop(request_id, None)
+        if request_id in self.placed:
+            self._end(request_id)
+
+    def told(self, link: Link, output: RequestOutput) -> RequestOutput | None:
+        """What a client is told of what a replica says; None where that is nothing."""
+        half = self.placed.half(link, output.request_id)
+        if half is None:
+            return None
+        if half.is_prefill and output.finish_reason not in _FAILED:
+            if output.finish_reason is not None:
+                self._end_prefill(half)
+            return None
+        output = msgspec.structs.replace(output, request_id=half.request_id)
+        if output.finish_reason is FinishReason.REFUSED:
+            return self._refused(half, output)
+        self._note(half, output)
+        return output
+
+    def note_state(self, link: Link, state: ReplicaState) -> None:
+        """What a replica tells; there is an engine, to which requests may go."""
+        replica_id = link.replica_id
+        if replica_id not in self._links:
+            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
+            fetch_s = 0.0 if link.role == "decode" else None
+            self._router.join(replica_id, link.role, transfer_token_s=fetch_s)
+            self._links[replica_id] = link
+            if link.line.is_to_end.is_set():
+                self._router.drain(replica_id)
+        self._router.note_state(replica_id, state, time.monotonic())
+        waiting, self._unplaced = self._unplaced, {}
+        for request in waiting.values():
+            self.send(request)
+
+    def drain(self, link: Link) -> None:
+        """A replica is about to go: it gets nothing new."""
+        if link.replica_id in self._links:
+            self._router.drain(link.replica_id)
+
+    def note_missed(self, link: Link, sent_id: str) -> None:
+        """A replica had no engine for what was sent there."""
+        half = self.placed.half(link, sent_id)
+        if half is None:
+            return
+        if half.is_prefill:
+            self._end_prefill(half)
+            return
+        one = self._asked.request(half.request_id)
+        assert one is not None, "what has ended is placed no more"
+        self.placed.end_half(half)
+        self._end(half.request_id)
+        self.send(one.request)
+
+    def leave(self, link: Link) -> Left:
+        """There is no engine: what of it has not begun, nor was lost before, is run elsewhere.
+
+        Prompts that were only computed there are computed where they are continued.
+        """
+        if self._links.pop(link.replica_id, None) is not None:
+            self._router.leave(link.replica_id, time.monotonic())
+        halves = self.placed.at(link)
+        for half in halves:
+            self.placed.end_half(half)
+        lost = [self._drop(half.request_id) for half in halves if not half.is_prefill]
+        ended: list[tuple[Unfinished, Placed]] = []
+        num_rerun = 0
+        for placed in lost:
+            one = self._asked.request(placed.decode.request_id)
+            if one is None:
+                continue
+            if one.has_begun or one.request.is_rerun:
+                ended.append((one, placed))
+                continue
+            num_rerun += 1
+            one.request = msgspec.structs.replace(one.request, is_rerun=True)
+            self.send(one.request)
+        return Left(ended, num_rerun)
+
+    def _refused(self, half: Half, output: RequestOutput) -> RequestOutput | None:
+        """What a client is told where a replica refuses; None where another may take it."""
+        refusals = self.placed.of(half).refusals | {
+            half.link.replica_id: output.retry_after_s or 0.0
+        }
+        self.placed.end_half(half)
+        self._end(half.request_id)
+        one = self._asked.request(half.request_id)
+        has_others = any(
+            view.is_accepting and view.role == half.link.role and view.replica_id not in refusals
+            for view in self._router.replicas.values()
+        )
+        if one is None or len(refusals) == _MOST_TRIES or not has_others:
+            return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
+        self._totals.note_tried_again(one.request.service.tenant)
+        self.send(one.request, refusals)
+        return None
+
+    def _note(self, half: Half, output: RequestOutput) -> None:
+        placed = self.placed.of(half)
+        if output.new_token_ids and not placed.num_tokens:
+            self._router.note_first_token(half.request_id, time.monotonic())
+            self._fetch_no_more(placed)
+        placed.num_tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            self.placed.end_half(half)
+            self._end(half.request_id)
+
+    def _fetch_no_more(self, placed: Placed) -> None:
+        """Who continues a prompt has computed what was not handed over by now."""
+        prefill, placed.prefill = placed.prefill, None
+        if prefill is not None and self._end_prefill(prefill):
+            _abort(prefill)
+
+    def _end_prefill(self, half: Half) -> bool:
+        """A prompt is computed, or will be by who continues it; whether that is new."""
+        is_new = self.placed.end_half(half)
+        if is_new:
+            self._router.note_prefilled(half.request_id, time.monotonic())
+        return is_new
+
+    def _end(self, request_id: str) -> None:
+        """A request runs nowhere any more."""
+        placed = self._drop(request_id)
+        self._router.note_end(request_id, placed.num_tokens, time.monotonic())
+
+    def _drop(self, request_id: str) -> Placed:
+        """Have no replica go on with it."""
+        placed = self.placed.end(request_id)
+        for half in placed.halves:
+            if self.placed.end_half(half):
+                _abort(half)
+        return placed
+
+    def _routed(self, request: AddRequest) -> RoutedRequest:
+        service, block_size = request.service, self._block_size
+        prompt = request.prompt_token_ids
+        is_shared = self._router.asks_prefixes and service.cache_salt is None
+        return RoutedRequest(
+            request_id=request.request_id,
+            num_prompt_tokens=len(prompt),
+            slo=self._asked.slo(service.slo_class),
+            tenant=service.tenant,
+            block_hashes=(
+                block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
+            ),
+            block_size=block_size,
+            is_divisible=request.params.prompt_logprobs is None,  # what is not computed has none
+        )
+
+
+def _abort(half: Half) -> None:
+    half.link.put(AbortRequest(request_id=half.sent_id))
