@@ -37,16 +37,16 @@ def write_profile(folder: Path) -> str:
 
 
 class InProcessReplicas:
-    """`Replicas` that a test starts and ends."""
+    """`Replicas` that a test starts and ends. Args: profile: None where a model is computed."""
 
     death = ""
 
-    def __init__(self, config: EngineConfig, profile: str) -> None:
+    def __init__(self, config: EngineConfig, profile: str | None) -> None:
         self.by_id: dict[str, Replica] = {}
         self.lines: dict[str, Line] = {}
         self.num_frames = 0
         self._config = config
-        self._program = program(profile)
+        self._program = None if profile is None else program(profile)
         self._waiting: list[Line] = []
 
     async def add(self, replica_id: str, role: Role = "both") -> Replica:
