@@ -73,6 +73,7 @@ NOT_SHOWN = {
     "legato:request_max_num_generation_tokens",
     "legato:request_params_max_tokens",
     "legato:request_params_n",
+    "legato:replica_start_time_seconds",
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
 }
@@ -250,6 +251,30 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Replicas": (
+        Panel(
+            "Requests by replica",
+            "Of a fleet: running and waiting.",
+            "short",
+            {
+                "{{replica}} running": select("legato:replica_requests_running"),
+                "{{replica}} waiting": select("legato:replica_requests_waiting"),
+            },
+        ),
+        Panel(
+            "Forecast of first tokens by replica",
+            "Of a short prompt that came now; more replicas are started where this comes near to "
+            "what is promised.",
+            "s",
+            {"{{replica}}": select("legato:replica_forecast_ttft_seconds")},
+        ),
+        Panel(
+            "KV cache by replica",
+            "In use by requests.",
+            "percentunit",
+            {"{{replica}}": select("legato:replica_kv_cache_usage_perc")},
+        ),
+    ),
     "Cache and faults": (
         Panel(
             "KV cache",
@@ -278,6 +303,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "preemptions": rate("legato:num_preemptions_total"),
                 "failed steps": rate("legato:num_failed_steps_total"),
                 "engine restarts": rate("legato:num_engine_restarts_total"),
+            },
+        ),
+    ),
+    "Transfers": (
+        Panel(
+            "Blocks from other engines",
+            "Bytes a second, and what the link brings while it is busy.",
+            "Bps",
+            {
+                "read": rate("legato:kv_transfer_bytes_total"),
+                "while busy": f"{rate('legato:kv_transfer_bytes_total')} / "
+                f"{rate('legato:kv_transfer_seconds_total')}",
+            },
+        ),
+        Panel(
+            "Prompts from other engines",
+            "A second; those that did not come whole are computed.",
+            "reqps",
+            {
+                "fetched": rate("legato:kv_transfer_prompts_fetched_total"),
+                "computed after all": rate("legato:kv_transfer_prompts_recomputed_total"),
+            },
+        ),
+        Panel(
+            "Prompts kept for other engines",
+            "Those kept now, and those that nobody fetched in time, a second.",
+            "short",
+            {
+                "kept": select("legato:kv_transfer_leases"),
+                "expired": rate("legato:kv_transfer_leases_expired_total"),
             },
         ),
     ),

@@ -30,7 +30,7 @@ from legato.routing.router import ROUTING_POLICIES
 
 _DIED = "engine_dead"
 """Code of the error that says so."""
-_LEFT = re.compile(r"(\d+) of its requests are run elsewhere, and (\d+) end")
+_LEFT = re.compile(r"(\d+) are run elsewhere, and (\d+) end")
 """What the front door logs of a replica that is gone."""
 
 WHOLE, REFUSED, TOLD_BEFORE, TOLD_AFTER, LOST = (

@@ -1,15 +1,17 @@
 """What a server needs of what computes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_transfer import KVTransfer
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.stats import EngineStats, KeptPromise
+from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.model.vocabulary import Vocabulary
@@ -21,8 +23,10 @@ class Engine(Protocol):
     Attributes:
         info: what there is to know of the model that runs.
         vocabulary: what its tokens stand for.
+        tickets: what requests say of blocks and other engines.
         activity: what it does, for those who watch.
         stats: its numbers, as of the latest step.
+        replicas: those of each replica, where it is a fleet; key the replica's id.
         is_alive: whether it serves, or will again.
         death: why it does not, if so.
         num_restarts: of its processes, from the start.
@@ -40,10 +44,16 @@ class Engine(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
     @property
+    def tickets(self) -> Tickets: ...
+
+    @property
     def activity(self) -> Activity: ...
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaStats]: ...
 
     @property
     def is_alive(self) -> bool: ...
@@ -97,12 +107,15 @@ class Engine(Protocol):
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
 
         Args:
             prompts: token ids of each.
             take: given each delta, as it comes.
+            kv_transfer: what becomes of the blocks of the only prompt between this engine and
+                another, as `tickets` read it.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.
