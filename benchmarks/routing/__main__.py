@@ -1,6 +1,6 @@
 """What is it worth to send each request to the right replica? Four routings, one after the other.
 
-    python -m benchmarks.routing [--traffic azure conversations] [--seconds 160] [--rate 8]
+    python -m benchmarks.routing [--traffic azure conversations] [--seconds 120] [--rate 8]
                                  [--virtual --seeds 0 1 2 3] [--trace FILE] [--out out]
 
 Starts a fleet of replicas that compute nothing and whose steps last as a profile says, in real
@@ -106,8 +106,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--traffic", nargs="+", choices=list(TRAFFIC), default=list(TRAFFIC))
     parser.add_argument("--trace", type=Path, help="a file of requests instead of made-up ones")
     parser.add_argument("--routing", nargs="+", choices=_ROUTINGS, default=list(_ROUTINGS))
-    parser.add_argument("--seconds", type=float, default=160.0, help="in which requests come")
-    parser.add_argument("--warm-up", type=float, default=40.0, help="of these, not counted")
+    parser.add_argument("--seconds", type=float, default=120.0, help="in which requests come")
+    parser.add_argument("--warm-up", type=float, default=0.0, help="of these, not counted")
     parser.add_argument(
         "--rate", type=float, help=f"requests a second (default: {RATES_PER_S}; a trace's own)"
     )

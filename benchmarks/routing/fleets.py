@@ -63,7 +63,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if find_spec("ray") is None:
             return shlex.join([sys.executable, "-m", "benchmarks.routing.local_fleet", *flags])
-        return shlex.join([sys.executable, "-m", "legato", "fleet", "--log-level", "info", *flags])
+        return shlex.join(
+            [sys.executable, "-m", "legato", "fleet", "--log-level", "warning", *flags]
+        )
 
 
 class RealRun(msgspec.Struct, frozen=True, kw_only=True):

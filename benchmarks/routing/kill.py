@@ -30,7 +30,7 @@ from legato.routing.router import ROUTING_POLICIES
 
 _DIED = "engine_dead"
 """Code of the error that says so."""
-_LEFT = re.compile(r"(\d+) are run elsewhere, and (\d+) end")
+LEFT = re.compile(r"(\d+) are run elsewhere, and (\d+) end")
 """What the front door logs of a replica that is gone."""
 
 WHOLE, REFUSED, TOLD_BEFORE, TOLD_AFTER, LOST = (
@@ -54,7 +54,7 @@ def main() -> int:
         records = asyncio.run(_served(url, workload, process, arguments.at))
     counts = Counter(map(outcome, records))
     in_flight = [record for record in records if _is_at(record, arguments.at)]
-    told = _LEFT.findall(log_path.read_text())
+    told = LEFT.findall(log_path.read_text())
     num_rerun, num_ended = (sum(int(numbers[place]) for numbers in told) for place in (0, 1))
     print_table(_table(counts, Counter(map(outcome, in_flight)), num_rerun))
     written = {"counts": counts, "sent": len(records), "run_elsewhere": num_rerun}

@@ -75,7 +75,7 @@ async def _start(
         *(Replica.start(one, config, program=steps_last) for one in replica_ids)
     )
     local = LocalReplicas(dict(zip(replica_ids, replicas, strict=True)))
-    return await FleetEngine.start(config, local, text, routing=fleet.routing)
+    return await FleetEngine.start(config, [local], text, routing=fleet.routing, is_only_door=True)
 
 
 def _parse() -> argparse.Namespace:

@@ -37,15 +37,13 @@ _PAUSE_S = (12.0, 0.7)
 _READS_TOKEN_S = 0.05
 """What an answer takes for each of its tokens, if it comes as fast as it is read: turns come at
 their times, whatever became of the one before."""
-_EARLIEST_S = 60.0
-"""By so much before the start the first conversations began: of a fleet that is cold, less is asked
-at first."""
+_EARLIEST_S = 600.0
+"""Conversations that began longer before the start have ended."""
 _IDS_OF_ONE = 2**10
 """Ids of blocks that are kept for each conversation, and for all applications together."""
 
 Traffic = Callable[[float, float, int], Workload]
-"""Takes the seconds in which requests come, how many a second, and the seed. Of conversations,
-there are so many once as many end as begin."""
+"""Takes the seconds in which requests come, how many a second, and the seed."""
 
 
 def azure(seconds: float, rate_per_s: float, seed: int) -> Workload:
@@ -68,8 +66,8 @@ def azure(seconds: float, rate_per_s: float, seed: int) -> Workload:
 def conversations(seconds: float, rate_per_s: float, seed: int) -> Workload:
     """Turns of conversations, each of which begins with all that was said before.
 
-    All conversations of an application begin with its system prompt. Some are under way at the
-    start, of which nothing is cached; it takes minutes until as many end as begin.
+    All conversations of an application begin with its system prompt. Many are under way at the
+    start, of which nothing is cached, as of a fleet that is deployed anew under load.
     """
     rng = np.random.default_rng(seed)
     starts_s = _poisson(rng, _EARLIEST_S + seconds, rate_per_s / _MEAN_TURNS) - _EARLIEST_S
@@ -137,5 +135,5 @@ def _drawn(rng: np.random.Generator, lognormal: tuple[float, float]) -> float:
 TRAFFIC: dict[str, Traffic] = {"azure": azure, "conversations": conversations}
 """Key the name by which a user asks for it."""
 
-RATES_PER_S = {"azure": 5.0, "conversations": 12.0}
+RATES_PER_S = {"azure": 5.0, "conversations": 9.0}
 """By which three of the replicas that the benchmark starts have enough to do; key as above."""

@@ -25,14 +25,14 @@ FLEET = Fleet(
 
 @pytest.mark.parametrize("name", TRAFFIC)
 def test_traffic_comes_in_order_at_its_rate_and_fits(name: str) -> None:
-    workload = TRAFFIC[name](600.0, 5.0, 1)
+    workload = TRAFFIC[name](400.0, 5.0, 1)
     arrivals_s = [request.arrival_s for request in workload]
     assert arrivals_s == sorted(arrivals_s)
-    assert len(workload) == pytest.approx(3000, rel=0.25)
+    assert len(workload) == pytest.approx(2000, rel=0.25)
     for request in workload:
         assert request.num_prompt_tokens + request.num_output_tokens <= MAX_MODEL_LEN
-    assert workload == TRAFFIC[name](600.0, 5.0, 1)
-    assert workload != TRAFFIC[name](600.0, 5.0, 2)
+    assert workload == TRAFFIC[name](400.0, 5.0, 1)
+    assert workload != TRAFFIC[name](400.0, 5.0, 2)
 
 
 def test_a_turn_begins_with_all_that_was_said_before() -> None:

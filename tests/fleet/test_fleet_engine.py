@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks.routing.kill import LEFT
 
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
@@ -47,7 +48,9 @@ async def test_requests_are_shared_and_sessions_stay_where_they_are_cached(tmp_p
         assert engine.stats.num_prefix_cache_hits >= 0.7 * 600 * len(prompts)
 
 
-async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fleet(tmp_path, 2, "round-robin") as (engine, replicas):
         async with begun(engine, [1, 2, 3]) as stream:
             replica = replicas.by_id[home(engine)]
@@ -64,6 +67,7 @@ async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(tmp_path: Pa
         assert engine.num_restarts == 1
         assert not engine._dispatcher.placed
         assert not replica._owners
+        assert LEFT.findall(caplog.text) == [("2", "1")], "the front door tells what became of all"
 
 
 async def test_a_replica_that_is_gone_is_not_sent_anything(tmp_path: Path) -> None:

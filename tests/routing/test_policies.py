@@ -92,12 +92,27 @@ def test_equal_prompts_that_come_together_meet() -> None:
     assert len({made.route(request(str(n)), 0.0).decode for n in range(3)}) == 1
 
 
-def test_a_cached_prefix_is_worth_the_time_that_it_saves() -> None:
-    """160 tokens are 0.16 s, which count twice: others wait for them, too."""
-    for delay_s, where in ((0.3, "1"), (0.5, "0")):
-        made = router("kept-promise", state(), state(delay_s=delay_s))
-        made.note_kv_events("1", [stored()])
-        assert made.route(request("a"), 0.0).decode == where
+@pytest.mark.parametrize(("delay_s", "where"), [(1.0, "1"), (3.0, "0")])
+def test_a_session_moves_to_an_idle_replica_rather_than_break_its_promise(
+    delay_s: float, where: str
+) -> None:
+    """What is cached is 0.16 s of work, and the promise is 2 s."""
+    made = router("kept-promise", state(), state(delay_s=delay_s))
+    made.note_kv_events("1", [stored()])
+    assert made.route(request("a"), 0.0).decode == where
+
+
+def test_a_session_stays_where_moving_it_would_delay_many() -> None:
+    """All replicas have much to do, so that whatever is computed twice delays all that come."""
+    made = router("kept-promise", state(delay_s=1.0), state(delay_s=3.0))
+    for number in range(200):
+        made.route(request(f"before {number}", slo=SloClass()), 0.05 * number)
+        made.note_end(f"before {number}", 10, 0.05 * number)
+    for place, delay_s in enumerate((1.0, 3.0)):
+        made.note_state(str(place), state(delay_s=delay_s), 10.0)
+    made.note_kv_events("0", [AllBlocksCleared()])
+    made.note_kv_events("1", [stored()])
+    assert made.route(request("a"), 10.0).decode == "1"
 
 
 def test_where_the_promise_is_kept_goes_before_where_it_ends_earlier() -> None:

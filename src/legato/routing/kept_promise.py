@@ -1,13 +1,19 @@
-"""Legato's own policy: a request goes where its promise is most likely kept."""
+"""Legato's own policy: a request goes where the fewest promises are broken for it."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+from legato.routing.recent_work import RecentWork
 from legato.routing.replica_view import ReplicaView
 from legato.routing.request import RoutedRequest
 
 _ERROR = 0.3
 """Standard deviation of the logarithm of what first tokens take over what was forecast."""
+
+_BESIDE_PROMISE = 0.1
+"""What a second counts that breaks no promise; without a promise, seconds are all that counts."""
+
+_MOST_BUSY = 0.95
 
 _FIRST_MEAN_OUTPUT, _LEARNING_RATE = 256.0, 0.01
 
@@ -15,10 +21,11 @@ _FIRST_MEAN_OUTPUT, _LEARNING_RATE = 256.0, 0.01
 class KeptPromise:
     """Forecasts each request at each replica, by what the replica tells of its queue and steps.
 
-    A request goes where its TTFT SLO is most likely kept. Of replicas where it is as likely, it
-    goes where it would end first, its prompt counted twice, since others wait for that too. So a
-    cached prefix counts for the time that it saves, and a session stays where it is as long as
-    waiting there takes less than computing it elsewhere.
+    A request goes where it costs least, itself and others. Itself: its TTFT SLO times the chance
+    that it is broken, and a little of the time until it ends. Others: what it takes to compute what
+    is not cached there, for each request that comes before that has been made up for. Where a
+    replica has little to do, that is none, and a session moves there rather than wait; the more
+    all have to do, the more it counts that nothing is computed twice, and the session stays.
 
     Gaps between tokens need no choice of their own: a replica lets nobody in beside whom it could
     not keep them, which delays first tokens, and which it tells of.
@@ -28,6 +35,7 @@ class KeptPromise:
 
     def __init__(self) -> None:
         self._mean_output = _FIRST_MEAN_OUTPUT
+        self._recent = RecentWork()
 
     def choose(
         self,
@@ -36,15 +44,23 @@ class KeptPromise:
         num_cached: Mapping[str, int],
         now_s: float,
     ) -> ReplicaView:
-        def cost(replica: ReplicaView) -> tuple[float, float]:
-            cached = num_cached.get(replica.replica_id, 0)
-            num_missing = max(1, request.num_prompt_tokens - cached)
-            ttft_s = self.ttft_s(request, replica, cached, now_s)
-            rest_s = 0.0 if replica.role == "prefill" else self._mean_output * replica.itl_s(1)
-            seconds = ttft_s + rest_s + num_missing * replica.token_s
-            return -_chance(ttft_s, request.slo.ttft_s), seconds
+        # Of those that a replica gets, so many more wait for each second that there is a queue.
+        num_replicas = len(replicas)
+        busy = min(_MOST_BUSY, self._recent.busy(now_s) / num_replicas)
+        delayed_per_s = self._recent.requests_per_s(now_s) / num_replicas / (1.0 - busy)
 
-        return min(replicas, key=cost)
+        def cost(replica: ReplicaView) -> float:
+            cached = num_cached.get(replica.replica_id, 0)
+            ttft_s = self.ttft_s(request, replica, cached, now_s)
+            num_delayed = 1.0 + delayed_per_s * ttft_s
+            return self._own_cost(request, replica, ttft_s) + num_delayed * _work_s(
+                request, replica, cached
+            )
+
+        chosen = min(replicas, key=cost)
+        num_there = num_cached.get(chosen.replica_id, 0)
+        self._recent.add(_work_s(request, chosen, num_there), now_s)
+        return chosen
 
     def note_end(self, num_output_tokens: int) -> None:
         self._mean_output += _LEARNING_RATE * (num_output_tokens - self._mean_output)
@@ -62,9 +78,20 @@ class KeptPromise:
         num_ends = num_lacking / request.num_prompt_tokens
         return ttft_s + num_ends * self._mean_output * replica.itl_s(0) / replica.num_in_flight
 
+    def _own_cost(self, request: RoutedRequest, replica: ReplicaView, ttft_s: float) -> float:
+        rest_s = 0.0 if replica.role == "prefill" else self._mean_output * replica.itl_s(1)
+        slo_s = request.slo.ttft_s
+        if slo_s is None:
+            return ttft_s + rest_s
+        return (1.0 - _chance(ttft_s, slo_s)) * slo_s + _BESIDE_PROMISE * (ttft_s + rest_s)
 
-def _chance(ttft_s: float, slo_s: float | None) -> float:
-    """That a first token forecast for `ttft_s` is in time, in hundredths: errors are log-normal."""
-    if slo_s is None or ttft_s <= 0.0:
+
+def _work_s(request: RoutedRequest, replica: ReplicaView, num_cached: int) -> float:
+    return max(1, request.num_prompt_tokens - num_cached) * replica.token_s
+
+
+def _chance(ttft_s: float, slo_s: float) -> float:
+    """That a first token forecast for `ttft_s` is in time: errors are log-normal."""
+    if ttft_s <= 0.0:
         return 1.0
-    return round(0.5 * math.erfc(math.log(ttft_s / slo_s) / (_ERROR * math.sqrt(2.0))), 2)
+    return 0.5 * math.erfc(math.log(ttft_s / slo_s) / (_ERROR * math.sqrt(2.0)))
