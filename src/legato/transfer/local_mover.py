@@ -29,7 +29,7 @@ class LocalMover:
     def disconnect(self, peer: str) -> None:
         """There is nothing to forget."""
 
-    def read(self, peer: str, spans: Spans) -> "LocalRead":
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> "LocalRead":  # noqa: ARG002
         memory = _known.get(peer.encode())
         if memory is None:
             raise TransferError("the other engine is gone")

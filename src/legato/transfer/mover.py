@@ -39,8 +39,12 @@ class Mover(Protocol):
         """Forget another one, which fails or is gone."""
         ...
 
-    def read(self, peer: str, spans: Spans) -> Read:
-        """Begin to copy its memory here; raises `TransferError`."""
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> Read:
+        """Begin to copy its memory here; raises `TransferError`.
+
+        Args:
+            gpu: as of the `CacheMemory` there.
+        """
         ...
 
     def close(self) -> None: ...

@@ -89,6 +89,7 @@ class ExportService:
                 self._mover.metadata,
                 self._memory.address,
                 self._memory.num_blocks,
+                self._memory.gpu,
             )
         )
         return True
