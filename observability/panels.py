@@ -73,6 +73,7 @@ NOT_SHOWN = {
     "legato:request_max_num_generation_tokens",
     "legato:request_params_max_tokens",
     "legato:request_params_n",
+    "legato:replica_start_time_seconds",
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
 }
@@ -248,6 +249,30 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "{{tenant}} waiting": select("legato:tenant_requests_waiting"),
                 "{{tenant}} refused": rate("legato:tenant_requests_refused_total", by="tenant"),
             },
+        ),
+    ),
+    "Replicas": (
+        Panel(
+            "Requests by replica",
+            "Of a fleet: running and waiting.",
+            "short",
+            {
+                "{{replica}} running": select("legato:replica_requests_running"),
+                "{{replica}} waiting": select("legato:replica_requests_waiting"),
+            },
+        ),
+        Panel(
+            "Forecast of first tokens by replica",
+            "Of a short prompt that came now; more replicas are started where this comes near to "
+            "what is promised.",
+            "s",
+            {"{{replica}}": select("legato:replica_forecast_ttft_seconds")},
+        ),
+        Panel(
+            "KV cache by replica",
+            "In use by requests.",
+            "percentunit",
+            {"{{replica}}": select("legato:replica_kv_cache_usage_perc")},
         ),
     ),
     "Cache and faults": (

@@ -1,14 +1,28 @@
-"""Replicas in the front door's own process, whose engines are processes that only last."""
+"""A fleet without Ray: replicas in the front door's own process, whose engines are processes that
+only last."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from legato.bench.simulation.engine_process import program
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.sampling_params import SamplingParams
+from legato.core.slo import ServiceParams
+from legato.engine.errors import EngineDeadError
+from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.submission import Submission
+from legato.fleet.config import replica_config
+from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
+from legato.model.defaults import ModelDefaults
+from legato.model.vocabulary import Vocabulary
+from legato.routing.request import Role
 
 STEP_S = 0.004
 
@@ -17,7 +31,8 @@ def write_profile(folder: Path) -> str:
     """Of a machine whose steps are short."""
     path = folder / "profile.json"
     costs = {"step_s": STEP_S, "row_s": [2e-5] * 5}
-    path.write_text(json.dumps({"costs": costs, "max_model_len": 2048, "kv_cache_tokens": 16384}))
+    told = {"max_model_len": 2048, "kv_cache_tokens": 16384, "kv_token_bytes": 1e5}
+    path.write_text(json.dumps({"costs": costs, **told}))
     return str(path)
 
 
@@ -34,8 +49,9 @@ class InProcessReplicas:
         self._program = program(profile)
         self._waiting: list[Line] = []
 
-    async def add(self, replica_id: str) -> Replica:
-        replica = await Replica.start(replica_id, self._config, program=self._program)
+    async def add(self, replica_id: str, role: Role = "both") -> Replica:
+        config = replica_config(self._config, role, "127.0.0.1")
+        replica = await Replica.start(replica_id, config, program=self._program)
         self.by_id[replica_id] = replica
         return replica
 
@@ -72,3 +88,83 @@ class InProcessReplicas:
 
 async def _pause() -> None:
     await asyncio.sleep(0.01)
+
+
+CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=8, itl_slo_s=0.5, ttft_slo_s=60.0))
+SHORT = SamplingParams(max_tokens=5)
+LONG = SamplingParams(max_tokens=1500)
+EVERYONES = ServiceParams()
+NO_WORDS = Vocabulary.of((), frozenset())
+
+
+async def no_text() -> tuple[Vocabulary, ModelDefaults]:
+    return NO_WORDS, ModelDefaults(eos_token_ids=(), sampling={})
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path,
+    num_replicas: int,
+    routing: str = "kept-promise",
+    *,
+    config: EngineConfig = CONFIG,
+    is_only_door: bool = True,
+) -> AsyncIterator[tuple[FleetEngine, InProcessReplicas]]:
+    """A front door that is joined to all of its replicas."""
+    replicas = InProcessReplicas(config, write_profile(folder))
+    await asyncio.gather(*(replicas.add(f"r{i}") for i in range(num_replicas)))
+    engine = await FleetEngine.start(
+        config, [replicas], no_text(), routing=routing, is_only_door=is_only_door
+    )
+    try:
+        await joined(engine, num_replicas)
+        yield engine, replicas
+    finally:
+        await engine.close()
+
+
+async def joined(engine: FleetEngine, num_replicas: int) -> None:
+    while len(engine._router.replicas) != num_replicas:
+        await asyncio.sleep(0.01)
+
+
+async def complete(
+    engine: FleetEngine,
+    prompt: list[int],
+    params: SamplingParams,
+    service: ServiceParams = EVERYONES,
+) -> Completion:
+    completion = Completion(0)
+
+    def take(_: int, delta: CompletionDelta) -> None:
+        completion.add(delta)
+
+    async with engine.submitted(
+        [prompt], params, service=service, request_id="r", take=take
+    ) as submission:
+        await submission.ended.wait()
+        submission.check()
+    return completion
+
+
+@asynccontextmanager
+async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
+    """A stream whose first token has come."""
+    async with engine.submitted(
+        [prompt], LONG, service=EVERYONES, request_id="r", take=lambda *_: None
+    ) as submission:
+        await submission.begun.wait()
+        submission.check()
+        yield submission
+
+
+async def ends_because(submission: Submission, why: str) -> None:
+    await submission.ended.wait()
+    with pytest.raises(EngineDeadError, match=why):
+        submission.check()
+
+
+def home(engine: FleetEngine) -> str:
+    """The replica of the one request that runs."""
+    [placed] = engine._placed
+    return placed.link.replica_id

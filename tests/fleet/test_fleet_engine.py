@@ -3,95 +3,33 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from legato.core.config import EngineConfig, SchedulerConfig
-from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
-from legato.engine.frontend.completion import Completion, CompletionDelta
-from legato.engine.frontend.submission import Submission
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.engine import FleetEngine
 from legato.fleet.messages import Brought, FromReplica, Joined, Sent
 from legato.fleet.replica import Replica
-from legato.model.defaults import ModelDefaults
-from legato.model.vocabulary import Vocabulary
-from tests.fleet.in_process import InProcessReplicas, write_profile
-
-CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=8, itl_slo_s=0.5, ttft_slo_s=60.0))
-SHORT = SamplingParams(max_tokens=5)
-LONG = SamplingParams(max_tokens=1500)
-NO_WORDS = Vocabulary.of((), frozenset())
-
-
-async def no_text() -> tuple[Vocabulary, ModelDefaults]:
-    return NO_WORDS, ModelDefaults(eos_token_ids=(), sampling={})
-
-
-@asynccontextmanager
-async def fleet(
-    folder: Path, num_replicas: int, routing: str = "kept-promise"
-) -> AsyncIterator[tuple[FleetEngine, InProcessReplicas]]:
-    replicas = InProcessReplicas(CONFIG, write_profile(folder))
-    await asyncio.gather(*(replicas.add(f"r{i}") for i in range(num_replicas)))
-    engine = await FleetEngine.start(CONFIG, replicas, no_text(), routing=routing)
-    try:
-        await joined(engine, num_replicas)
-        yield engine, replicas
-    finally:
-        await engine.close()
-
-
-async def joined(engine: FleetEngine, num_replicas: int) -> None:
-    while len(engine._router.replicas) != num_replicas:
-        await asyncio.sleep(0.01)
-
-
-async def complete(engine: FleetEngine, prompt: list[int], params: SamplingParams) -> Completion:
-    completion = Completion(0)
-
-    def take(_: int, delta: CompletionDelta) -> None:
-        completion.add(delta)
-
-    async with engine.submitted(
-        [prompt], params, service=ServiceParams(), request_id="r", take=take
-    ) as submission:
-        await submission.ended.wait()
-        submission.check()
-    return completion
-
-
-@asynccontextmanager
-async def begun(engine: FleetEngine, prompt: list[int]) -> AsyncIterator[Submission]:
-    """A stream whose first token has come."""
-    async with engine.submitted(
-        [prompt], LONG, service=ServiceParams(), request_id="r", take=lambda *_: None
-    ) as submission:
-        await submission.begun.wait()
-        submission.check()
-        yield submission
-
-
-async def ends_because(submission: Submission, why: str) -> None:
-    await submission.ended.wait()
-    with pytest.raises(EngineDeadError, match=why):
-        submission.check()
-
-
-def home(engine: FleetEngine) -> str:
-    """The replica of the one request that runs."""
-    [placed] = engine._placed.values()
-    return placed.link.replica_id
+from tests.fleet.in_process import (
+    CONFIG,
+    SHORT,
+    InProcessReplicas,
+    begun,
+    complete,
+    ends_because,
+    fleet,
+    home,
+    joined,
+    write_profile,
+)
 
 
 async def test_requests_are_shared_and_sessions_stay_where_they_are_cached(tmp_path: Path) -> None:
@@ -166,8 +104,6 @@ async def test_whoever_leaves_is_computed_no_more(tmp_path: Path) -> None:
             assert replica._owners
         while replica._owners or engine.stats.num_running:
             await complete(engine, [7], SamplingParams(max_tokens=1))
-        with pytest.raises(ConfigError, match="deploy it again"):
-            engine.reconfigure(CONFIG.scheduler)
         assert set(engine.kept()) == {"interactive"}
 
 

@@ -151,6 +151,8 @@ def _title(story: "RequestStory") -> str:
 
 def _caveats(story: "RequestStory") -> list[str]:
     lines = []
+    if any(story.replica_ids):
+        lines.append(f"It was sent to replica {', then to '.join(story.replica_ids)}.")
     if story.arrived is None:
         lines.append("It came before the trace began.")
     if story.ended is None:

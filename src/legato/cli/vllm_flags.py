@@ -6,8 +6,9 @@ from fnmatch import fnmatchcase
 from legato.core.spelling import did_you_mean
 
 _NOTES = {
-    "a model runs on one device here; start a server on each, behind a load balancer": (
-        "tp pp dp tensor-parallel-size pipeline-parallel-size *context-parallel-size "
+    "it is --tensor-parallel-size": "tp",
+    "a model is divided by --tensor-parallel-size alone; start several servers behind a balancer": (
+        "pp dp pipeline-parallel-size *context-parallel-size "
         "data-parallel-* *expert-parallel* distributed-executor-backend nnodes node-rank "
         "master-addr master-port all2all-backend *eplb* *dbo* disable-custom-all-reduce "
         "disable-nccl-for-dp-synchronization headless num-redundant-experts "

@@ -94,8 +94,17 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Flag("longest prompt plus output", metavar="TOKENS", default="the model's own"),
     ] = None
     num_threads: Annotated[
-        Count | None, Flag("threads of the forward pass on CPU", default="one a core")
+        Count | None,
+        Flag("threads of the forward pass on CPU, of all ranks together", default="one a core"),
     ] = None
+    tensor_parallel_size: Annotated[
+        Count,
+        Flag(
+            "ranks, each a process, and a GPU where there are some, among which every layer is "
+            "divided; attention heads and MLP must divide evenly",
+            metavar="RANKS",
+        ),
+    ] = 1
     quantization: Annotated[
         Quantization | None,
         Flag(
@@ -420,6 +429,11 @@ class TransferConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 30.0
 
+    @property
+    def listening_port(self) -> int | None:
+        """Where other engines ask for blocks; None where this one only fetches."""
+        return None if self.kv_role == "decode" else self.kv_transfer_port
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Everything an engine is built from."""
@@ -433,6 +447,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.transfer.kv_role is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("--kv-role needs the prefix cache, which is turned off")
+        if self.transfer.kv_role is not None and self.model.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--kv-role moves whole blocks, of which ranks have a part each: it does not go "
+                "with --tensor-parallel-size"
+            )
 
     @classmethod
     def of(cls, **settings: Any) -> "EngineConfig":

@@ -45,6 +45,22 @@ class KeptPromise(msgspec.Struct, frozen=True, kw_only=True):
     delivered_s: float | None
 
 
+class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a fleet in numbers.
+
+    Attributes:
+        started_s: when it began to serve, in Unix time.
+        delay_s: as in `ReplicaState`.
+        num_running, num_waiting, kv_usage: as in `EngineStats`.
+    """
+
+    started_s: float
+    delay_s: float
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the scheduler. Counts of preemptions, steps and tokens are from the start.
 

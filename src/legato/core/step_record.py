@@ -60,6 +60,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
         num_running, num_waiting: requests, after it was planned.
         num_used_blocks: of the KV cache, with the tokens of this step.
         num_cached_blocks: kept for later requests, of those that are not in use.
+        replica_id: of a fleet, whose step it is; steps of each are numbered by themselves.
     """
 
     step_id: int
@@ -82,6 +83,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    replica_id: str = ""
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -106,6 +108,7 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", t
         arrived_s: when the front end sent it.
         taken_s: when the engine had it: the step during which it came ends first.
         is_rerun: as in `AddRequest`.
+        replica_id: of a fleet, to which it has come; another, where that refuses it or dies.
     """
 
     request_id: str
@@ -117,6 +120,7 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived", t
     priority: int
     is_rerun: bool
     tenant: str = DEFAULT_TENANT
+    replica_id: str = ""
 
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
@@ -214,7 +218,7 @@ class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_fiel
 
     Attributes:
         planned_s, predicted_s, limit_s, budget_tokens: as in `StepRecord`.
-        num_decode_tokens: as there.
+        num_decode_tokens, replica_id: as there.
         prefill_tokens: of prompts, and of what was preempted; key request id.
     """
 
@@ -225,6 +229,7 @@ class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun", tag_fiel
     budget_tokens: int
     num_decode_tokens: int
     prefill_tokens: dict[str, int]
+    replica_id: str = ""
 
 
 class RequestSent(msgspec.Struct, frozen=True, kw_only=True, tag="sent", tag_field="kind"):

@@ -4,26 +4,26 @@ connections: `serve run legato.fleet:app`."""
 import time
 from typing import Any
 
-import msgspec
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.core.config import EngineConfig, engine_parts
-from legato.core.config_fields import Config
-from legato.core.errors import ConfigError
+from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import check_fleet
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
+from legato.fleet.exposure import check_reach, open_on_this_node
+from legato.fleet.settings import fleet_settings
 from legato.model.source import configured_source
 from legato.model.text_source import text_source
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
-from legato.server.http.middleware import Lifecycle
+from legato.server.http.middleware import REQUEST_ID, Lifecycle
 from legato.server.http.outlet import AsgiOutlet
-from legato.server.http_server import metrics_of
+from legato.server.http_server import begin_tracing, metrics_of
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
 
@@ -32,7 +32,10 @@ _DRAIN_S = 3600.0
 
 
 class BehindProxy:
-    """The application as a server that is not Legato's calls it."""
+    """The application as a server that is not Legato's calls it.
+
+    Ray's proxy gives each request an id, which is a header of it and of the answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,9 +47,18 @@ class BehindProxy:
                 await send({"type": f"lifespan.{done}.complete"})
             return
         scope.setdefault("state", {})["received_s"] = time.monotonic()
-        outlet = AsgiOutlet(send)
+        outlet = AsgiOutlet(_without_id(send))
         outlet.put_into(scope)
         await self._app(scope, receive, outlet.send)
+
+
+def _without_id(send: Send) -> Send:
+    async def send_without_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            del MutableHeaders(scope=message)[REQUEST_ID]
+        await send(message)
+
+    return send_without_id
 
 
 @serve.ingress()
@@ -54,8 +66,10 @@ class FrontDoor:
     """Args: config, server: an `EngineConfig` and a `ServerConfig`, packed."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
+        self, config: bytes, server: bytes, routing: str, *pools: DeploymentHandle
     ) -> None:
+        check_reach()
+        open_on_this_node()
         engine_config = unpacker(EngineConfig).decode(config)
         server_config = unpacker(ServerConfig).decode(server)
         source = configured_source(engine_config.model)
@@ -64,10 +78,11 @@ class FrontDoor:
         )
         self._engine = await FleetEngine.start(
             engine_config,
-            RayReplicas(replicas),
+            [RayReplicas(replicas) for replicas in pools],
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
+            is_only_door=False,
         )
         await self._text.serve(
             Serving(
@@ -77,6 +92,7 @@ class FrontDoor:
             )
         )
         metrics = metrics_of(self._engine, server_config)
+        self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
         self._behind_proxy = BehindProxy(app)
 
@@ -94,30 +110,18 @@ def app(settings: dict[str, Any]) -> Application:
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
-            with underscores, such as `replicas=4`.
+            with underscores, such as `replicas=4`; `api_key_file` is a path, of one key a line.
 
     Raises:
-        ConfigError: there is no such setting, or it has no such value.
+        ConfigError: as `fleet_settings`.
     """
-    left = dict(settings)
-    parts = {name: _taken(part, left) for name, part in engine_parts().items()}
-    server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)
-    if left:
-        raise ConfigError(f"no such setting: {', '.join(left)}")
-    config = EngineConfig(**parts)
+    config, server, fleet = fleet_settings(settings)
+    check_fleet(config, fleet, is_on_cluster=True)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
-
-
-def _taken(config: type[Config], settings: dict[str, Any]) -> Any:
-    """The part that is told of in settings, from which it is taken."""
-    own = {name: settings.pop(name) for name in config.__struct_fields__ if name in settings}
-    try:
-        return msgspec.convert(own, config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+    pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
+    return deployment.bind(pack(config), pack(server), fleet.routing, *pools)

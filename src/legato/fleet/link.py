@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from legato.core.request import Event
-from legato.core.stats import EngineStats
+from legato.core.stats import EngineStats, ReplicaStats
 from legato.engine.process.channel import pack, unpacker
-from legato.engine.process.messages import EngineInfo, KnowVocabulary
-from legato.fleet.messages import FromReplica, Joined, Sent
+from legato.engine.process.messages import EngineInfo
+from legato.fleet.messages import FromReplica, Joined, Sent, ToReplica
+from legato.fleet.records import ForeignClock
 from legato.fleet.replicas import Line, Replicas
+from legato.routing.request import Role
 
 _MOST_AT_ONCE = 64
 """Events of a frame."""
@@ -21,22 +22,29 @@ class Link:
     """Made by `open`.
 
     Attributes:
-        replica_id, info, first_state: as in `Joined`.
+        replica_id, role, info, started_s: as in `Joined`.
+        state: what the replica last told of itself; None where it is just being started again.
+        transfer: as in `Tells`, as far as it has told.
         line: tells when it is to end.
         stats: of the replica's engine, as of its latest step.
+        clock: the replica's.
     """
 
     def __init__(
         self, joined: Joined, line: Line, frames: AsyncGenerator[bytes], replicas: Replicas
     ) -> None:
         self.replica_id = joined.replica_id
+        self.role: Role = joined.role
         self.info: EngineInfo = joined.info
-        self.first_state = joined.state
+        self.state = joined.state
+        self.started_s = joined.started_s
+        self.transfer = joined.info.transfer
         self.line = line
         self.stats = EngineStats()
+        self.clock = ForeignClock()
         self._frames = frames
         self._replicas = replicas
-        self._waiting: list[Event | KnowVocabulary] = []
+        self._waiting: list[ToReplica] = []
         self._has_more = asyncio.Event()
 
     @classmethod
@@ -52,7 +60,17 @@ class Link:
             raise
         return cls(joined, line, frames, replicas)
 
-    def put(self, event: Event | KnowVocabulary) -> None:
+    @property
+    def replica_stats(self) -> ReplicaStats:
+        return ReplicaStats(
+            started_s=self.started_s,
+            delay_s=0.0 if self.state is None else self.state.delay_s,
+            num_running=self.stats.num_running,
+            num_waiting=self.stats.num_waiting,
+            kv_usage=self.stats.kv_usage,
+        )
+
+    def put(self, event: ToReplica) -> None:
         """Send an event as soon as it is its turn."""
         self._waiting.append(event)
         self._has_more.set()

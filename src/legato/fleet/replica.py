@@ -4,26 +4,51 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from legato.core.config import EngineConfig
-from legato.core.errors import InvalidRequestError
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
-from legato.core.request import AbortRequest, AddRequest, Event
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.slo import SloClass
 from legato.core.stats import EngineStats
-from legato.core.step_record import StepBegun
+from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineDeadError
+from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
 from legato.engine.frontend.requests import check_request
+from legato.engine.frontend.settings import resolved_anew
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import EngineInfo, KnowVocabulary, StepOutputs, WatchCache
+from legato.engine.process.messages import (
+    EngineInfo,
+    KnowVocabulary,
+    Reconfigure,
+    SetAnnouncing,
+    SetRecording,
+    StepOutputs,
+    WatchCache,
+)
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.fleet.messages import MAX_FRAME_BYTES, Brought, Joined, Lost, Missed, Sent, Tells
+from legato.fleet.messages import (
+    MAX_FRAME_BYTES,
+    Begun,
+    Brought,
+    ChangeSettings,
+    Joined,
+    Lost,
+    Missed,
+    Sent,
+    Tells,
+    Ticketed,
+    ToReplica,
+)
+from legato.fleet.records import of_replica
+from legato.routing.request import Role
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +56,20 @@ _TELL_EVERY_S = 1.0
 _MOST_UNREAD = 4096
 """Frames that may wait for a front door; one that is further behind is left."""
 
-_Frames = asyncio.Queue[bytes | None]
+
+class _Door:
+    """A front door that has come.
+
+    Attributes:
+        frames: what it is to be told; None at the end.
+        records: of steps, that go to it with the next frame.
+        is_recording, is_announcing: whether it has asked for all records, and for steps that begin.
+    """
+
+    def __init__(self) -> None:
+        self.frames = asyncio.Queue[bytes | None]()
+        self.records: list[EngineRecord] = []
+        self.is_recording = self.is_announcing = False
 
 
 class Replica:
@@ -56,12 +94,19 @@ class Replica:
         self.replica_id = replica_id
         self.info = info
         self.state: ReplicaState | None = None
-        self._doors: dict[str, _Frames] = {}  # key door id, value what is to be told it
+        self._doors: dict[str, _Door] = {}  # key door id
         self._owners: dict[str, tuple[str, str]] = {}
         """Key the engine's request id, value the door's id and the request's id there."""
         self._unpacker = unpacker(Sent)
         self._stats = EngineStats()
+        self._started_s = time.time()
         self._vocabulary: KnowVocabulary | None = None
+        self._settings: SchedulerConfig | None = None  # resolved; None as long as none were changed
+        self._is_recording = self._is_announcing = False  # for any front door
+        resolved = config.scheduler.resolve(info.max_model_len, info.device)
+        self._most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._role: Role = config.transfer.kv_role or "both"
+        self._tickets = Tickets(config.transfer, info.transfer)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )
@@ -90,6 +135,11 @@ class Replica:
             info = await engine.ready()
         return cls(replica_id, config, engine, info, timeout_s=timeout_s, program=program)
 
+    @property
+    def classes(self) -> dict[str, SloClass]:
+        """What it promises; key the class of service."""
+        return self._supervisor.config.scheduler.classes
+
     def check_running(self) -> None:
         """Raises `EngineDeadError` where there is no engine, nor will there be one."""
         if not self._supervisor.is_alive:
@@ -100,23 +150,31 @@ class Replica:
 
         What it has sent and not got is aborted when it goes.
         """
-        frames = self._doors[door_id] = _Frames()
+        door = self._doors[door_id] = _Door()
         self._supervisor.send(WatchCache())  # all doors are told all of it again
         try:
             await self._ask_state()
-            yield pack(Joined(replica_id=self.replica_id, info=self.info, state=self.state))
-            while (frame := await frames.get()) is not None:
+            yield pack(
+                Joined(
+                    replica_id=self.replica_id,
+                    role=self._role,
+                    info=self.info,
+                    state=self.state,
+                    started_s=self._started_s,
+                )
+            )
+            while (frame := await door.frames.get()) is not None:
                 yield frame
         finally:
-            if self._doors.get(door_id) is frames:
-                del self._doors[door_id]
-                self._abort_all(door_id)
+            if self._doors.get(door_id) is door:
+                self._leave(door_id)
 
     def take(self, door_id: str, frame: bytes) -> None:
-        """Requests and aborts of a front door that has come; what cannot be served ends at once.
+        """What a front door that has come sends; requests that cannot be served end at once.
 
         Raises:
-            InvalidRequestError: it is no frame, or too long, or there is no such door.
+            InvalidRequestError: it is no frame, or too long, or there is no such door; or it has
+                settings that cannot be.
         """
         if len(frame) > MAX_FRAME_BYTES:
             raise InvalidRequestError(f"a frame of {len(frame)} bytes is too long")
@@ -133,11 +191,10 @@ class Replica:
     async def close(self) -> None:
         """End the engine, and what front doors are told."""
         self._telling.cancel()
-        for frames in self._doors.values():
-            frames.put_nowait(None)
+        self._end_doors()
         await self._supervisor.close()
 
-    def _take(self, door_id: str, event: Event | KnowVocabulary, later_s: float) -> None:
+    def _take(self, door_id: str, event: ToReplica, later_s: float) -> None:
         match event:
             case KnowVocabulary():
                 if self._vocabulary is None:
@@ -148,29 +205,74 @@ class Replica:
                 if self._owners.pop(own_id, None) is not None:
                     self._supervisor.send(AbortRequest(request_id=own_id))
             case AddRequest():
-                self._add(door_id, event, later_s)
+                self._add(door_id, event, None, later_s)
+            case Ticketed(request=request, ticket=ticket):
+                self._add(door_id, request, ticket, later_s)
+            case SetRecording(is_on):
+                self._doors[door_id].is_recording = is_on
+                self._watch()
+            case SetAnnouncing(is_on):
+                self._doors[door_id].is_announcing = is_on
+                self._watch()
+            case ChangeSettings(scheduler):
+                self._change(scheduler)
 
-    def _add(self, door_id: str, request: AddRequest, later_s: float) -> None:
-        own_id = _own_id(door_id, request.request_id)
+    def _watch(self) -> None:
+        """Have the engine tell as much as any front door asks for."""
+        doors = self._doors.values()
+        is_recording = any(door.is_recording for door in doors)
+        if is_recording != self._is_recording:
+            self._is_recording = is_recording
+            self._supervisor.send(SetRecording(is_recording))
+        is_announcing = any(door.is_announcing for door in doors)
+        if is_announcing != self._is_announcing:
+            self._is_announcing = is_announcing
+            self._supervisor.send(SetAnnouncing(is_announcing))
+
+    def _change(self, scheduler: SchedulerConfig) -> None:
+        before = self._supervisor.config.scheduler
+        if scheduler == before:
+            return
+        if (scheduler.max_num_seqs, scheduler.classes.keys()) != (
+            before.max_num_seqs,
+            before.classes.keys(),
+        ):
+            raise InvalidRequestError("an engine that runs keeps max_num_seqs and its classes")
         try:
-            check_request(request, self.info)
+            self._settings = resolved_anew(scheduler, self.info, self._most_batched_tokens)
+        except ConfigError as error:
+            raise InvalidRequestError(f"no settings of this engine: {error}") from error
+        self._supervisor.reconfigure(scheduler, self._settings)
+
+    def _add(
+        self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
+    ) -> None:
+        own_id = _own_id(door_id, request.request_id)
+        own = msgspec.structs.replace(
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+        )
+        try:
+            check_request(own, self.info)
+            if own_id in self._owners:
+                raise InvalidRequestError(f"there is a request {request.request_id!r} already")
+            kv_transfer = self._tickets.transfer(ticket)
             self._supervisor.check_running()
         except InvalidRequestError as error:
             ended = RequestOutput(
                 request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error)
             )
-            self._tell(door_id, self._brought([ended], []))
+            self._bring(door_id, [ended])
             return
         except EngineDeadError:
             self._tell(door_id, Missed(request_id=request.request_id))
             return
         self._owners[own_id] = door_id, request.request_id
-        arrival_time_s = request.arrival_time_s + later_s
-        self._supervisor.send(
-            msgspec.structs.replace(request, request_id=own_id, arrival_time_s=arrival_time_s)
-        )
+        self._supervisor.send(msgspec.structs.replace(own, kv_transfer=kv_transfer))
 
-    def _abort_all(self, door_id: str) -> None:
+    def _leave(self, door_id: str) -> None:
+        """Forget a front door, and abort what it has here."""
+        del self._doors[door_id]
+        self._watch()
         for own_id in [one for one, owner in self._owners.items() if owner[0] == door_id]:
             del self._owners[own_id]
             self._supervisor.send(AbortRequest(request_id=own_id))
@@ -180,7 +282,9 @@ class Replica:
             await asyncio.sleep(_TELL_EVERY_S)
             await self._ask_state()
             if self.state is not None:
-                self._tell_all(Tells(state=self.state))
+                self._tell_all(Tells(state=self.state, transfer=self.info.transfer))
+            for door_id in [one for one, door in self._doors.items() if door.records]:
+                self._bring(door_id, [])
 
     async def _ask_state(self) -> None:
         try:
@@ -188,23 +292,37 @@ class Replica:
         except EngineDeadError:
             self.state = None
 
-    def _brought(self, outputs: list[RequestOutput], kv_events: list[KVEvent]) -> Brought:
-        return Brought(
-            outputs=outputs, stats=self._stats, kv_events=kv_events, sent_s=time.monotonic()
+    def _bring(
+        self, door_id: str, outputs: list[RequestOutput], kv_events: Sequence[KVEvent] = ()
+    ) -> None:
+        door = self._doors[door_id]
+        records, door.records = door.records, []
+        prefix = _own_id(door_id, "")
+        records = [of_replica(one, self.replica_id, _without(prefix)) for one in records]
+        brought = Brought(
+            outputs=outputs,
+            stats=self._stats,
+            kv_events=list(kv_events),
+            sent_s=time.monotonic(),
+            records=records,
         )
+        self._tell(door_id, brought)
 
     def _tell_all(self, message: Any) -> None:
         for door_id in tuple(self._doors):
             self._tell(door_id, message)
 
     def _tell(self, door_id: str, message: Any) -> None:
-        frames = self._doors[door_id]
+        frames = self._doors[door_id].frames
         frames.put_nowait(pack(message))
         if frames.qsize() > _MOST_UNREAD:
             logger.error("front door %s reads nothing: it is left", door_id)
-            del self._doors[door_id]
-            self._abort_all(door_id)
+            self._leave(door_id)
             frames.put_nowait(None)
+
+    def _end_doors(self) -> None:
+        for door in self._doors.values():
+            door.frames.put_nowait(None)
 
     # What the supervisor tells: this is its `EngineListener`.
 
@@ -212,18 +330,32 @@ class Replica:
     def num_unfinished(self) -> int:
         return len(self._owners)
 
-    def engine_is_ready(self) -> None:
-        """It knows nothing yet."""
+    def engine_is_ready(self, info: EngineInfo) -> None:
+        """It knows nothing yet, and may be asked for blocks elsewhere than the one before it."""
+        self.info = info
         if self._vocabulary is not None:
             self._supervisor.send(self._vocabulary)
+        if self._settings is not None:  # they may have come while it was loading
+            self._supervisor.send(Reconfigure(self._settings))
+        if self._is_recording:
+            self._supervisor.send(SetRecording(True))
+        if self._is_announcing:
+            self._supervisor.send(SetAnnouncing(True))
         if self._doors:
             self._supervisor.send(WatchCache())
 
     def note_begun(self, step: StepBegun) -> None:
-        """Nobody asks for it."""
+        """Tell those who watch."""
+        for door_id in [one for one, door in self._doors.items() if door.is_announcing]:
+            prefix = _own_id(door_id, "")
+            told = of_replica(step, self.replica_id, _without(prefix))
+            self._tell(door_id, Begun(step=told, sent_s=time.monotonic()))
 
     def take_step(self, step: StepOutputs) -> None:
-        """Hand each front door its own."""
+        """Hand each front door its own.
+
+        Records alone are no reason for a frame, but where somebody watches.
+        """
         self._stats = step.stats
         outputs_of = defaultdict[str, list[RequestOutput]](list)
         for output in step.outputs:
@@ -234,9 +366,10 @@ class Replica:
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
             outputs_of[door_id].append(msgspec.structs.replace(output, request_id=request_id))
-        for door_id in tuple(self._doors):
-            if outputs_of[door_id] or step.kv_events:
-                self._tell(door_id, self._brought(outputs_of[door_id], step.kv_events))
+        for door_id, door in tuple(self._doors.items()):
+            door.records += step.records
+            if outputs_of[door_id] or step.kv_events or door.is_recording:
+                self._bring(door_id, outputs_of[door_id], step.kv_events)
 
     def engine_died(self, retry_after_s: float) -> None:  # noqa: ARG002
         """What it had, front doors may have run elsewhere."""
@@ -247,9 +380,12 @@ class Replica:
     def engine_is_given_up(self, reason: str) -> None:
         """Front doors are to leave."""
         logger.info("replica %s ends: %s", self.replica_id, reason)
-        for frames in self._doors.values():
-            frames.put_nowait(None)
+        self._end_doors()
 
 
 def _own_id(door_id: str, request_id: str) -> str:
     return f"{door_id}/{request_id}"
+
+
+def _without(prefix: str) -> Callable[[str], str]:
+    return lambda own_id: own_id.removeprefix(prefix)

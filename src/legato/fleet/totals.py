@@ -1,25 +1,69 @@
 """The numbers of several engines as those of one."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from legato.core.stats import EngineStats, TenantStats, TransferStats
+from msgspec.structs import replace
+
+from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats, TransferStats
 
 
-def summed(stats: Sequence[EngineStats]) -> EngineStats:
-    """Counts of all together; shares on the average, margins and broken promises of the worst."""
+class Totals:
+    """Of all engines that there are, and have been: what is counted from the start never falls."""
+
+    def __init__(self) -> None:
+        self._gone = EngineStats()
+        self._num_tried_again: Counter[str] = Counter()  # key tenant
+
+    def note_gone(self, stats: EngineStats) -> None:
+        """An engine is gone. Args: stats: its last."""
+        tenants = [replace(one, num_running=0, num_waiting=0) for one in stats.tenants]
+        transfer = stats.transfer and replace(stats.transfer, num_leases=0)
+        counts = replace(
+            stats,
+            step_time_margin=0.0,
+            broken_promise="",
+            tenants=tuple(tenants),
+            transfer=transfer,
+        )
+        self._gone = replace(_sum([self._gone, counts]), num_running=0, num_waiting=0)
+
+    def note_tried_again(self, tenant: str) -> None:
+        """An engine has refused a request, which goes to another and so is not refused."""
+        self._num_tried_again[tenant] += 1
+
+    def of(self, stats: Sequence[EngineStats]) -> EngineStats:
+        """Of engines that there are: sums, the average of what is of their caches, and the worst
+        margin and broken promise."""
+        num = max(1, len(stats))
+        total = _sum([self._gone, *stats])
+        names = {one.name for one in total.tenants}
+        tried_again: Counter[str] = Counter()
+        for name, count in self._num_tried_again.items():
+            tried_again[name if name in names else OTHER_TENANTS] += count
+        return replace(
+            total,
+            tenants=tuple(
+                replace(one, num_refused=one.num_refused - tried_again[one.name])
+                for one in total.tenants
+            ),
+            kv_usage=sum(one.kv_usage for one in stats) / num,
+            num_cached_blocks=sum(one.num_cached_blocks for one in stats) // num,
+        )
+
+
+def _sum(stats: Sequence[EngineStats]) -> EngineStats:
     return EngineStats(
         num_running=sum(one.num_running for one in stats),
         num_waiting=sum(one.num_waiting for one in stats),
         num_preemptions=sum(one.num_preemptions for one in stats),
         num_steps_over_budget=sum(one.num_steps_over_budget for one in stats),
-        step_time_margin=max((one.step_time_margin for one in stats), default=0.0),
+        step_time_margin=max(one.step_time_margin for one in stats),
         broken_promise=next((one.broken_promise for one in stats if one.broken_promise), ""),
         num_prefix_cache_queries=sum(one.num_prefix_cache_queries for one in stats),
         num_prefix_cache_hits=sum(one.num_prefix_cache_hits for one in stats),
         tenants=_summed_tenants(tenant for one in stats for tenant in one.tenants),
         num_failed_steps=sum(one.num_failed_steps for one in stats),
-        kv_usage=sum(one.kv_usage for one in stats) / len(stats) if stats else 0.0,
-        num_cached_blocks=sum(one.num_cached_blocks for one in stats),
         transfer=_summed_transfers([one.transfer for one in stats if one.transfer is not None]),
     )
 

@@ -248,18 +248,21 @@ class Scheduler:
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
         self._kv.end_step()
         self._learn(flight, result, now_s)
+        running, chunks, share = self._queues.running, result.chunks, self._kv.commit
         for chunk in flight.plan.chunks:
-            request = self._queues.running.get(chunk.request_id)
+            request = running.get(chunk.request_id)
             if request is None:
                 continue  # it ended while this was in flight
-            done = result.chunks.get(chunk.request_id)
+            done = chunks.get(chunk.request_id)
             if done is not None:
                 request.num_computed_tokens = chunk.start + done.num_tokens
-                self._kv.commit(request)
+                share(request)
             if request.finish_reason is not None:
                 outputs.append(_ended(request.request_id, request.finish_reason))
             elif done is not None:
-                outputs += self._take_tokens(request, done, now_s)
+                output = self._take_tokens(request, done, now_s)
+                if output is not None:
+                    outputs.append(output)
             else:
                 outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
             if request.finish_reason is not None:
@@ -427,7 +430,7 @@ class Scheduler:
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
-    ) -> list[RequestOutput]:
+    ) -> RequestOutput | None:
         if request.first_token_s is None and done.token_ids:
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
@@ -441,20 +444,18 @@ class Scheduler:
         if done.is_complete:
             request.complete()
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
-            return []
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                new_token_ids=done.token_ids[:num_taken],
-                logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
-                prompt_logprobs=done.prompt_logprobs,
-                finish_reason=request.finish_reason,
-                stop_reason=request.stop_reason,
-                num_cached_tokens=request.num_cached_tokens,
-                is_promise_waived=request.is_promise_waived,
-                scheduled_s=request.scheduled_s,
-            )
-        ]
+            return None
+        return RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=done.token_ids[:num_taken],
+            logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
+            prompt_logprobs=done.prompt_logprobs,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            is_promise_waived=request.is_promise_waived,
+            scheduled_s=request.scheduled_s,
+        )
 
     def _end(self, request: Request) -> None:
         self._queues.remove(request)

@@ -65,7 +65,7 @@ async def serve_until_stopped(
             on_started=lambda: on_ready(engine.info, _url(listener)),
         )
         signals.call_when_ending(server.handle_signal)
-        for part in _begin_tracing(engine, config):
+        for part in begin_tracing(engine, config):
             closing.push_async_callback(part.stop)
         await server.serve(sockets=[listener])
     return _status(engine, lifecycle)
@@ -81,6 +81,7 @@ def metrics_of(engine: Engine, config: ServerConfig) -> ServerMetrics:
         cache=info.cache,
         classes=info.slo_classes,
         kept=engine.kept,
+        replicas=lambda: engine.replicas,
         pids=partial(_pids, engine),
         prefix=config.metrics_prefix,
     )
@@ -111,7 +112,7 @@ def _tell_of_cache(
     )
 
 
-def _begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
+def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExport]:
     """What records from the start on.
 
     Raises:

@@ -67,8 +67,6 @@ def serve(
     if config.otlp_traces_endpoint is not None:
         check_spans_can_be_made()
     if config.kv_events_endpoint is not None:
-        if start_engine is not None:
-            raise ConfigError("kv_events_endpoint is one engine's, for routers in front of several")
         _check_cache_can_be_told(engine_config.cache)
     with _bind(config.host, config.port) as listener:
         _allow_connections(config.max_connections)

@@ -85,7 +85,7 @@ class Fetcher:
         try:
             async with asyncio.timeout(self._patience_s):
                 streams = await asyncio.open_connection(source.host, source.port)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:  # it may be no address
             raise TransferError(f"no engine answers there: {error}") from error
         connection = Connection(*streams, FromExporter, timeout_s=self._patience_s)
         try:

@@ -1,8 +1,8 @@
 """The key that the engines and routers of a fleet share, and when one is needed."""
 
-import ipaddress
 from pathlib import Path
 
+from legato.core.addresses import is_loopback
 from legato.core.config import TransferConfig
 from legato.core.errors import ConfigError
 
@@ -29,13 +29,3 @@ def read_key(config: TransferConfig) -> bytes:
     if len(key) < _LEAST_KEY_BYTES:
         raise ConfigError(f"--kv-transfer-key-file needs {_LEAST_KEY_BYTES} bytes at least")
     return key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, and no other machine's way to it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
-from legato.core.errors import ConfigError
 from legato.core.kv_events import AllBlocksCleared, KVEvent
 from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.stats import EngineStats, KeptPromise
+from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
 from legato.engine.frontend.kv_tickets import Tickets
+from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions
 from legato.engine.process.engine_process import EngineProcess
@@ -26,7 +26,6 @@ from legato.engine.process.messages import (
     Delivered,
     EngineInfo,
     KnowVocabulary,
-    Reconfigure,
     SetAnnouncing,
     SetRecording,
     StepOutputs,
@@ -66,6 +65,7 @@ class EngineClient:
         self.defaults = defaults
         self.tickets = Tickets(config.transfer, info.transfer)
         self.stats = EngineStats()
+        self.replicas: dict[str, ReplicaStats] = {}
         self.activity = Activity(self._set_recording, self._set_announcing)
         self._deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
@@ -153,17 +153,9 @@ class EngineClient:
             ConfigError: they contradict each other, or want longer steps than this engine may run.
             EngineDeadError: there is no engine just now.
         """
-        resolved = scheduler.resolve(self.info.max_model_len, self.info.device)
-        assert resolved.max_num_batched_tokens is not None
-        if resolved.max_num_batched_tokens > self.most_batched_tokens:
-            raise ConfigError(
-                f"max_num_batched_tokens may be {self.most_batched_tokens} at most on a running "
-                f"server, got {resolved.max_num_batched_tokens}"
-            )
-        supervisor = self._supervisor
-        supervisor.check_running()
-        supervisor.config = msgspec.structs.replace(supervisor.config, scheduler=scheduler)
-        supervisor.send(Reconfigure(resolved))
+        resolved = resolved_anew(scheduler, self.info, self.most_batched_tokens)
+        self._supervisor.check_running()
+        self._supervisor.reconfigure(scheduler, resolved)
         self._deliveries.promise(scheduler.classes)
 
     def watch_cache(self, tell: Callable[[Sequence[KVEvent]], object]) -> None:
@@ -233,8 +225,9 @@ class EngineClient:
     def num_unfinished(self) -> int:
         return len(self._submissions)
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
+        self.tickets = Tickets(self._supervisor.config.transfer, info.transfer)
         if self.vocabulary.num_ids:  # a caller may go without
             self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.activity.records.is_wanted:

@@ -1,6 +1,6 @@
 """What a server needs of what computes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_transfer import KVTransfer
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
-from legato.core.stats import EngineStats, KeptPromise
+from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
 from legato.engine.frontend.kv_tickets import Tickets
@@ -26,6 +26,7 @@ class Engine(Protocol):
         tickets: what requests say of blocks and other engines.
         activity: what it does, for those who watch.
         stats: its numbers, as of the latest step.
+        replicas: those of each replica, where it is a fleet; key the replica's id.
         is_alive: whether it serves, or will again.
         death: why it does not, if so.
         num_restarts: of its processes, from the start.
@@ -50,6 +51,9 @@ class Engine(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaStats]: ...
 
     @property
     def is_alive(self) -> bool: ...

@@ -10,11 +10,12 @@ import secrets
 
 import msgspec
 
+from legato.core.addresses import is_loopback
 from legato.core.config import KVRole, TransferConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.kv_transfer import FetchBlocks, KVTransfer, SendBlocks
 from legato.engine.process.messages import TransferAddress
-from legato.transfer.keys import is_loopback, read_key
+from legato.transfer.keys import read_key
 
 _FIELD = "kv_transfer_params"
 

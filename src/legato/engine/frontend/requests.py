@@ -1,6 +1,7 @@
 """From a tokenized prompt and its settings to the messages that the engine takes."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
@@ -81,6 +82,8 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
     _check_class(request.service, info)
     if params.n != 1 or params.max_tokens is None or params.seed is None:
         raise InvalidRequestError("a request to an engine leaves nothing open")
+    if not math.isfinite(request.arrival_time_s):
+        raise InvalidRequestError("a request arrives at some time")
 
 
 def last_tokens(

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from legato.core.config import EngineConfig
+import msgspec
+
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
@@ -15,6 +17,8 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
+    EngineInfo,
+    Reconfigure,
     StateTold,
     StepAnnounced,
     StepOutputs,
@@ -36,7 +40,7 @@ class EngineListener(Protocol):
     def num_unfinished(self) -> int:
         """Requests that the engine has yet to end; without any it may be silent."""
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
         """There is an engine, which has been sent nothing yet."""
 
     def note_begun(self, step: StepBegun) -> None:
@@ -110,6 +114,15 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.send(message)
 
+    def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
+        """Have the engine, and those after it, plan by other settings.
+
+        Args:
+            resolved: the same, with every "auto" replaced.
+        """
+        self.config = msgspec.structs.replace(self.config, scheduler=scheduler)
+        self.send(Reconfigure(resolved))
+
     async def state(self) -> ReplicaState:
         """In what state the engine is; raises `EngineDeadError` where there is none to tell."""
         self.check_running()
@@ -150,7 +163,7 @@ class EngineSupervisor:
     async def _follow(self, engine: EngineProcess) -> None:
         """Pass on what the engine tells, until it ends."""
         self._engine = engine
-        self._listener.engine_is_ready()
+        self._listener.engine_is_ready(engine.info)
         watching = asyncio.create_task(self._end_if_it_hangs(engine))
         try:
             async for step in engine.steps():

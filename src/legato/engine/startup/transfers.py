@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
+from legato.core.addresses import is_loopback
 from legato.core.config import TransferConfig
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.checkpoint import Checkpoint
-from legato.transfer.keys import is_loopback, read_key
+from legato.transfer.keys import read_key
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
@@ -64,7 +65,7 @@ def make_transfers(
         block_size=kv.block_size,
         layout=layout,
         host=config.kv_transfer_host,
-        port=None if config.kv_role == "decode" else config.kv_transfer_port,
+        port=config.listening_port,
         key=key,
         lease_s=config.kv_lease_s,
         prepare=_nothing if gpu is None else partial(torch.cuda.set_device, gpu),

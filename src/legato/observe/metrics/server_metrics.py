@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from legato.core.slo import SloClass
-from legato.core.stats import CacheInfo, EngineStats, KeptPromise
+from legato.core.stats import CacheInfo, EngineStats, KeptPromise, ReplicaStats
 from legato.observe.metrics.engine_metrics import StepMetrics, declare_engine_metrics
 from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.metrics.process_metrics import ProcessMetrics
 from legato.observe.metrics.registry import Declaration, MetricRegistry
+from legato.observe.metrics.replica_metrics import declare_replica_metrics
 from legato.observe.metrics.request_metrics import RequestMetrics
 from legato.observe.metrics.slo_metrics import SloMetrics
 from legato.observe.metrics.tenant_metrics import TenantMetrics
@@ -24,6 +25,7 @@ class ServerMetrics:
         stats, num_restarts: of the engine; asked once a scrape.
         classes: of service; key the name.
         kept: as in `SloMetrics`.
+        replicas: as in `declare_replica_metrics`.
         pids: as in `ProcessMetrics`.
 
     Attributes:
@@ -40,6 +42,7 @@ class ServerMetrics:
         cache: CacheInfo,
         classes: Mapping[str, SloClass],
         kept: Callable[[], Mapping[str, KeptPromise]],
+        replicas: Callable[[], Mapping[str, ReplicaStats]] = dict,
         pids: Callable[[], Mapping[str, int]] = dict,
         prefix: MetricsPrefix = "legato",
     ) -> None:
@@ -49,6 +52,7 @@ class ServerMetrics:
         declare_engine_metrics(self._registry, stats, num_restarts, cache)
         self.requests = RequestMetrics(self._registry, classes)
         self.tenants = TenantMetrics(self._registry, stats)
+        declare_replica_metrics(self._registry, replicas)
         ProcessMetrics(self._registry, pids)
 
     @property

@@ -44,7 +44,8 @@ class PerfettoEvents:
         self._waiting_since_s: dict[str, float] = {}  # key request id
         self._last_chunk: dict[str, _Placed] = {}  # key request id
         self._num_arrows = 0
-        self._now_s = 0.0  # of the latest step
+        self._groups = {"": _STEPS}  # key replica id, value the process id of its steps
+        self._now_s: dict[str, float] = {}  # of the latest step; key replica id
 
     def begin(self, header: TraceHeader) -> Iterator[Event]:
         """What names the groups."""
@@ -52,7 +53,7 @@ class PerfettoEvents:
             yield _name("process_name", pid, 0, name=name)
             yield _name("process_sort_index", pid, 0, sort_index=pid)
         yield _name("thread_name", _STEPS, _STEP_TRACK, name="steps")
-        self._now_s = header.started_s
+        self._now_s[""] = header.started_s
         yield _instant("trace begins", header.started_s, _STEPS, _STEP_TRACK, header.settings)
 
     def of(self, line: TraceLine) -> Iterator[Event]:
@@ -71,16 +72,18 @@ class PerfettoEvents:
                 yield from self._answer(line)
             case _:
                 name = f"{line.num_records} records dropped"
-                yield _instant(name, self._now_s, _STEPS, _STEP_TRACK, {})
+                yield _instant(name, max(self._now_s.values()), _STEPS, _STEP_TRACK, {})
 
     def _step(self, step: StepRecord) -> Iterator[Event]:
+        group = yield from self._group(step.replica_id)
         # Slices of a track must not overlap, and a step may be planned while another runs.
-        times_s = max(step.planned_s, self._now_s), step.ended_s
-        self._now_s = step.ended_s
+        before_s = self._now_s.get(step.replica_id, step.planned_s)
+        times_s = max(step.planned_s, before_s), step.ended_s
+        self._now_s[step.replica_id] = step.ended_s
         yield _slice(
             f"step {step.step_id}",
             times_s,
-            _STEPS,
+            group,
             _STEP_TRACK,
             {
                 "decode_tokens": step.num_decode_tokens,
@@ -96,7 +99,7 @@ class PerfettoEvents:
                 "ran_out_of_memory": step.ran_out_of_memory,
             },
         )
-        yield from _counters(step, times_s[0])
+        yield from _counters(step, times_s[0], group)
         for request_id in step.preempted:
             yield from self._preempted(step, request_id)
         for request_id, num_cached in step.admitted.items():
@@ -200,6 +203,16 @@ class PerfettoEvents:
                 yield _instant("first token written", sent_s[0], _REQUESTS, track, args)
                 yield _instant("last token written", sent_s[-1], _REQUESTS, track, args)
 
+    def _group(self, replica_id: str) -> Generator[Event, None, int]:
+        """Where the steps of a replica are; yields its name where it is new."""
+        group = self._groups.get(replica_id)
+        if group is None:
+            group = self._groups[replica_id] = _REQUESTS + len(self._groups)
+            yield _name("process_name", group, 0, name=f"replica {replica_id}")
+            yield _name("process_sort_index", group, 0, sort_index=_STEPS)
+            yield _name("thread_name", group, _STEP_TRACK, name="steps")
+        return group
+
     def _track(self, request_id: str) -> Generator[Event, None, int]:
         """The request's track; yields its name where it is new."""
         track = self._tracks.get(request_id)
@@ -237,14 +250,14 @@ class PerfettoTrace:
             self.num_bytes += len(data)
 
 
-def _counters(step: StepRecord, time_s: float) -> Iterator[Event]:
+def _counters(step: StepRecord, time_s: float, group: int) -> Iterator[Event]:
     counts = {
         "tokens": {"prefill": step.num_prefill_tokens, "decode": step.num_decode_tokens},
         "requests": {"running": step.num_running, "waiting": step.num_waiting},
         "KV blocks": {"used": step.num_used_blocks, "cached": step.num_cached_blocks},
     }
     for name, values in counts.items():
-        yield {"name": name, "ph": "C", "ts": _us(time_s), "pid": _STEPS, "args": values}
+        yield {"name": name, "ph": "C", "ts": _us(time_s), "pid": group, "args": values}
 
 
 def _slice(

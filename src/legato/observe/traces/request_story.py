@@ -44,6 +44,8 @@ class RequestStory(msgspec.Struct, kw_only=True):
     Attributes:
         request_id: the engine's.
         choice: its index in the answer.
+        replica_ids: of a fleet, where it was, in that order: more than one where a replica refused
+            it or died.
         steps: all that ran while the engine held it, its own and others'.
         num_dropped: records that are missing meanwhile.
     """
@@ -55,13 +57,25 @@ class RequestStory(msgspec.Struct, kw_only=True):
     grammar: GrammarReady | None = None
     fetched: BlocksFetched | None = None
     ended: RequestEnded | None = None
+    replica_ids: list[str] = msgspec.field(default_factory=list)
     steps: list[ObservedStep] = msgspec.field(default_factory=list)
     num_dropped: int = 0
 
     def see(self, step: ObservedStep) -> None:
-        """A step ran while it was in the engine; not so before the first sign of it."""
-        if self.arrived is not None or self.steps or self.request_id in step.chunks:
+        """A step ran while it was in the engine; not so before the first sign of it, nor in another
+        replica's."""
+        replica_id = step.record.replica_id
+        is_known = self.arrived is not None or bool(self.steps)
+        if not is_known and self.request_id in step.chunks:
+            is_known = True
+            self.be_at(replica_id)
+        if is_known and (not self.replica_ids or self.replica_ids[-1] == replica_id):
             self.steps.append(step)
+
+    def be_at(self, replica_id: str) -> None:
+        """It has come to a replica."""
+        if not self.replica_ids or self.replica_ids[-1] != replica_id:
+            self.replica_ids.append(replica_id)
 
     def own_chunks(self) -> Iterator[tuple[StepRecord, ChunkRecord]]:
         """Its chunks that were computed, with their steps."""
@@ -129,14 +143,16 @@ class _Stories:
         self._has_answers = has_answers
         self._running: dict[str, RequestStory] = {}
         self._unanswered: dict[str, RequestStory] = {}  # those that have left the engine
-        self._ended_s: dict[str, float] = {}  # key id of one that steps in flight may yet hold
+        # Key id of one that steps in flight may yet hold; value its end, and its replica.
+        self._ended: dict[str, tuple[float, str]] = {}
 
     def take(self, line: TraceLine) -> Iterator[RequestStory]:
         """The stories that a line completes."""
         match line:
             case RequestArrived():
-                story = self._of(line.request_id)
+                story = self._again(line.request_id)
                 story.arrived = story.arrived or line
+                story.be_at(line.replica_id)
             case GrammarReady():
                 story = self._of(line.request_id)
                 story.grammar = story.grammar or line
@@ -164,11 +180,22 @@ class _Stories:
             story = self._running[request_id] = RequestStory(request_id=request_id)
         return story
 
+    def _again(self, request_id: str) -> RequestStory:
+        """That of a request which has come, perhaps after another replica had refused it."""
+        refused = self._unanswered.pop(request_id, None)
+        if refused is not None:
+            self._running[request_id] = refused
+        return self._of(request_id)
+
     def _see(self, step: ObservedStep) -> None:
-        planned_s = step.record.planned_s
-        self._ended_s = {name: at_s for name, at_s in self._ended_s.items() if at_s > planned_s}
+        planned_s, replica_id = step.record.planned_s, step.record.replica_id
+        self._ended = {
+            name: (at_s, where)
+            for name, (at_s, where) in self._ended.items()
+            if at_s > planned_s or where != replica_id
+        }
         for request_id in step.chunks:
-            if request_id not in self._ended_s:
+            if request_id not in self._ended:
                 self._of(request_id)  # the trace began under it, if it is new
         for story in self._running.values():
             story.see(step)
@@ -176,7 +203,8 @@ class _Stories:
     def _end(self, ended: RequestEnded) -> Iterator[RequestStory]:
         story = self._of(ended.request_id)
         story.ended = ended
-        self._ended_s[ended.request_id] = ended.ended_s
+        where = story.replica_ids[-1] if story.replica_ids else ""
+        self._ended[ended.request_id] = ended.ended_s, where
         del self._running[ended.request_id]
         if story.answer is not None or not self._has_answers:
             yield story

@@ -25,7 +25,7 @@ from legato.server.http.errors import (
     too_many_bodies,
 )
 
-_REQUEST_ID = "X-Request-Id"
+REQUEST_ID = "X-Request-Id"
 _ANTHROPIC_REQUEST_ID = "request-id"
 # It comes back on every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -54,14 +54,14 @@ class RequestIds:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get(_REQUEST_ID, "")
+        given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers[_REQUEST_ID] = request_id
+                headers[REQUEST_ID] = request_id
                 if is_anthropic(scope["path"]):
                     headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
