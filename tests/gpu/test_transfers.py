@@ -80,7 +80,7 @@ class Agent:
 @pytest.fixture
 def nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     api = ModuleType("made_up_nixl._api")
-    api.nixl_agent, api.nixl_agent_config = Agent, object  # type: ignore[attr-defined]
+    api.nixl_agent, api.nixl_agent_config = Agent, dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "made_up_nixl", ModuleType("made_up_nixl"))
     monkeypatch.setitem(sys.modules, "made_up_nixl._api", api)
     monkeypatch.setattr(nixl_mover, "nixl_package", lambda: "made_up_nixl")

@@ -145,6 +145,23 @@ def test_what_nobody_fetches_is_let_go_of(prefill: ServerProcess) -> None:
     prefill.wait_for_metric(_USAGE, 0.0)
 
 
+def test_engines_sleep_while_there_is_nothing_to_move(
+    prefill: ServerProcess, decode: ServerProcess
+) -> None:
+    """NIXL's own thread, which nobody needs, takes a core for itself."""
+    complete(decode, kv_transfer_params=prefilled(prefill, **salted("sleep")), **salted("sleep"))
+    prefill.wait_for_metric("kv_transfer_leases", 0.0)
+    used_s = [cpu_s(server) for server in (prefill, decode)]
+    time.sleep(2.0)
+    for server, before_s in zip((prefill, decode), used_s, strict=True):
+        assert cpu_s(server) - before_s < 1.0
+
+
+def cpu_s(server: ServerProcess) -> float:
+    times = server.engine.cpu_times()
+    return float(times.user + times.system)
+
+
 def test_a_ticket_that_was_changed_is_refused(
     prefill: ServerProcess, decode: ServerProcess
 ) -> None:

@@ -43,7 +43,9 @@ class NixlMover:
             os.environ["UCX_NET_DEVICES"] = "lo"
         try:
             api = import_module(f"{package}._api")
-            self._agent: Any = api.nixl_agent(name, api.nixl_agent_config())
+            # Its own thread would look for work all the time, on a core of the model's.
+            settings = api.nixl_agent_config(enable_prog_thread=False)
+            self._agent: Any = api.nixl_agent(name, settings)
             self._gpu = memory.gpu
             self._region = self._agent.register_memory(
                 [(memory.address, memory.num_bytes, memory.gpu or 0, "")], _kind(memory.gpu)
@@ -67,6 +69,10 @@ class NixlMover:
             there = self._descriptors(spans[:, 1], spans[:, 2], gpu)
             handle = self._agent.initialize_xfer("READ", here, there, peer)
             return NixlRead(self._agent, handle, self._agent.transfer(handle))
+
+    def progress(self) -> None:
+        with contextlib.suppress(Exception):  # a peer was lost, which others see to
+            self._agent.get_new_notifs()
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # peers may be gone, and all of it is about to be

@@ -34,6 +34,9 @@ class TimedMover:
         num_bytes = float(spans[:, 2].sum())
         return TimedRead(self._traffic.send(peer, self._name, num_bytes, time.monotonic()))
 
+    def progress(self) -> None:
+        """They go on by themselves."""
+
     def close(self) -> None:
         """There is nothing to end."""
 
