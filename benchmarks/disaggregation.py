@@ -1,6 +1,6 @@
 """Prefill and decode apart, beside one process and beside two that do both, in one run.
 
-    python -m benchmarks.disaggregation [--tokens 1500] [--prompts 10] [--rounds 2] [--out out]
+    python -m benchmarks.disaggregation [--tokens 1000] [--interval 12] [--rounds 2] [--out out]
 
 Streams decode while long prompts come one after the other. Each set of servers has the same two
 cores, the same requests at the same times, and must give the same tokens. Each round starts all of
@@ -99,13 +99,13 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=4, help="that run all the time")
-    parser.add_argument("--prompts", type=int, default=10, help="long ones in a round")
-    parser.add_argument("--tokens", type=int, default=1500, help="of a long prompt, about")
-    parser.add_argument("--interval", type=float, default=5.0, help="seconds between them")
+    parser.add_argument("--prompts", type=int, default=8, help="long ones in a round")
+    parser.add_argument("--tokens", type=int, default=1000, help="of a long prompt, about")
+    parser.add_argument("--interval", type=float, default=12.0, help="seconds between them")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--flags",
-        default="--dtype float32 --itl-slo 100ms --no-shed-load",
+        default="--dtype float32 --itl-slo 200ms --no-shed-load",
         help="of all servers (%(default)s)",
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
