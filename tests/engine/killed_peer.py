@@ -41,8 +41,8 @@ class Struck:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mover, name)
 
-    def read(self, peer: str, spans: Spans) -> Read:
-        read = self._mover.read(peer, spans)
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> Read:
+        read = self._mover.read(peer, spans, gpu)
         if not self.states:
             self._strike()
             self.states.append(read.state())

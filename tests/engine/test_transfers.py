@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,12 @@ class Engine(EngineLoop):
             "kv_transfer_port": 0,
             "kv_lease_s": LEASE_S,
             "kv_cache_memory_bytes": 2**22,
+            "kernels": "torch",
             "block_size": 16,
             "max_num_batched_tokens": 32,
             **settings,
         }
-        config = EngineConfig.of(
-            model=str(model), load_format="dummy", dtype="float32", kernels="torch", **fields
-        )
+        config = EngineConfig.of(model=str(model), load_format="dummy", dtype="float32", **fields)
         parts = load_parts(config)
         assert isinstance(parts.kv, KVCacheManager)
         self.kv = parts.kv
@@ -389,6 +389,30 @@ def test_what_no_engine_says_harms_nobody(prefill: Engine, decode: Engine, said:
     decode.go(fetched("a", prefill, is_early=True))
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.end("a").num_cached_tokens == 288  # type: ignore[union-attr]
+
+
+def test_copies_are_awaited_before_others_read_or_write_blocks(
+    prefill: Engine, decode: Engine
+) -> None:
+    """On a GPU, they are only asked for when the executor was told to move."""
+    awaited: list[str] = []
+    for name, engine in (("prefill", prefill), ("decode", decode)):
+        transfers, fetch = engine.transfers, engine.transfers._transport.fetch  # type: ignore[union-attr]
+        assert transfers is not None
+        transfers._await_copies = partial(awaited.append, name)
+
+        def fetching(*args: Any, then: Any = fetch, **settings: Any) -> None:
+            assert awaited == ["prefill", "decode"]
+            then(*args, **settings)
+
+        transfers._transport.fetch = fetching  # type: ignore[method-assign]
+    prefill.go(asked("b", PROMPT[:20]))
+    assert not awaited
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    decode.go(fetched("a", prefill))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert awaited == ["prefill", "decode"]
 
 
 def test_who_only_fetches_listens_nowhere(model: Path, prefill: Engine) -> None:

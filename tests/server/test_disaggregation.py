@@ -29,6 +29,7 @@ BODY = {"model": "any", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "s
 LEASE_S = 5.0
 _HITS = "prefix_cache_hits_total"
 _USAGE = "kv_cache_usage_perc"
+_BYTES = "kv_transfer_bytes_total"
 
 
 def free_port() -> int:
@@ -82,6 +83,21 @@ def prefilled(prefill: ServerProcess, **fields: Any) -> dict[str, Any]:
     return ticket
 
 
+def made_up(prefill: ServerProcess, key: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a router with the key tells the server that prefills, and the one that decodes."""
+    told = prefilled(prefill, **salted("any"))
+    host, port = told["remote_host"], told["remote_port"]
+    ticket = {
+        "do_remote_prefill": True,
+        "is_early": True,
+        "remote_host": host,
+        "remote_port": port,
+        "transfer_id": name,
+        "signature": signature(key.read_bytes(), host, port, name),
+    }
+    return {"do_remote_decode": True, "transfer_id": name}, ticket
+
+
 def text(answer: dict[str, Any]) -> str:
     told: str = answer["choices"][0]["text"]
     return told
@@ -114,17 +130,7 @@ def test_a_router_with_the_key_asks_both_at_once(
 ) -> None:
     """The one that decodes hears of it first, and fetches while the other one computes."""
     alone = complete(prefill, **salted("alone"))
-    told = prefilled(prefill, **salted("any"))
-    host, port, name = told["remote_host"], told["remote_port"], "made up by the router"
-    ticket = {
-        "do_remote_prefill": True,
-        "is_early": True,
-        "remote_host": host,
-        "remote_port": port,
-        "transfer_id": name,
-        "signature": signature(key.read_bytes(), host, port, name),
-    }
-    asked = {"do_remote_decode": True, "transfer_id": name}
+    asked, ticket = made_up(prefill, key, "made up by the router")
     with ThreadPoolExecutor() as pool:
         fields = salted("early")
         answer = pool.submit(complete, decode, kv_transfer_params=ticket, **fields)
@@ -137,6 +143,23 @@ def test_what_nobody_fetches_is_let_go_of(prefill: ServerProcess) -> None:
     prefilled(prefill, **salted("never"))
     assert prefill.metric(_USAGE) > 0
     prefill.wait_for_metric(_USAGE, 0.0)
+
+
+def test_engines_sleep_while_there_is_nothing_to_move(
+    prefill: ServerProcess, decode: ServerProcess
+) -> None:
+    """NIXL's own thread, which nobody needs, takes a core for itself."""
+    complete(decode, kv_transfer_params=prefilled(prefill, **salted("sleep")), **salted("sleep"))
+    prefill.wait_for_metric("kv_transfer_leases", 0.0)
+    used_s = [cpu_s(server) for server in (prefill, decode)]
+    time.sleep(2.0)
+    for server, before_s in zip((prefill, decode), used_s, strict=True):
+        assert cpu_s(server) - before_s < 1.0
+
+
+def cpu_s(server: ServerProcess) -> float:
+    times = server.engine.cpu_times()
+    return float(times.user + times.system)
 
 
 def test_a_ticket_that_was_changed_is_refused(
@@ -160,6 +183,30 @@ def test_a_prefill_that_is_gone_costs_a_computation(
         answer = complete(decode, kv_transfer_params=ticket, **salted("gone"))
     assert text(answer) == text(alone)
     assert num_cached(answer) == 0
+
+
+@pytest.mark.parametrize("killed", ["prefill", "decode"])
+def test_an_engine_killed_while_blocks_are_moved_costs_a_computation(
+    prefill: ServerProcess, decode: ServerProcess, key: Path, killed: str
+) -> None:
+    """Either is started again, and is sent again what it had; nothing stays held on the other."""
+    long = {"prompt": PROMPT * 5}
+    alone = complete(prefill, **long, **salted("alone"))
+    asked, ticket = made_up(prefill, key, f"{killed} is killed")
+    fields = long | salted(killed)
+    before = decode.metric(_BYTES)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(complete, decode, kv_transfer_params=ticket, **fields)
+        sent = {"max_tokens": 1, "kv_transfer_params": asked}
+        computed = pool.submit(complete, prefill, **sent, **fields)
+        wait_until(lambda: decode.metric(_BYTES) > before, "nothing is fetched")
+        assert not computed.done(), "it is over already"
+        (prefill if killed == "prefill" else decode).engine.send_signal(signal.SIGKILL)
+        assert text(answer.result()) == text(alone)
+        computed.result()
+    for server in (prefill, decode):
+        server.wait_for_metric(_USAGE, 0.0)
+    prefill.wait_for_metric("kv_transfer_leases", 0.0)
 
 
 @contextmanager

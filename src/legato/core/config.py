@@ -429,6 +429,11 @@ class TransferConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 30.0
 
+    @property
+    def listening_port(self) -> int | None:
+        """Where other engines ask for blocks; None where this one only fetches."""
+        return None if self.kv_role == "decode" else self.kv_transfer_port
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Everything an engine is built from."""

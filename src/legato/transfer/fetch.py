@@ -96,6 +96,7 @@ class Fetcher:
                 num_planes=self._memory.num_planes,
                 num_blocks=welcome.num_blocks,
                 block_bytes=self._memory.block_bytes,
+                gpu=welcome.gpu,
             )
             try:
                 await self._follow(connection, peer, there, wanted)
@@ -154,7 +155,7 @@ class Fetcher:
                 if max(theirs[num_read:end]) >= there.num_blocks:
                     raise TransferError("it offers blocks that it does not have")
                 spans = self._memory.spans(ours[num_read:end], there, theirs[num_read:end])
-                await self._read(connection, peer, spans)
+                await self._read(connection, peer, spans, there.gpu)
                 num_read = end
             elif told.is_complete:
                 break
@@ -183,12 +184,12 @@ class Fetcher:
     def _most_blocks(self) -> int:
         return max(1, _MOST_BYTES // (self._memory.num_planes * self._memory.block_bytes))
 
-    async def _read(self, connection: Connection, peer: str, spans: Spans) -> None:
+    async def _read(self, connection: Connection, peer: str, spans: Spans, gpu: int | None) -> None:
         """Copy, and come back when nothing is written any more."""
         num_bytes = 0
         self.link.begin()
         try:
-            await self._copy(connection, self._mover.read(peer, spans))
+            await self._copy(connection, self._mover.read(peer, spans, gpu))
             num_bytes = int(spans[:, 2].sum())
         finally:
             self.link.end(num_bytes)

@@ -29,7 +29,7 @@ class LocalMover:
     def disconnect(self, peer: str) -> None:
         """There is nothing to forget."""
 
-    def read(self, peer: str, spans: Spans) -> "LocalRead":
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> "LocalRead":  # noqa: ARG002
         memory = _known.get(peer.encode())
         if memory is None:
             raise TransferError("the other engine is gone")
@@ -38,6 +38,9 @@ class LocalMover:
                 raise TransferError("outside of the other engine's memory")
             ctypes.memmove(here, there, num_bytes)
         return LocalRead()
+
+    def progress(self) -> None:
+        """They are made at once."""
 
     def close(self) -> None:
         _known.pop(self.metadata, None)

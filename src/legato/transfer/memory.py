@@ -15,12 +15,14 @@ class CacheMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         block_bytes: of a block in one plane.
+        gpu: the index of the one that it is on; None on the host.
     """
 
     address: int
     num_planes: int
     num_blocks: int
     block_bytes: int
+    gpu: int | None = None
 
     @property
     def num_bytes(self) -> int:

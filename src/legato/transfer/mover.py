@@ -39,8 +39,16 @@ class Mover(Protocol):
         """Forget another one, which fails or is gone."""
         ...
 
-    def read(self, peer: str, spans: Spans) -> Read:
-        """Begin to copy its memory here; raises `TransferError`."""
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> Read:
+        """Begin to copy its memory here; raises `TransferError`.
+
+        Args:
+            gpu: as of the `CacheMemory` there.
+        """
+        ...
+
+    def progress(self) -> None:
+        """Have others' reads of this memory go on; called often while there may be any."""
         ...
 
     def close(self) -> None: ...

@@ -24,7 +24,7 @@ def nixl_package() -> str | None:
 
 
 class NixlMover:
-    """A NIXL agent with one region of host memory.
+    """A NIXL agent with one region of memory.
 
     Args:
         name: no other agent has it.
@@ -43,9 +43,12 @@ class NixlMover:
             os.environ["UCX_NET_DEVICES"] = "lo"
         try:
             api = import_module(f"{package}._api")
-            self._agent: Any = api.nixl_agent(name, api.nixl_agent_config())
+            # Its own thread would look for work all the time, on a core of the model's.
+            settings = api.nixl_agent_config(enable_prog_thread=False)
+            self._agent: Any = api.nixl_agent(name, settings)
+            self._gpu = memory.gpu
             self._region = self._agent.register_memory(
-                [(memory.address, memory.num_bytes, 0, "")], "DRAM"
+                [(memory.address, memory.num_bytes, memory.gpu or 0, "")], _kind(memory.gpu)
             )
             self.metadata: bytes = self._agent.get_agent_metadata()
         except Exception as error:
@@ -60,22 +63,30 @@ class NixlMover:
         with contextlib.suppress(Exception):  # it was never there, or is no more
             self._agent.remove_remote_agent(peer)
 
-    def read(self, peer: str, spans: Spans) -> "NixlRead":
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> "NixlRead":
         with _as_transfer_error():
-            here, there = (
-                self._descriptors(spans[:, 0], spans),
-                self._descriptors(spans[:, 1], spans),
-            )
+            here = self._descriptors(spans[:, 0], spans[:, 2], self._gpu)
+            there = self._descriptors(spans[:, 1], spans[:, 2], gpu)
             handle = self._agent.initialize_xfer("READ", here, there, peer)
             return NixlRead(self._agent, handle, self._agent.transfer(handle))
+
+    def progress(self) -> None:
+        with contextlib.suppress(Exception):  # a peer was lost, which others see to
+            self._agent.get_new_notifs()
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # peers may be gone, and all of it is about to be
             self._agent.deregister_memory(self._region)
 
-    def _descriptors(self, addresses: Spans, spans: Spans) -> Any:
-        rows = np.stack([addresses, spans[:, 2], np.zeros_like(addresses)], axis=1)
-        return self._agent.get_xfer_descs(rows, "DRAM")
+    def _descriptors(self, addresses: Spans, num_bytes: Spans, gpu: int | None) -> Any:
+        devices = np.full_like(addresses, gpu or 0)
+        rows = np.stack([addresses, num_bytes, devices], axis=1)
+        return self._agent.get_xfer_descs(rows, _kind(gpu))
+
+
+def _kind(gpu: int | None) -> str:
+    """What NIXL calls memory of a host, or of a GPU."""
+    return "DRAM" if gpu is None else "VRAM"
 
 
 class NixlRead:

@@ -54,13 +54,14 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         proof: of `Hello.nonce`.
         metadata: of the mover.
-        address, num_blocks: as of `CacheMemory`.
+        address, num_blocks, gpu: as of `CacheMemory`.
     """
 
     proof: bytes
     metadata: bytes
     address: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
     num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    gpu: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

@@ -27,6 +27,8 @@ from legato.transfer.protocol import (
 _HELLO_S = 5.0
 _WAIT_S, _LOOK_S = 0.1, 0.002
 """How long an answer waits for blocks that are still being computed, and how often it looks."""
+_PROGRESS_S = 0.0005
+"""How often reads are looked after, which some networks need."""
 _MOST_CONNECTIONS = 256
 
 
@@ -47,6 +49,7 @@ class ExportService:
         self._layout = layout
         self._key = key
         self._num_connections = 0
+        self._progress: asyncio.Task[None] | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end."""
@@ -56,6 +59,7 @@ class ExportService:
             if self._num_connections <= _MOST_CONNECTIONS and await self._welcome(connection):
                 # Between two messages, the other side may read for as long as its lease.
                 connection.timeout_s = self._exports.lease_s
+                self._begin_progress()
                 while True:
                     await self._answer(connection)
         except TransferError:
@@ -63,6 +67,16 @@ class ExportService:
         finally:
             self._num_connections -= 1
             connection.close()
+
+    def _begin_progress(self) -> None:
+        """Have reads go on for as long as anybody is connected."""
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.create_task(self._keep_progressing())
+
+    async def _keep_progressing(self) -> None:
+        while self._num_connections:
+            self._mover.progress()
+            await asyncio.sleep(_PROGRESS_S)
 
     async def _welcome(self, connection: Connection) -> bool:
         nonce = new_nonce()
@@ -89,6 +103,7 @@ class ExportService:
                 self._mover.metadata,
                 self._memory.address,
                 self._memory.num_blocks,
+                self._memory.gpu,
             )
         )
         return True

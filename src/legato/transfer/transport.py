@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from legato.core.errors import ConfigError
@@ -34,6 +34,7 @@ class Transport:
         port: where it listens, 0 for any that is free; None where it only fetches.
         layout, key: as of `ExportService`.
         lease_s: as of `Exports`, and how long another engine may take for anything.
+        prepare: called first in that thread.
 
     Raises:
         ConfigError: nothing can listen there.
@@ -50,6 +51,7 @@ class Transport:
         port: int | None,
         key: bytes,
         lease_s: float,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self.exports = Exports(lease_s)
         self._mover = mover
@@ -62,6 +64,7 @@ class Transport:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="transfer", daemon=True)
         self._thread.start()
+        self._loop.call_soon_threadsafe(prepare)
         try:
             self.port = 0 if port is None else self._wait_for(self._listen(host, port))
         except OSError as error:

@@ -30,9 +30,12 @@ class TimedMover:
     def disconnect(self, peer: str) -> None:
         """There is nothing to forget."""
 
-    def read(self, peer: str, spans: Spans) -> "TimedRead":
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> "TimedRead":  # noqa: ARG002
         num_bytes = float(spans[:, 2].sum())
         return TimedRead(self._traffic.send(peer, self._name, num_bytes, time.monotonic()))
+
+    def progress(self) -> None:
+        """They go on by themselves."""
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -79,7 +82,7 @@ def timed_transfers(
         block_size=kv.block_size,
         layout={"the profile": profile},
         host=config.kv_transfer_host,
-        port=config.kv_transfer_port,
+        port=config.listening_port,
         key=read_key(config),
         lease_s=config.kv_lease_s,
     )

@@ -1,6 +1,6 @@
 """Prompts that this engine computes for others, or has from others, as the loop sees them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
@@ -30,9 +30,20 @@ class _Sent:
 
 
 class Transfers:
-    """Between the KV manager, which holds blocks for transfers, and what moves them."""
+    """Between the KV manager, which holds blocks for transfers, and what moves them.
 
-    def __init__(self, kv: KVCacheManager, transport: Transport) -> None:
+    Args:
+        await_copies: has the host wait for copies between blocks and host memory, where these are
+            only asked for when the executor has been told to move.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        transport: Transport,
+        await_copies: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._await_copies = await_copies
         self._kv = kv
         self._transport = transport
         self._fetched: dict[str, _Fetched] = {}  # key request id
@@ -69,8 +80,15 @@ class Transfers:
         )
 
     def begin(self, now_s: float) -> None:
-        """Take up what the scheduler has admitted; all copies that it planned have been made."""
-        for hold in self._kv.take_new_holds():
+        """Take up what the scheduler has admitted; all copies that it planned are asked for.
+
+        Blocks that are about to be written to may be on their way to host memory, and those that
+        others are to read on their way from there.
+        """
+        holds = self._kv.take_new_holds()
+        if holds:
+            self._await_copies()
+        for hold in holds:
             match hold.transfer:
                 case FetchBlocks() as source:
                     self._fetched[hold.request_id] = _Fetched(hold, now_s)

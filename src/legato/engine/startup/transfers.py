@@ -3,12 +3,12 @@
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from legato.core.addresses import is_loopback
 from legato.core.config import TransferConfig
-from legato.core.errors import ConfigError
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
@@ -54,28 +54,42 @@ def make_transfers(
         layout: of these.
 
     Raises:
-        ConfigError: it cannot be done here, or would be open to everybody.
+        ConfigError: NIXL is missing, nothing can listen there, or it would be open to everybody.
     """
-    if blocks.device.type != "cpu":
-        raise ConfigError("--kv-role moves blocks of a CPU's cache, and not yet of a GPU's")
     key = read_key(config)
-    memory = CacheMemory(
-        address=blocks.data_ptr(),
-        num_planes=blocks.shape[0] * blocks.shape[1],
-        num_blocks=blocks.shape[2],
-        block_bytes=blocks.shape[3] * blocks.itemsize,
-    )
+    memory = cache_memory(blocks)
+    gpu = memory.gpu
     transport = Transport(
         make_mover(config, memory),
         memory,
         block_size=kv.block_size,
         layout=layout,
         host=config.kv_transfer_host,
-        port=None if config.kv_role == "decode" else config.kv_transfer_port,
+        port=config.listening_port,
         key=key,
         lease_s=config.kv_lease_s,
+        prepare=_nothing if gpu is None else partial(torch.cuda.set_device, gpu),
     )
-    return Transfers(kv, transport)
+    is_copying = gpu is not None and kv.num_host_slots > 0
+    return Transfers(
+        kv, transport, partial(torch.cuda.synchronize, gpu) if is_copying else _nothing
+    )
+
+
+def cache_memory(blocks: torch.Tensor) -> CacheMemory:
+    """Where blocks [layers, 2, num_blocks, numbers of a block] lie."""
+    is_on_gpu = blocks.device.type == "cuda"
+    return CacheMemory(
+        address=blocks.data_ptr(),
+        num_planes=blocks.shape[0] * blocks.shape[1],
+        num_blocks=blocks.shape[2],
+        block_bytes=blocks.shape[3] * blocks.itemsize,
+        gpu=(blocks.device.index or 0) if is_on_gpu else None,
+    )
+
+
+def _nothing() -> None:
+    """A CPU has done it when it was told to."""
 
 
 def cache_layout(
