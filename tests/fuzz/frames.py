@@ -1,5 +1,6 @@
 """Messages between engines, front doors and replicas, broken: as bytes, or in what they say."""
 
+import copy
 import math
 import random
 from typing import Any
@@ -8,8 +9,8 @@ import msgspec
 
 _BLOBS = (b"", b"\0" * 31, b"\xff" * 33)
 _LEAVES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64 - 1, math.nan, math.inf, -math.inf,
-    -0.5, 1e308, "", "a" * 4096, "\0", "é", [], {}, [None], {"type": "Exec"}, *_BLOBS,
+    None, True, -1, 0, 1, 2**31, 2**32, 2**63 - 1, -(2**63), 2**64 - 1, math.nan, math.inf,
+    -math.inf, -0.5, 1e308, "", "a" * 4096, "\0", "é", [], {}, [None], {"type": "Exec"}, *_BLOBS,
 )  # fmt: skip
 
 
@@ -52,4 +53,4 @@ def _break_one(rng: random.Random, within: Any) -> None:
     elif isinstance(within, dict) and rng.random() < 0.2:
         del within[key]
     else:
-        within[key] = rng.choice(_LEAVES)
+        within[key] = copy.deepcopy(rng.choice(_LEAVES))

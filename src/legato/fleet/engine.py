@@ -364,12 +364,17 @@ class FleetEngine:
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
         self.activity.note([self._seen(one, behind_s) for one in brought.records], now_s)
-        come = (self._final(link, output) for output in brought.outputs)
+        own = (output for output in brought.outputs if self._runs_at(link, output.request_id))
+        come = (self._final(link, output) for output in own)
         outputs = [output_on_our_clock(one, behind_s) for one in come if one is not None]
         for output in outputs:
             self._note(output, now_s)
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
+
+    def _runs_at(self, link: Link, request_id: str) -> bool:
+        placed = self._placed.get(request_id)
+        return placed is not None and placed.link is link
 
     def _seen(self, record: EngineRecord, behind_s: float) -> EngineRecord:
         """A record on our clock; when a request of ours came, we know best."""
