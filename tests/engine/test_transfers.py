@@ -11,17 +11,21 @@ import msgspec
 import pytest
 from transformers import LlamaConfig
 
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, TransferConfig
 from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.stats import TransferStats
+from legato.core.step_record import BlocksFetched
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.startup.build import load_parts
 from legato.engine.startup.transfers import cache_layout, local_mover, make_transfers
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
+from legato.transfer.memory import CacheMemory
+from legato.transfer.mover import Mover
 from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
 from tests.kv.conservation import check_blocks
 from tests.model.conftest import TINY
@@ -35,22 +39,33 @@ NUM_TOKENS = 6
 class Engine(EngineLoop):
     """A tiny model's.
 
+    Args:
+        make_mover: of what joins it to others; None is for others in this process.
+        settings: fields of `EngineConfig`'s parts.
+
     Attributes:
         port: where others fetch blocks.
+        token_bytes: of a token's keys and values.
         kv: the cache.
         outputs: all that came; key request id.
     """
 
-    def __init__(self, model: Path, **settings: Any) -> None:
-        fields = {"kv_transfer_port": 0, "kv_lease_s": LEASE_S, "block_size": 16, **settings}
+    def __init__(
+        self,
+        model: Path,
+        make_mover: Callable[[TransferConfig, CacheMemory], Mover] = local_mover,
+        **settings: Any,
+    ) -> None:
+        fields = {
+            "kv_transfer_port": 0,
+            "kv_lease_s": LEASE_S,
+            "kv_cache_memory_bytes": 2**22,
+            "block_size": 16,
+            "max_num_batched_tokens": 32,
+            **settings,
+        }
         config = EngineConfig.of(
-            model=str(model),
-            load_format="dummy",
-            dtype="float32",
-            kernels="torch",
-            kv_cache_memory_bytes=2**22,
-            max_num_batched_tokens=32,
-            **fields,
+            model=str(model), load_format="dummy", dtype="float32", kernels="torch", **fields
         )
         parts = load_parts(config)
         assert isinstance(parts.kv, KVCacheManager)
@@ -63,10 +78,9 @@ class Engine(EngineLoop):
             parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
         )
         self.layout = layout
-        self.transfers = make_transfers(
-            config.transfer, parts.kv, parts.blocks, layout, local_mover
-        )
+        self.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, layout, make_mover)
         self.port = self.transfers.port
+        self.token_bytes = parts.cache.token_bytes
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def close(self) -> None:
@@ -129,8 +143,19 @@ def sent(request_id: str, prompt: list[int] = PROMPT) -> AddRequest:
 def fetched(
     request_id: str, source: Engine, prompt: list[int] = PROMPT, *, is_early: bool = False
 ) -> AddRequest:
-    transfer = FetchBlocks(request_id, "127.0.0.1", source.port, is_early)
+    return fetched_from(request_id, source.port, prompt, is_early=is_early)
+
+
+def fetched_from(
+    request_id: str, port: int, prompt: list[int] = PROMPT, *, is_early: bool = False
+) -> AddRequest:
+    transfer = FetchBlocks(request_id, "127.0.0.1", port, is_early)
     return asked(request_id, prompt, kv_transfer=transfer)
+
+
+def transferred(engine: Engine) -> TransferStats:
+    assert engine.stats.transfer is not None
+    return engine.stats.transfer
 
 
 def run(*engines: Engine, until: Callable[[], bool]) -> None:
@@ -143,8 +168,8 @@ def run(*engines: Engine, until: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-def expected(model: Path, prompt: list[int] = PROMPT) -> list[int]:
-    with closing(Engine(model)) as engine:
+def expected(model: Path, prompt: list[int] = PROMPT, **settings: Any) -> list[int]:
+    with closing(Engine(model, **settings)) as engine:
         engine.go(asked("alone", prompt))
         run(engine, until=lambda: engine.end("alone") is not None)
         return engine.tokens("alone")
@@ -156,12 +181,21 @@ def test_a_prompt_computed_elsewhere_goes_on_as_if_it_had_been_computed_here(
     prefill.go(sent("a"))
     run(prefill, until=lambda: prefill.end("a") is not None)
     assert not prefill.is_clean, "it is kept"
+    assert transferred(prefill).num_leases == 1
+    decode.set_recording(is_on=True)
     decode.go(fetched("a", prefill))
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.tokens("a") == expected(model)
     last = decode.end("a")
     assert last is not None
     assert last.num_cached_tokens == 288, "18 of 19 blocks"
+    told = transferred(decode)
+    assert (told.num_fetched, told.num_recomputed) == (1, 0)
+    assert told.num_bytes == 288 * decode.token_bytes
+    assert told.read_s > 0.0
+    [record] = [r for r in decode.take_records() if isinstance(r, BlocksFetched)]
+    assert (record.num_tokens, record.num_wanted_tokens) == (288, 288)
+    assert record.begun_s < record.ended_s
     run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
 
 
@@ -257,6 +291,7 @@ def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
     last = decode.end("a")
     assert last is not None
     assert 0 < last.num_cached_tokens < 288
+    assert transferred(decode).num_recomputed == 1
     assert decode.is_clean
 
 
@@ -266,6 +301,8 @@ def test_what_nobody_fetches_is_given_up_when_its_lease_ends(prefill: Engine) ->
     ended_s = time.monotonic()
     run(prefill, until=lambda: prefill.is_clean)
     assert time.monotonic() - ended_s >= 0.5 * LEASE_S
+    told = transferred(prefill)
+    assert (told.num_leases, told.num_expired) == (0, 1)
 
 
 def test_a_decode_that_dies_half_way_leaves_nothing_behind(model: Path, prefill: Engine) -> None:
@@ -352,6 +389,15 @@ def test_what_no_engine_says_harms_nobody(prefill: Engine, decode: Engine, said:
     decode.go(fetched("a", prefill, is_early=True))
     run(prefill, decode, until=lambda: decode.end("a") is not None)
     assert decode.end("a").num_cached_tokens == 288  # type: ignore[union-attr]
+
+
+def test_who_only_fetches_listens_nowhere(model: Path, prefill: Engine) -> None:
+    with closing(Engine(model, kv_role="decode")) as decode:
+        assert decode.port == 0
+        decode.go(fetched("a", prefill, is_early=True))
+        prefill.go(sent("a"))
+        run(prefill, decode, until=lambda: decode.end("a") is not None)
+        assert decode.end("a").num_cached_tokens == 288  # type: ignore[union-attr]
 
 
 def test_who_does_not_show_the_key_is_told_nothing(prefill: Engine) -> None:

@@ -120,7 +120,7 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
     replicas = Liar(CONFIG, write_profile(tmp_path))
     await asyncio.gather(replicas.add("bad"), replicas.add("good"))
     engine = await FleetEngine.start(
-        CONFIG, replicas, no_text(), routing=routing, is_only_door=True
+        CONFIG, [replicas], no_text(), routing=routing, is_only_door=True
     )
     try:
         await joined(engine, 2)
@@ -163,12 +163,12 @@ async def test_a_replica_tells_of_no_request_of_another(tmp_path: Path) -> None:
     """Not that it ended, either."""
     async with fleet(tmp_path, 2, "round-robin") as (engine, _):
         own = asyncio.create_task(answered(engine, "a", max_tokens=200))
-        while not engine._placed:
+        while not engine._placed._halves:
             assert not own.done()
             await asyncio.sleep(0)
-        [(request_id, placed)] = engine._placed.items()
-        [other] = (link for link in engine._links.values() if link is not placed.link)
-        end = RequestOutput(request_id=request_id, finish_reason=FinishReason.STOP)
+        [(sent_id, half)] = engine._placed._halves.items()
+        [other] = (link for link in engine._links.values() if link is not half.link)
+        end = RequestOutput(request_id=sent_id, finish_reason=FinishReason.STOP)
         lie = Brought(outputs=[end], stats=EngineStats(), kv_events=[], sent_s=time.monotonic())
         engine._take(other, lie)
         assert await own == 200

@@ -19,6 +19,9 @@ __all__ = ["ranks_are_threads", "save_tiny"]
 
 pytestmark = on_the_twin
 
+FIRST_OF_RANK_1 = 49
+"""Token of 97."""
+
 
 def engine_on_gpus(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPatch) -> EngineLoop:
     monkeypatch.setattr(device, "gpu_names", lambda: names)
@@ -30,9 +33,9 @@ def engine_on_gpus(folder: Path, names: list[str], monkeypatch: pytest.MonkeyPat
 
 
 def outputs_of(engine: EngineLoop) -> dict[str, tuple[list[int], list[float]]]:
-    """Tokens and prompt log probabilities; key a request."""
+    """Tokens, which are drawn so that any other embedding gives others; and log probabilities."""
     events = [
-        request("plain", [5, 20, 45, 80, 1, 2, 9], max_tokens=3),
+        request("plain", [5, 20, 45, 80, 1, 2, 9], max_tokens=5, temperature=2.0, seed=5),
         request("scored", [7, 96, 8], max_tokens=2, prompt_logprobs=0, temperature=1.0, seed=3),
     ]
     found: dict[str, tuple[list[int], list[float]]] = {e.request_id: ([], []) for e in events}
@@ -51,6 +54,8 @@ def test_two_generate_what_a_cpu_does(save_tiny: SaveTiny, monkeypatch: pytest.M
     """In chunks and from graphs, two steps in flight."""
     folder, _ = save_tiny(LlamaConfig(**{**CONFIGS["llama"].to_dict(), "num_hidden_layers": 1}))
     expected = outputs_of(engine_of(folder, device="cpu")[0])
+    read_on_the_device = [token for tokens, _ in expected.values() for token in tokens[:-1]]
+    assert max(read_on_the_device) >= FIRST_OF_RANK_1, "rank 1 embeds what rank 0 samples"
     found = outputs_of(engine_on_gpus(folder, ["twin", "twin"], monkeypatch))
     for name, (tokens, scores) in expected.items():
         assert found[name][0] == tokens, name

@@ -26,7 +26,7 @@ pytestmark = [
 
 PROMPT = "The orchestra tuned its instruments, one after the other. " * 30
 BODY = {"model": "any", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "seed": 1}
-LEASE_S = 3.0
+LEASE_S = 5.0
 _HITS = "prefix_cache_hits_total"
 _USAGE = "kv_cache_usage_perc"
 
@@ -38,9 +38,11 @@ def free_port() -> int:
 
 
 def flags(role: str, key: Path) -> list[str]:
+    """What a server that prefills keeps is soon given up; one that decodes is patient."""
+    sends = ("--kv-transfer-port", str(free_port()), "--kv-lease", f"{LEASE_S}s")
     return [
-        *("--kv-role", role, "--kv-transfer-port", str(free_port())),
-        *("--kv-transfer-key-file", str(key), "--kv-lease", f"{LEASE_S}s"),
+        *("--kv-role", role, "--kv-transfer-key-file", str(key)),
+        *(sends if role == "prefill" else ()),
         *("--served-model-name", "any", "--dtype", "float32", "--max-num-batched-tokens", "64"),
     ]
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
+from legato.fleet.config import check_fleet
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, open_on_this_node
@@ -65,7 +66,7 @@ class FrontDoor:
     """Args: config, server: an `EngineConfig` and a `ServerConfig`, packed."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
+        self, config: bytes, server: bytes, routing: str, *pools: DeploymentHandle
     ) -> None:
         check_reach()
         open_on_this_node()
@@ -77,7 +78,7 @@ class FrontDoor:
         )
         self._engine = await FleetEngine.start(
             engine_config,
-            RayReplicas(replicas),
+            [RayReplicas(replicas) for replicas in pools],
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
@@ -115,10 +116,12 @@ def app(settings: dict[str, Any]) -> Application:
         ConfigError: as `fleet_settings`.
     """
     config, server, fleet = fleet_settings(settings)
+    check_fleet(config, fleet, is_on_cluster=True)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
-    return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
+    pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
+    return deployment.bind(pack(config), pack(server), fleet.routing, *pools)

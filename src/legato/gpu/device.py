@@ -136,11 +136,12 @@ class CudaEvent:
 class CudaDevice:
     """See `Device`. PyTorch built for ROCm has the same names; that is untried.
 
-    It is this process's from here on: Triton asks whichever is the current one.
+    One that has a number is this process's from here on: Triton asks whichever is the current one.
     """
 
     def __init__(self, torch_device: torch.device) -> None:
-        torch.cuda.set_device(torch_device)
+        if torch_device.index is not None:
+            torch.cuda.set_device(torch_device)
         self.torch_device = torch_device
         properties = torch.cuda.get_device_properties(torch_device)
         self.num_processors: int = properties.multi_processor_count

@@ -36,11 +36,15 @@ class Exports:
 
     Args:
         lease_s: how long a prompt that is complete is kept for whoever does not ask.
+
+    Attributes:
+        num_expired: prompts whose leases ran out.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.lease_s = lease_s
         self._clock = clock
+        self.num_expired = 0
         self._lock = threading.Lock()
         self._exports: dict[str, _Export] = {}  # key transfer id
         self._released: list[str] = []
@@ -107,6 +111,7 @@ class Exports:
             expired = self._expired()
             for transfer_id in expired:
                 del self._exports[transfer_id]
+            self.num_expired += len(expired)
             taken, self._released = self._released + expired, []
             return taken
 

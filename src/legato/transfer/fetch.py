@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from legato.core.kv_transfer import FetchBlocks
+from legato.transfer.link_use import LinkUse
 from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import Mover, Read, TransferError
 from legato.transfer.protocol import (
@@ -56,6 +57,9 @@ class Fetcher:
     Args:
         key, layout: as of `ExportService`.
         patience_s: how long another engine may take for anything.
+
+    Attributes:
+        link: what it has read.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Fetcher:
         self._layout = layout
         self._key = key
         self._patience_s = patience_s
+        self.link = LinkUse()
         self._peers: dict[bytes, str] = {}  # key a mover's metadata, value its name
 
     async def fetch(self, wanted: Wanted) -> None:
@@ -180,7 +185,15 @@ class Fetcher:
 
     async def _read(self, connection: Connection, peer: str, spans: Spans) -> None:
         """Copy, and come back when nothing is written any more."""
-        read = self._mover.read(peer, spans)
+        num_bytes = 0
+        self.link.begin()
+        try:
+            await self._copy(connection, self._mover.read(peer, spans))
+            num_bytes = int(spans[:, 2].sum())
+        finally:
+            self.link.end(num_bytes)
+
+    async def _copy(self, connection: Connection, read: Read) -> None:
         ends_s = time.monotonic() + self._patience_s
         try:
             while (state := read.state()) == "running":

@@ -11,6 +11,7 @@ from legato.core.errors import ConfigError
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks
 from legato.transfer.exports import Exports
 from legato.transfer.fetch import Fetcher, Wanted
+from legato.transfer.link_use import LinkUse
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover, TransferError
 from legato.transfer.protocol import Layout
@@ -24,12 +25,13 @@ logger = logging.getLogger(__name__)
 class Transport:
     """Offers prompts to other engines, and fetches theirs.
 
-    All that takes time is done in a thread of its own. It listens from the start on.
+    All that takes time is done in a thread of its own. It listens from the start on, if at all.
 
     Args:
         mover: of the cache's memory; used by that thread alone from here on.
         memory: the cache.
         block_size: tokens of a block.
+        port: where it listens, 0 for any that is free; None where it only fetches.
         layout, key: as of `ExportService`.
         lease_s: as of `Exports`, and how long another engine may take for anything.
 
@@ -45,7 +47,7 @@ class Transport:
         block_size: int,
         layout: Layout,
         host: str,
-        port: int,
+        port: int | None,
         key: bytes,
         lease_s: float,
     ) -> None:
@@ -55,12 +57,13 @@ class Transport:
         self._service = ExportService(self.exports, mover, memory, layout, key)
         self._fetcher = Fetcher(mover, memory, layout, key, patience_s=lease_s)
         self._arrived: deque[BlocksArrived] = deque()
+        self._told_s = 0.0  # of the link's time
         self._fetches: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="transfer", daemon=True)
         self._thread.start()
         try:
-            self.port = self._wait_for(self._listen(host, port))
+            self.port = 0 if port is None else self._wait_for(self._listen(host, port))
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -89,8 +92,14 @@ class Transport:
                 self._arrived.append(arrived())
 
         def arrived(*, is_over: bool = False) -> BlocksArrived:
-            num_tokens = start + num_arrived * self._block_size
-            return BlocksArrived(request_id=request_id, num_tokens=num_tokens, is_over=is_over)
+            busy_s = self.link.busy_s
+            read_s, self._told_s = busy_s - self._told_s, busy_s
+            return BlocksArrived(
+                request_id=request_id,
+                num_tokens=start + num_arrived * self._block_size,
+                read_s=read_s,
+                is_over=is_over,
+            )
 
         async def fetch() -> None:
             first = start // self._block_size
@@ -108,6 +117,11 @@ class Transport:
             task.add_done_callback(self._fetches.discard)
 
         self._loop.call_soon_threadsafe(begin)
+
+    @property
+    def link(self) -> LinkUse:
+        """What was fetched over it."""
+        return self._fetcher.link
 
     @property
     def has_arrived(self) -> bool:

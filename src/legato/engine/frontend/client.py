@@ -225,8 +225,9 @@ class EngineClient:
     def num_unfinished(self) -> int:
         return len(self._submissions)
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
+        self.tickets = Tickets(self._supervisor.config.transfer, info.transfer)
         if self.vocabulary.num_ids:  # a caller may go without
             self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.activity.records.is_wanted:

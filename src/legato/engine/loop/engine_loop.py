@@ -127,6 +127,7 @@ class EngineLoop:
             num_failed_steps=self._num_failed_steps,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
+            transfer=None if self.transfers is None else self.transfers.stats,
         )
 
     @property
@@ -163,7 +164,8 @@ class EngineLoop:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
         if self.transfers is not None:
-            events = [*events, *self.transfers.take_arrived()]
+            events = [*events, *self.transfers.take_arrived(now_s)]
+            self._recorder.note_fetched(self.transfers.take_fetched())
         self._recorder.note_events(events, now_s)
         passed, outputs = self.grammars.hold_back(events)
         self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
@@ -215,7 +217,7 @@ class EngineLoop:
         if moves:
             self._executor.move(moves)
         if self.transfers is not None:
-            self.transfers.begin()
+            self.transfers.begin(self._clock())
 
     @property
     def _takes_another(self) -> bool:

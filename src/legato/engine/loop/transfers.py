@@ -1,14 +1,24 @@
 """Prompts that this engine computes for others, or has from others, as the loop sees them."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.stats import TransferStats
+from legato.core.step_record import BlocksFetched
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
 from legato.transfer.transport import Transport
 
 _COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class _Fetched(NamedTuple):
+    """A prompt whose blocks were asked for at `begun_s`."""
+
+    hold: Hold
+    begun_s: float
 
 
 class _Sent:
@@ -25,13 +35,15 @@ class Transfers:
     def __init__(self, kv: KVCacheManager, transport: Transport) -> None:
         self._kv = kv
         self._transport = transport
-        self._fetched: dict[str, Hold] = {}  # key request id
+        self._fetched: dict[str, _Fetched] = {}  # key request id
         self._sent: dict[str, _Sent] = {}  # key transfer id
         self._transfer_ids: dict[str, str] = {}  # key request id, of those that are computed
+        self._records: list[BlocksFetched] = []
+        self._num_fetched = self._num_recomputed = 0
 
     @property
     def port(self) -> int:
-        """Where other engines ask for blocks."""
+        """Where other engines ask for blocks; 0 where they cannot."""
         return self._transport.port
 
     @property
@@ -44,12 +56,24 @@ class Transfers:
         """Whether blocks have come, or need not be kept any more."""
         return self._transport.has_arrived or self._transport.exports.has_released
 
-    def begin(self) -> None:
+    @property
+    def stats(self) -> TransferStats:
+        link = self._transport.link
+        return TransferStats(
+            num_bytes=link.num_bytes,
+            read_s=link.busy_s,
+            num_fetched=self._num_fetched,
+            num_recomputed=self._num_recomputed,
+            num_leases=len(self._sent),
+            num_expired=self._transport.exports.num_expired,
+        )
+
+    def begin(self, now_s: float) -> None:
         """Take up what the scheduler has admitted; all copies that it planned have been made."""
         for hold in self._kv.take_new_holds():
             match hold.transfer:
                 case FetchBlocks() as source:
-                    self._fetched[hold.request_id] = hold
+                    self._fetched[hold.request_id] = _Fetched(hold, now_s)
                     blocks = hold.blocks(hold.start).tolist()
                     self._transport.fetch(
                         hold.request_id,
@@ -83,7 +107,7 @@ class Transfers:
             else:
                 self._transport.exports.give_up(transfer_id)
 
-    def take_arrived(self) -> list[BlocksArrived]:
+    def take_arrived(self, now_s: float) -> list[BlocksArrived]:
         """What has come; and blocks that nobody is to fetch any more are let go of."""
         for transfer_id in self._transport.exports.take_released():
             hold = self._sent.pop(transfer_id).hold
@@ -92,12 +116,32 @@ class Transfers:
         arrived = self._transport.take_arrived()
         for event in arrived:
             if event.is_over:
-                del self._fetched[event.request_id]
+                self._end(event, now_s)
         return arrived
+
+    def take_fetched(self) -> list[BlocksFetched]:
+        """What was fetched since the last time, to its end."""
+        taken, self._records = self._records, []
+        return taken
 
     def close(self) -> None:
         """Nothing is read or written any more."""
         self._transport.close()
+
+    def _end(self, event: BlocksArrived, now_s: float) -> None:
+        hold, begun_s = self._fetched.pop(event.request_id)
+        fetched = BlocksFetched(
+            request_id=event.request_id,
+            begun_s=begun_s,
+            ended_s=now_s,
+            num_tokens=event.num_tokens - hold.start,
+            num_wanted_tokens=hold.end - hold.start,
+        )
+        self._records.append(fetched)
+        if fetched.num_tokens == fetched.num_wanted_tokens:
+            self._num_fetched += 1
+        else:
+            self._num_recomputed += 1
 
     def _send(self, transfer_id: str, hold: Hold) -> None:
         if not self._transport.exports.begin(transfer_id, hold.prompt_digest):

@@ -61,6 +61,7 @@ class EngineProcess:
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
         self._started_s = time.monotonic()
+        self._info: EngineInfo | None = None
         self.loading_s = 0.0
 
     @classmethod
@@ -90,6 +91,12 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def info(self) -> EngineInfo:
+        """What `ready` told."""
+        assert self._info is not None, "it is not ready"
+        return self._info
+
     async def ready(self) -> EngineInfo:
         """Wait until the model is loaded.
 
@@ -111,6 +118,7 @@ class EngineProcess:
             raise EngineDeadError(reason) from lost
         match messages[0]:
             case EngineReady(info):
+                self._info = info
                 self.loading_s = time.monotonic() - self._started_s
                 process_s = self.loading_s - sum(info.start_s.values())
                 parts = in_words({"process": process_s, **info.start_s})

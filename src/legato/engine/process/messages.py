@@ -60,7 +60,7 @@ Control = (
 
 
 class TransferAddress(msgspec.Struct, frozen=True):
-    """Where other engines ask for blocks."""
+    """Where other engines ask for blocks; at port 0 they cannot."""
 
     host: str
     port: int

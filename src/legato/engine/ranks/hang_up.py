@@ -11,7 +11,7 @@ def on_hang_up(sockets: Iterable[socket.socket], act: Callable[[], None]) -> Non
     """Have `act` called by a thread of its own, once, when the first of them has no other end."""
     # Of its own, so that they stay what they are when the sockets are closed here.
     copies = [os.dup(sock.fileno()) for sock in sockets]
-    threading.Thread(target=_wait, args=(copies, act), daemon=True).start()
+    threading.Thread(target=_wait, args=(copies, act), name="hang-up", daemon=True).start()
 
 
 def _wait(fds: list[int], act: Callable[[], None]) -> None:

@@ -31,6 +31,9 @@ def main(fd: int) -> int:
         return _follow(Channel(sock, FromLead), sock)
     except (ChannelClosedError, RankLostError):
         return 0  # rank 0 tells of it, if that is not gone itself
+    except Exception:
+        logger.exception("a rank fails, and the others end with it")
+        return 1
 
 
 def _follow(channel: Channel, sock: socket.socket) -> int:
@@ -75,4 +78,5 @@ def _next(channel: Channel, kind: type[_Message]) -> _Message:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    # Without taking anything down: what a GPU waits for may never come.
+    os._exit(main(int(sys.argv[1])))

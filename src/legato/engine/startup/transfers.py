@@ -47,7 +47,7 @@ def make_transfers(
     layout: Layout,
     make_mover: Callable[[TransferConfig, CacheMemory], Mover] = nixl_mover,
 ) -> Transfers:
-    """Begin to listen for other engines.
+    """Begin to listen for other engines, unless this one only fetches.
 
     Args:
         blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
@@ -71,7 +71,7 @@ def make_transfers(
         block_size=kv.block_size,
         layout=layout,
         host=config.kv_transfer_host,
-        port=config.kv_transfer_port,
+        port=None if config.kv_role == "decode" else config.kv_transfer_port,
         key=key,
         lease_s=config.kv_lease_s,
     )
