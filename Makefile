@@ -35,9 +35,10 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The parts of the API reference that are told by the code.
+# The parts of the API reference that are told by the code, and pictures that are drawn by it.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.api_reference
+	$(BIN)/python -m scripts.pictures
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stall $(ARGS)

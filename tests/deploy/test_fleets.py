@@ -1,4 +1,4 @@
-"""What deploy/ says of fleets, held to Legato, to Ray and to Kubernetes."""
+"""What deploy/ says of fleets, held to Legato, to Ray, to routers and to Kubernetes."""
 
 import shlex
 import tomllib
@@ -13,16 +13,21 @@ from legato.cli.flags import engine_config, given_fields, server_config
 from legato.cli.main import full_parser
 from legato.cli.values import duration_s
 from legato.core.errors import ConfigError
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import FleetConfig, check_fleet
 from legato.fleet.settings import FleetSettings, fleet_settings
+from legato.transfer.keys import read_key
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.fleet.yaml").read_text())["services"]
-SERVICE, POLICY = yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text())
-SERVED = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
+APART = yaml.safe_load((DEPLOY / "compose.disaggregated.yaml").read_text())["services"]
+SERVICE = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text())
+PATCH = yaml.safe_load((DEPLOY / "rayservice.disaggregated.yaml").read_text())
+POLICY = yaml.safe_load((DEPLOY / "networkpolicy.yaml").read_text())
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 [WORKERS] = CLUSTER["workerGroupSpecs"]
+
+each_service = pytest.mark.parametrize("service", [SERVICE, PATCH], ids=["whole", "apart"])
 
 
 def commands() -> tuple[list[str], list[str]]:
@@ -32,13 +37,27 @@ def commands() -> tuple[list[str], list[str]]:
     return shlex.split(ray), shlex.split(serve)
 
 
-def settings(folder: Path) -> FleetSettings:
+def served(service: dict[str, Any]) -> dict[str, Any]:
+    """What Ray Serve is told."""
+    told: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
+    return told
+
+
+def args_of(service: dict[str, Any]) -> dict[str, Any]:
+    """Those of the application."""
+    [application] = served(service)["applications"]
+    assert application["import_path"] == "legato.fleet:app"
+    args: dict[str, Any] = application["args"]
+    return args
+
+
+def settings(service: dict[str, Any], folder: Path) -> FleetSettings:
     """Of the application, with a file of keys that is here."""
     keys = folder / "keys"
     keys.write_text("one\ntwo\n")
-    [application] = SERVED["applications"]
-    assert application["import_path"] == "legato.fleet:app"
-    return fleet_settings({**application["args"], "api_key_file": str(keys)})
+    told = fleet_settings(args_of(service) | {"api_key_file": str(keys)})
+    check_fleet(told.engine, told.fleet, is_on_cluster=True)
+    return told
 
 
 def test_compose_starts_the_replicas_that_are_served() -> None:
@@ -73,30 +92,64 @@ def test_ray_starts_as_compose_says() -> None:
         scripts.start.make_context("start", command[2:])
 
 
-def test_kubernetes_serves_what_there_is_room_for(tmp_path: Path) -> None:
-    engine, server, fleet = settings(tmp_path)
+@each_service
+def test_kubernetes_serves_what_there_is_room_for(service: dict[str, Any], tmp_path: Path) -> None:
+    engine, server, fleet = settings(service, tmp_path)
     assert engine.scheduler.itl_slo_s
     assert server.api_keys == ("one", "two")
     [container] = WORKERS["template"]["spec"]["containers"]
     cores = int(container["resources"]["limits"]["cpu"])
     per_pod = cores // fleet.replica_cpus
-    assert fleet.max_replicas is not None
     for pods, replicas in (
-        (WORKERS["minReplicas"], fleet.replicas),
-        (WORKERS["maxReplicas"], fleet.max_replicas),
+        (WORKERS["minReplicas"], sum(pool.fewest for pool in fleet.pools)),
+        (WORKERS["maxReplicas"], sum(pool.most for pool in fleet.pools)),
     ):
         assert replicas <= pods * per_pod
         assert replicas * fleet.replica_cpus + 1 <= pods * cores  # the front door takes one
 
 
-def test_what_is_mounted_on_kubernetes_is_there() -> None:
-    [application] = SERVED["applications"]
+@each_service
+def test_what_is_mounted_on_kubernetes_is_there(service: dict[str, Any]) -> None:
+    files = [value for name, value in args_of(service).items() if name.endswith("_file")]
     for group in (CLUSTER["headGroupSpec"], WORKERS):
         pod = group["template"]["spec"]
         [container] = pod["containers"]
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
-        assert application["args"]["api_key_file"].startswith(mounts["keys"])
+        assert {str(Path(file).parent) for file in files} == {mounts["keys"]}
+
+
+def test_a_patch_leaves_the_rest_as_it_is() -> None:
+    assert PATCH.keys() == {"spec"}
+    assert PATCH["spec"].keys() == {"serveConfigV2"}
+    whole, apart = served(SERVICE), served(PATCH)
+    for one in (whole, apart):
+        del one["applications"][0]["args"]
+    assert whole == apart
+
+
+def test_compose_joins_two_roles_by_a_key(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sixteen bytes or more of it")
+    for role in ("prefill", "decode"):
+        service = APART[role]
+        [secret] = service["secrets"]
+        told = [str(key) if one == f"/run/secrets/{secret}" else one for one in service["command"]]
+        args = full_parser().parse_args(told)
+        transfer, server = engine_config(args).transfer, server_config(args)
+        assert (transfer.kv_role, transfer.kv_transfer_host) == (role, role)
+        assert read_key(transfer) == key.read_bytes()
+        assert server.timeout_drain_s is not None
+        assert server.timeout_drain_s < duration_s(service["stop_grace_period"])
+        asked = APART["router"]["command"]
+        assert asked[asked.index(f"--{role}") + 1] == f"http://{role}:{server.port}"
+
+
+@pytest.mark.fleet
+def test_the_router_knows_its_flags() -> None:
+    router = pytest.importorskip("vllm_router.launch_router", reason="vllm-router is not installed")
+    args = router.parse_router_args(APART["router"]["command"][1:])
+    assert args.vllm_pd_disaggregation
 
 
 def test_ray_is_of_a_version_that_is_installed() -> None:
@@ -123,9 +176,10 @@ def test_kubernetes_knows_all_fields() -> None:
 
 
 @pytest.mark.fleet
-def test_ray_serve_knows_all_fields() -> None:
+@each_service
+def test_ray_serve_knows_all_fields(service: dict[str, Any]) -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed")
-    schema.ServeDeploySchema.model_validate(SERVED)
+    schema.ServeDeploySchema.model_validate(served(service))
 
 
 @pytest.mark.parametrize("kept", ["", None], ids=["empty", "missing"])

@@ -69,7 +69,7 @@ def test_nothing_listens_beyond_this_machine(fleet: ServerProcess) -> None:
     opened = [found for one in (own, *own.children(recursive=True)) for found in sockets(one)]
     addresses = {found.laddr.ip for found in opened if found.status == psutil.CONN_LISTEN}
     assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
-    job = httpx.post(f"{_AGENT}/api/job_agent/jobs/", json={"entrypoint": "true"})
+    job = httpx.post(f"{_AGENT}/api/job_agent/jobs/", json={"entrypoint": "true"}, timeout=60)
     assert job.status_code == 401
 
 

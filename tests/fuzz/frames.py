@@ -1,5 +1,6 @@
 """Messages between engines, front doors and replicas, broken: as bytes, or in what they say."""
 
+import copy
 import math
 import random
 from typing import Any
@@ -52,4 +53,4 @@ def _break_one(rng: random.Random, within: Any) -> None:
     elif isinstance(within, dict) and rng.random() < 0.2:
         del within[key]
     else:
-        within[key] = rng.choice(_LEAVES)
+        within[key] = copy.deepcopy(rng.choice(_LEAVES))

@@ -3,18 +3,20 @@
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import EngineConfig
 from legato.core.errors import InvalidRequestError
-from legato.core.outputs import FinishReason
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
+from legato.core.stats import EngineStats
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import CompletionDelta
@@ -23,11 +25,10 @@ from legato.fleet.engine import FleetEngine
 from legato.fleet.messages import Brought, FromReplica, Sent
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
-from tests.fleet.in_process import InProcessReplicas, joined, no_text, write_profile
+from tests.fleet.in_process import CONFIG, InProcessReplicas, fleet, joined, no_text, write_profile
 from tests.fuzz.frames import broken
 from tests.profiles import scaled
 
-CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=8, itl_slo_s=0.5, ttft_slo_s=60.0))
 _NUM_FRAMES = scaled(400)
 _NUM_ROUNDS = scaled(10)
 _LIES = 0.4
@@ -138,7 +139,7 @@ async def test_a_front_door_survives_what_a_replica_tells(tmp_path: Path, routin
         await engine.close()
 
 
-async def answered(engine: FleetEngine, request_id: str) -> int:
+async def answered(engine: FleetEngine, request_id: str, max_tokens: int = 8) -> int:
     """The number of its tokens."""
     num_tokens = 0
 
@@ -146,7 +147,7 @@ async def answered(engine: FleetEngine, request_id: str) -> int:
         nonlocal num_tokens
         num_tokens += len(delta.token_ids)
 
-    params = SamplingParams(max_tokens=8)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     async with (
         asyncio.timeout(60),
         engine.submitted(
@@ -156,6 +157,21 @@ async def answered(engine: FleetEngine, request_id: str) -> int:
         await submission.ended.wait()
         submission.check()
     return num_tokens
+
+
+async def test_a_replica_tells_of_no_request_of_another(tmp_path: Path) -> None:
+    """Not that it ended, either."""
+    async with fleet(tmp_path, 2, "round-robin") as (engine, _):
+        own = asyncio.create_task(answered(engine, "a", max_tokens=200))
+        while not engine._placed._halves:
+            assert not own.done()
+            await asyncio.sleep(0)
+        [(sent_id, half)] = engine._placed._halves.items()
+        [other] = (link for link in engine._links.values() if link is not half.link)
+        end = RequestOutput(request_id=sent_id, finish_reason=FinishReason.STOP)
+        lie = Brought(outputs=[end], stats=EngineStats(), kv_events=[], sent_s=time.monotonic())
+        engine._take(other, lie)
+        assert await own == 200
 
 
 def is_told(error: BaseException) -> bool:

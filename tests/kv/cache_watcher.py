@@ -49,7 +49,7 @@ class CacheWatcher:
 
     def _take_stored(self, event: BlockStored) -> None:
         size, parent = event.block_size, event.parent_block_hash
-        assert len(event.token_ids) == size * len(event.block_hashes)
+        assert len(event.token_ids) == size * len(event.block_hashes) > 0
         before = () if parent is None else self._tokens[parent]
         for i, name in enumerate(event.block_hashes):
             tokens = tuple(event.token_ids[i * size : (i + 1) * size])

@@ -1,5 +1,6 @@
 """What a router hears of a cache over ZeroMQ."""
 
+import random
 from collections.abc import Iterator
 
 import msgspec
@@ -111,6 +112,22 @@ def test_what_was_missed_is_sent_again(publisher: CachePublisher) -> None:
         again = [b"", TOPIC.encode(), number.to_bytes(8, "big"), payload]
         assert asking.recv_multipart() == again
     assert asking.recv_multipart() == [b"", b"", END, b""]
+
+
+def test_what_is_no_message_of_a_router_ends_nothing(publisher: CachePublisher) -> None:
+    rng = random.Random(0)
+    assert publisher.replay_endpoint is not None
+    speaking = Subscriber(publisher.endpoint, zmq.XSUB).socket
+    asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    for _ in range(300):
+        parts = [rng.randbytes(rng.randrange(12)) for _ in range(rng.randrange(1, 4))]
+        speaking.send(b"".join(parts))
+        asking.send_multipart(parts)
+    publisher.publish([stored()])
+    watcher = CacheWatcher()
+    subscriber = Subscriber(publisher.endpoint)
+    while watcher.hashes != {*NAMES}:
+        watcher.take(subscriber.events())
 
 
 def test_a_bad_endpoint_is_refused(publisher: CachePublisher) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from psutil import CONN_LISTEN
 
 from legato.engine.frontend.kv_tickets import signature
 from legato.transfer.nixl_mover import nixl_package
@@ -254,3 +255,11 @@ def test_vllms_router_drives_it(
         streamed = client.post("/v1/chat/completions", json=chat)
         assert streamed.status_code == httpx.codes.OK, streamed.text
         assert streamed.text.rstrip().endswith("data: [DONE]")
+
+
+def test_nothing_listens_beyond_this_machine(prefill: ServerProcess, decode: ServerProcess) -> None:
+    """NIXL's sockets do not, either."""
+    complete(decode, kv_transfer_params=prefilled(prefill, **salted("near")), **salted("near"))
+    for running in (prefill, decode):
+        opened = running.engine.net_connections("inet")
+        assert {found.laddr.ip for found in opened if found.status == CONN_LISTEN} == {"127.0.0.1"}

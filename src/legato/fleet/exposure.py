@@ -1,20 +1,25 @@
 """Who reaches what Ray runs: nobody from elsewhere, or whoever has the cluster's token."""
 
 import os
+import secrets
 
 from legato.core.addresses import is_loopback
 from legato.core.errors import ConfigError
 
+_TOKEN_BYTES = 32
 _YES = ("1", "true")
 
 
 def keep_to_this_machine() -> None:
-    """Have the Ray that is started next listen on the loopback interface alone.
+    """Have the Ray that is started next listen on the loopback interface alone, for its own.
 
     Ray takes another of the machine's addresses instead of a loopback one, unless it is told that
-    it is to be no cluster's. It looks for that once, when it is first imported.
+    it is to be no cluster's. The token that it would make lies in a file that others may read. It
+    looks for both when it is first imported.
     """
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(_TOKEN_BYTES)
 
 
 def check_reach() -> None:

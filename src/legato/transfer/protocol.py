@@ -151,7 +151,7 @@ class Connection:
                 return self._decoder.decode(await self._reader.readexactly(length))
         except (OSError, EOFError) as error:
             raise TransferError(f"the connection is lost: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TransferError(f"not a message: {error}") from error
 
     def close(self) -> None:

@@ -1,0 +1,18 @@
+"""`python -m scripts.pictures` draws them anew."""
+
+from pathlib import Path
+
+from scripts.pictures.disaggregation import disaggregation
+from scripts.pictures.fleet import fleet
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def pictures() -> dict[Path, str]:
+    """Key the file, value what is in it."""
+    return {DOCS / "fleet.svg": fleet(), DOCS / "disaggregation.svg": disaggregation()}
+
+
+if __name__ == "__main__":
+    for path, svg in pictures().items():
+        path.write_text(svg, encoding="utf-8")
