@@ -112,6 +112,13 @@ class FrontDoor:
         if not self._engine.is_alive:
             raise RuntimeError(self._engine.death)
 
+    async def __del__(self) -> None:
+        """Leave the replicas, which else would wait for it before they end."""
+        for part in self._tracing:
+            await part.stop()
+        await self._engine.close()
+        await self._text.close()
+
 
 def app(settings: dict[str, Any]) -> Application:
     """What `serve run legato.fleet:app` runs.
