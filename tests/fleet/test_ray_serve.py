@@ -65,7 +65,7 @@ class Deployed:
 
     def completed(self, prompt: str, max_tokens: int, **headers: str) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, headers=headers)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=180, headers=headers)
 
     def stop(self) -> None:
         assert self._process.stdin is not None

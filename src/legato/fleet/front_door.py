@@ -143,6 +143,7 @@ def app(settings: dict[str, Any]) -> Application:
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
+        max_surge_percent=100,  # another takes connections before one is ended
     )
     return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
 
