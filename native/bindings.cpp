@@ -30,12 +30,17 @@ std::vector<Chunk> chunks_of(std::vector<PlainChunk> plain) {
 
 using PlainCache = std::tuple<uintptr_t, uintptr_t, int>;
 
+LayerCache cache_of(const PlainCache &plain) {
+    const auto [keys, values, window] = plain;
+    return {at<std::byte>(keys), at<std::byte>(values), window};
+}
+
 std::vector<LayerCache> caches_of(const std::vector<PlainCache> &plain) {
     std::vector<LayerCache> caches;
-    for (const auto &[keys, values, window] : plain)
-        caches.push_back({at<std::byte>(keys), at<std::byte>(values), window});
+    for (const auto &cache : plain) caches.push_back(cache_of(cache));
     return caches;
 }
+
 
 uintptr_t find(const nb::dict &addresses, const std::string &name) {
     return addresses.contains(name.c_str()) ? nb::cast<uintptr_t>(addresses[name.c_str()]) : 0;
@@ -106,9 +111,30 @@ NB_MODULE(LEGATO_MODULE, m) {
                uintptr_t hidden, int num_rows, uintptr_t cos, uintptr_t sin) {
                 const nb::gil_scoped_release release;
                 self.forward(pool, step, caches_of(caches),
-                             Rows{at<float>(hidden), num_rows, at<float>(cos), at<float>(sin)});
+                             Rows{at<float>(hidden), num_rows, at<float>(cos), at<float>(sin),
+                                  at<float>(hidden)});
             },
-            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a);
+            "pool"_a, "step"_a, "caches"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a)
+        .def(
+            "add_attention",
+            [](Layers &self, ThreadPool &pool, Step &step, int layer, const PlainCache &cache,
+               uintptr_t hidden, int num_rows, uintptr_t cos, uintptr_t sin, uintptr_t sums) {
+                const nb::gil_scoped_release release;
+                self.add_attention(pool, step, layer, cache_of(cache),
+                                   Rows{at<float>(hidden), num_rows, at<float>(cos),
+                                        at<float>(sin), at<float>(sums)});
+            },
+            "pool"_a, "step"_a, "layer"_a, "cache"_a, "hidden"_a, "num_rows"_a, "cos"_a, "sin"_a,
+            "sums"_a)
+        .def(
+            "add_mlp",
+            [](Layers &self, ThreadPool &pool, Step &step, int layer, uintptr_t hidden,
+               int num_rows, uintptr_t sums) {
+                const nb::gil_scoped_release release;
+                self.add_mlp(pool, step, layer,
+                             Rows{at<float>(hidden), num_rows, nullptr, nullptr, at<float>(sums)});
+            },
+            "pool"_a, "step"_a, "layer"_a, "hidden"_a, "num_rows"_a, "sums"_a);
 
     nb::class_<PackedMatrix>(m, "Matrix")
         .def(

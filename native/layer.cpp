@@ -142,8 +142,8 @@ void Layer::reset() {
     for (auto &phase : phases_) phase.reset();
 }
 
-void Layer::forward(Workspace &space, const Step &step, const AttentionPlan &plan,
-                    const LayerCache &cache, const Rows &rows) {
+void Layer::add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
+                          const LayerCache &cache, const Rows &rows) {
     const AttentionCall call{step.chunks,
                              plan,
                              step.shape,
@@ -161,6 +161,10 @@ void Layer::forward(Workspace &space, const Step &step, const AttentionPlan &pla
     attend(call, phases_[kAttend]);
     merge(call, phases_[kMerge]);
     add_to(rows, space.context, output_, output_bias_, threads, phases_[kOutput]);
+}
+
+void Layer::add_mlp(Workspace &space, const Step &step, const Rows &rows) {
+    const int threads = step.num_threads;
     normalize(rows, post_norm_, space.normed, threads, phases_[kPostNorm]);
     gate(space, rows.count, threads);
     add_to(rows, space.gated, down_, down_bias_, threads, phases_[kDown]);
@@ -207,7 +211,7 @@ void Layer::add_to(const Rows &rows, const TiledRows &from, const PackedMatrix &
     const auto add = [&](int row, int count, int panel, const float *sums) {
         const int column = panel * kPanel;
         for (int i = 0; i < count; ++i) {
-            float *to = rows.hidden + static_cast<size_t>(row + i) * shape.hidden_size + column;
+            float *to = rows.sums + static_cast<size_t>(row + i) * shape.hidden_size + column;
             for (int j = 0; j < kPanel; j += 16)
                 store(to + j, load(to + j) + biased(sums + i * kPanel + j, bias, column + j));
         }
@@ -270,9 +274,23 @@ void Layers::forward(ThreadPool &pool, Step &step, const std::vector<LayerCache>
     for (const auto *plan : plans) space_.reserve(layers_[0]->shape, rows.count, plan->num_parts);
     for (auto *layer : layers_) layer->reset();
     pool.run([&] {
-        for (size_t i = 0; i < layers_.size(); ++i)
-            layers_[i]->forward(space_, step, *plans[i], caches[i], rows);
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            layers_[i]->add_attention(space_, step, *plans[i], caches[i], rows);
+            layers_[i]->add_mlp(space_, step, rows);
+        }
     });
+}
+
+void Layers::add_attention(ThreadPool &pool, Step &step, int layer, const LayerCache &cache,
+                           const Rows &rows) {
+    const AttentionPlan &plan = step.plan(cache.window);
+    space_.reserve(layers_[layer]->shape, rows.count, plan.num_parts);
+    layers_[layer]->reset();
+    pool.run([&] { layers_[layer]->add_attention(space_, step, plan, cache, rows); });
+}
+
+void Layers::add_mlp(ThreadPool &pool, Step &step, int layer, const Rows &rows) {
+    pool.run([&] { layers_[layer]->add_mlp(space_, step, rows); });
 }
 
 void multiply_plain(ThreadPool &pool, const PackedMatrix &matrix, const bf16 *rows, int num_rows,

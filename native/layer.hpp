@@ -68,23 +68,26 @@ struct LayerCache {
     int window;
 };
 
-// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated.
+// All rows of a step. hidden: [P, E]; cos, sin: [P, D], the first half of the sines negated. sums: [P, E],
+// to which the layers' work is added: the hidden states themselves, unless this is a part of a layer.
 struct Rows {
     float *hidden;
     int count;
     const float *cos, *sin;
+    float *sums;
 };
 
 class Layer {
 public:
     Layer(LayerShape shape, const LayerWeights &weights);
 
-    // Before each forward(), by one thread.
+    // Before a step's attention and MLP, by one thread.
     void reset();
 
-    // By all threads: adds the layer's work to the rows' hidden states.
-    void forward(Workspace &space, const Step &step, const AttentionPlan &plan,
-                 const LayerCache &cache, const Rows &rows);
+    // By all threads.
+    void add_attention(Workspace &space, const Step &step, const AttentionPlan &plan,
+                       const LayerCache &cache, const Rows &rows);
+    void add_mlp(Workspace &space, const Step &step, const Rows &rows);
 
     const LayerShape shape;
 
@@ -108,13 +111,17 @@ private:
     PackedMatrix qkv_, output_, gate_up_, down_;
 };
 
-// The layers of a decoder, run in one go.
+// The layers of a decoder, run in one go; or one half of a layer after the other, where other ranks
+// have other parts of them, which are to be added up in between.
 class Layers {
 public:
     explicit Layers(std::vector<Layer *> layers) : layers_(std::move(layers)) {}
 
     void forward(ThreadPool &pool, Step &step, const std::vector<LayerCache> &caches,
                  const Rows &rows);
+    void add_attention(ThreadPool &pool, Step &step, int layer, const LayerCache &cache,
+                       const Rows &rows);
+    void add_mlp(ThreadPool &pool, Step &step, int layer, const Rows &rows);
 
 private:
     std::vector<Layer *> layers_;

@@ -306,6 +306,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Transfers": (
+        Panel(
+            "Blocks from other engines",
+            "Bytes a second, and what the link brings while it is busy.",
+            "Bps",
+            {
+                "read": rate("legato:kv_transfer_bytes_total"),
+                "while busy": f"{rate('legato:kv_transfer_bytes_total')} / "
+                f"{rate('legato:kv_transfer_seconds_total')}",
+            },
+        ),
+        Panel(
+            "Prompts from other engines",
+            "A second; those that did not come whole are computed.",
+            "reqps",
+            {
+                "fetched": rate("legato:kv_transfer_prompts_fetched_total"),
+                "computed after all": rate("legato:kv_transfer_prompts_recomputed_total"),
+            },
+        ),
+        Panel(
+            "Prompts kept for other engines",
+            "Those kept now, and those that nobody fetched in time, a second.",
+            "short",
+            {
+                "kept": select("legato:kv_transfer_leases"),
+                "expired": rate("legato:kv_transfer_leases_expired_total"),
+            },
+        ),
+    ),
     "Processes": (
         Panel(
             "Processor time",

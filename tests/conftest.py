@@ -9,7 +9,7 @@ from tests import profiles
 
 profiles.register()
 
-# Tests share the cores with the servers they start: see _SHORT_SPIN in
+# Tests share the cores with the servers they start: see SHORT_SPIN in
 # legato/engine/process/engine_process.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -75,6 +75,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "device",
         "max_model_len",
         "num_threads",
+        "tensor_parallel_size",
         "quantization",
         "kernels",
         "block_size",

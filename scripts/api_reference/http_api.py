@@ -23,7 +23,7 @@ from scripts.api_reference.words import CODES, DEFINED_BY, FIELDS, LEGATO, REFUS
 _GENERATION = ("ChatRequest", "CompletionRequest")
 _OBJECTS = (
     *("ChatMessage", "MessageToolCall", "CalledFunction", "Tool", "FunctionDefinition"),
-    *("StreamOptions", "ResponseFormat", "JsonSchemaFormat"),
+    *("StreamOptions", "KVTransferRequest", "ResponseFormat", "JsonSchemaFormat"),
     *("ResponseTool", "TextOptions", "TextFormat", "ReasoningOptions"),
     *(
         "ResponseStreamOptions",

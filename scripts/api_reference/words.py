@@ -32,6 +32,19 @@ FIELDS = {
     "return_tokens_as_token_ids": "`return_token_ids` returns them beside the text",
     "return_token_ids": "return the tokens of the prompt, `prompt_token_ids`, and of each "
     "completion, `token_ids`; of a stream, the former in its first chunk",
+    "kv_transfer_params": "what becomes of the prompt's keys and values between this server and "
+    "another; for servers with `--kv-role`, see "
+    "[prefill and decode apart](disaggregation.md)",
+    "KVTransferRequest.do_remote_decode": "keep them for another server; the answer's "
+    "`kv_transfer_params` say where, not with `stream`",
+    "KVTransferRequest.do_remote_prefill": "take them from another server, as its answer says",
+    "KVTransferRequest.remote_host": "that server's `--kv-transfer-host`",
+    "KVTransferRequest.remote_port": "that server's `--kv-transfer-port`",
+    "KVTransferRequest.transfer_id": "what they are kept under; without it, a name is made up",
+    "KVTransferRequest.signature": "of whoever has the fleet's key",
+    "KVTransferRequest.is_early": "the other server may not have heard of the prompt yet",
+    "KVTransferRequest.remote_engine_id": "address and name say it",
+    "KVTransferRequest.remote_block_ids": "servers tell them to each other",
     "no_stop_trim": "stop strings are in the text with `include_stop_str_in_output`",
     "return_hidden_states": "they are not returned",
     "include_reasoning": "a message's reasoning is always told",

@@ -1,14 +1,19 @@
 """Simulated fleets: one engine is the simulator's own, and many lose nothing."""
 
+from collections import Counter
+from typing import Any
+
 import msgspec
 import pytest
 
 from legato.bench.report.summary import Slos, summarize
+from legato.bench.report.tally import Tally
 from legato.bench.simulation.fleet import SimulatedFleet, Split
-from legato.bench.simulation.fleet_run import simulate_fleet
+from legato.bench.simulation.fleet_run import FleetRun, simulate_fleet
 from legato.bench.simulation.link import Link, Traffic
 from legato.bench.simulation.profiled_server import SimulatedServer
 from legato.bench.simulation.run import simulate
+from legato.bench.simulation.scaler import Scaler
 from legato.bench.workload.mixes import draw_mix
 from legato.bench.workload.requests import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
@@ -153,3 +158,101 @@ def test_a_link_is_shared_at_its_ends() -> None:
     assert traffic.send("c", "d", 100.0, 0.0) == 1.5
     assert traffic.send("a", "d", 100.0, 0.0) == 2.5
     assert traffic.send("c", "b", 100.0, 5.0) == 6.5
+
+
+def counted(run: FleetRun) -> Counter[str]:
+    """Requests by what became of them; every one has an end."""
+    statuses = Counter(record.status for record in run.records)
+    assert statuses.total() == len(run.records)
+    return statuses
+
+
+def test_a_tally_says_what_the_records_say() -> None:
+    fleet = SimulatedFleet(server=SERVER, split=Split(both=2))
+    slos = Slos(default=PROMISED.classes[INTERACTIVE])
+    exact, tally = simulate_fleet(fleet, CHAT), Tally(slos)
+    run = simulate_fleet(fleet, CHAT, tally=tally)
+    assert run == msgspec.structs.replace(exact, records=[])
+    found, expected = tally.summary(), summarize(exact.records, slos)
+    assert (found.num_requests, found.attainment) == (expected.num_requests, expected.attainment)
+
+
+@pytest.mark.parametrize("split", [Split(both=3), Split(prefill=2, decode=2)])
+def test_of_replicas_that_die_nothing_is_lost_silently(split: Split) -> None:
+    crowd = with_poisson_arrivals(draw_mix("chat", 40, seed=3), 4.0, seed=3)
+    fleet = msgspec.structs.replace(
+        APART, split=split, mtbf_s=8.0, start_s=2.0, seed=1, routing="power-of-two"
+    )
+    run = simulate_fleet(fleet, crowd)
+    statuses = counted(run)
+    assert [record.request for record in run.records] == crowd
+    assert statuses.keys() <= {"ok", "error"}
+    dead = [replica for replica in run.replicas if replica.is_lost]
+    assert dead
+    assert statuses["error"] == run.num_lost > 0
+    assert run.num_reruns > 0
+    assert all(r.num_tokens == r.request.num_output_tokens for r in run.records if r.status == "ok")
+    # What a dead replica had begun is told of, and others' blocks are free again.
+    assert all(replica.stats.kv_usage == 0.0 for replica in run.replicas if not replica.is_lost)
+    assert sum(replica.num_requests for replica in run.replicas) >= len(crowd) + run.num_reruns
+
+
+def test_while_no_replica_is_there_requests_wait() -> None:
+    requests = [WorkloadRequest(float(second), 64, 2) for second in range(20)]
+    fleet = SimulatedFleet(server=SERVER, split=Split(both=1), mtbf_s=4.0, start_s=3.0)
+    run = simulate_fleet(fleet, requests)
+    assert len(run.replicas) > 1
+    assert counted(run)["ok"] + run.num_lost == 20
+    assert max(record.ttft_s or 0.0 for record in run.records) > 1.0
+
+
+def test_who_is_refused_comes_again_when_told_to() -> None:
+    scheduler = msgspec.structs.replace(PROMISED, shed_load=True, ttft_slo_s=1.0, max_num_seqs=4)
+    server = SimulatedServer(profile=CPU, scheduler=scheduler)
+    crowd = with_poisson_arrivals(draw_mix("chat", 24, seed=1), 12.0, seed=1)
+    once = SimulatedFleet(server=server, split=Split(both=2))
+    refused = counted(simulate_fleet(once, crowd))["refused"]
+    assert refused
+    again = simulate_fleet(msgspec.structs.replace(once, max_retries=50), crowd)
+    assert counted(again)["refused"] < refused
+    assert again.num_retries >= refused
+    late = [r for r in again.records if (r.ttft_s or 0.0) > 1.0]
+    assert late  # a retry is no new promise
+
+
+def test_replicas_are_started_under_strain_and_ended_after() -> None:
+    rush = with_poisson_arrivals(draw_mix("chat", 150, seed=1), 8.0, seed=1)
+    calm = [WorkloadRequest(20.0 + 5.0 * number, 64, 2) for number in range(80)]
+    scheduler = SchedulerConfig(ttft_slo_s=2.0)
+    server = SimulatedServer(profile=CPU, scheduler=scheduler)
+    fleet = SimulatedFleet(server=server, split=Split(both=1), max_replicas=3, start_s=5.0)
+    workload = sorted([*rush, *calm], key=lambda request: request.arrival_s)
+    run = simulate_fleet(fleet, workload)
+    assert counted(run) == {"ok": len(workload)}
+    assert len(run.replicas) == 3
+    assert all(10.0 < replica.started_s < 40.0 for replica in run.replicas[1:])
+    (ended,) = [replica for replica in run.replicas if replica.ended_s < run.duration_s]
+    assert ended.ended_s > 320.0
+    assert not ended.is_lost
+
+
+def test_more_replicas_are_wanted_once_that_was_so_for_a_while() -> None:
+    scaler = Scaler(1, 3)
+    assert [scaler.wanted([2.0], now_s) for now_s in (0.0, 9.0, 10.0)] == [1, 1, 3]
+    assert [scaler.wanted([0.1, 0.1], now_s) for now_s in (20.0, 319.0, 320.0)] == [2, 2, 1]
+    assert scaler.wanted([0.1, 0.1], 321.0) == 2  # that was one; the next takes as long
+    assert scaler.wanted([0.0], 1000.0) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_replicas": 1, "split": Split(both=2)},
+        {"max_replicas": 4},
+        {"mtbf_s": 0.0},
+        {"start_s": -1.0},
+    ],
+)
+def test_no_fleets(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        msgspec.structs.replace(APART, **settings)

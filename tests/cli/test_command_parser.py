@@ -53,7 +53,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (("serve", "--zzz"), "there is no flag --zzz"),
         (("serve", "--itl-slo"), "argument --itl-slo: expected one argument"),
         (("serve", "one", "two"), "unexpected: two"),
-        (("serve", "-tp", "2"), "one device"),
+        (("serve", "-tp", "2"), "it is --tensor-parallel-size"),
         # What is misspelt, and not what is missing for that.
         (("bench", "run", "--workloda", "chat"), "did you mean workload"),
     ],
@@ -107,7 +107,7 @@ def test_flags_of_vllm_are_there_or_explained(flag: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        "--tensor-parallel-size", "--tensor_parallel_size", "--no-enable-expert-parallel",
+        "--pipeline-parallel-size", "--pipeline_parallel_size", "--no-enable-expert-parallel",
         "--compilation-config.mode", "--hf-overrides.a.b+",
     ],
 )  # fmt: skip

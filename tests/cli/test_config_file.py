@@ -89,7 +89,7 @@ def test_a_model_on_the_command_line_goes_first(file: Path) -> None:
         ("port: 0\nprot: 1", ":2: there is no flag --prot; did you mean port"),
         ("server:\n  prot: 1", ":2: there is no flag --prot; did you mean port"),
         ("servr:\n  port: 1", ":1: there is no flag --servr; did you mean server"),
-        ("tensor-parallel-size: 2", ":1: there is no flag --tensor-parallel-size: a model runs"),
+        ("pipeline-parallel-size: 2", ":1: there is no flag --pipeline-parallel-size: a model is"),
         ("port: 0\nitl-slo: 100", ":2: argument --itl-slo: 100 of what?"),
         ("itl-slo: 1s\nitl_slo: 2s", ":2: --itl-slo is set on"),
         ("server: {port: 1}\nport: 2", ":2: --port is set on"),

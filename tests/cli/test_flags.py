@@ -79,6 +79,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
     assert given == {
         "kv_cache_memory_bytes": "--kv-cache-memory",
         "swap_space_bytes": "--swap-space",
+        "kv_lease_s": "--kv-lease",
         "itl_slo_s": "--itl-slo",
         "tpot_slo_s": "--tpot-slo",
         "ttft_slo_s": "--ttft-slo",

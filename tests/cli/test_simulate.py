@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.report.report_file import CapacityReport, read_report
+from legato.bench.report.report_file import CapacityReport, RunReport, read_report
 from legato.cli.main import main
 from tests.cli.test_main import legato
 
@@ -116,3 +116,22 @@ def test_a_simulated_run_can_be_explained(tmp_path: Path) -> None:
         told = legato("explain", str(tmp_path / f"trace-{policy}.jsonl"), "7")
         assert told.returncode == 0, told.stderr
         assert "computing its own prompt" in told.stdout
+
+
+def test_a_fleet_whose_machines_die_and_whose_clients_come_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.cli.simulate._MOST_RECORDS", 10)  # so that figures are tallied
+    flags = ("--rate", "2", "--itl-slo", "100ms", "--ttft-slo", "2s", "-o", str(tmp_path))
+    fleet = ("--fleet", "2 both", "--max-replicas", "3", "--replica-mtbf", "5s", "--replica-start",
+             "2s", "--max-retries", "3", "--shed-load")  # fmt: skip
+    assert main(["simulate", *CHAT, *flags, *fleet]) == 0
+    told = capsys.readouterr().out
+    assert all(text in told for text in ("of these died", "Replicas: 2 both", "both-0", "TTFT p99"))
+    report = read_report(tmp_path / "simulated-run-2-both.json")
+    assert isinstance(report, RunReport)
+    assert report.fleet is not None
+    assert not report.records
+    counts = report.summary.num_requests
+    assert sum(counts.values()) == 20
+    assert counts.get("error", 0) == report.fleet.num_lost == sum(report.failures.values())

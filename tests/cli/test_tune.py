@@ -46,16 +46,23 @@ def test_on_a_machine_that_was_learned_before(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tune.json").read_text())["machine_s"] == 0.0
 
 
-def test_several_machines(tmp_path: Path) -> None:
-    done = legato(
-        *("tune", *CODE, *SLOS, "--num-requests", "8", "--trials", "2", "--finalists", "0"),
-        *("--machine", "smollm2-135m-cpu", "--replicas", "2", "--processes", "1"),
-        *("-o", str(tmp_path)),
+def test_several_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--max-num-batched-tokens", "512", "--prefill-order", "fcfs", "--shed-load")
+    status = main(
+        [
+            *("tune", *CODE, *SLOS, "--num-requests", "6", "--trials", "2", "--finalists", "0"),
+            *("--machine", "smollm2-135m-cpu", "--replicas", "2", "--processes", "1"),
+            *(*settings, "-o", str(tmp_path)),
+        ]
     )
-    assert done.returncode == 0, done.stderr
+    told = capsys.readouterr()
+    assert status == 0, told.err
     splits = json.loads((tmp_path / "tune.json").read_text())["splits"]
     assert {one["split"] for one in splits} == {"2 both", "1 prefill + 1 decode"}
-    assert "chunked prefill alone" in done.stdout.lower()
+    assert "chunked prefill alone" in told.out.lower()
+    assert "compute prompts" in told.out
+    for one in splits:
+        assert (one["settings"]["prefill"] is not None) == one["is_apart"]
 
 
 @pytest.mark.parametrize(

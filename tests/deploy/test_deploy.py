@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,10 @@ def test_compose_serves_and_drains_in_time() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
-def test_compose_files_are_by_their_schema(name: str) -> None:
+def test_compose_files_are_by_their_schema() -> None:
     pytest.importorskip("check_jsonschema")
     command = ("-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec")
-    checked_by(sys.executable, *command, DEPLOY / name)
+    checked_by(sys.executable, *command, *sorted(DEPLOY.glob("compose*.yaml")))
 
 
 def test_prometheus_scrapes_as_observability_says() -> None:
@@ -99,10 +99,14 @@ def test_mounted_files_are_there() -> None:
             yaml.safe_load(COMPOSE["configs"][config["source"]]["content"])
 
 
-def test_the_image_takes_the_gpu_argument() -> None:
-    gpu = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())
-    for argument in gpu["services"]["legato"]["build"]["args"]:
-        assert f"\nARG {argument}=" in DOCKERFILE
+def test_the_image_takes_what_compose_builds_it_with() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for path in DEPLOY.glob("compose.*.yaml"):
+        for service in yaml.safe_load(path.read_text())["services"].values():
+            for argument, value in service.get("build", {}).get("args", {}).items():
+                assert f"\nARG {argument}=" in DOCKERFILE
+                if argument == "EXTRAS":
+                    assert set(value.split(",")) <= known["optional-dependencies"].keys()
 
 
 def unit_section(name: str) -> Any:

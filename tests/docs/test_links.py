@@ -69,7 +69,12 @@ def flags() -> set[str]:
     # Flags of other projects' routers are tried there.
     tests = [
         ROOT / "tests" / name
-        for name in ("conftest.py", "fuzz/__main__.py", "server/test_existing_routers.py")
+        for name in (
+            "conftest.py",
+            "fuzz/__main__.py",
+            "server/test_disaggregation.py",
+            "server/test_existing_routers.py",
+        )
     ]
     others = [*tests, ROOT / "Makefile"]
     texts = [*usages(), *benchmarks, *(path.read_text() for path in others)]

@@ -48,3 +48,13 @@ def test_a_closed_channel_says_so() -> None:
         channel.receive(wait_s=0.0)
     with pytest.raises(ChannelClosedError):
         channel.send(MESSAGES[0])
+
+
+def test_what_came_before_the_end_is_not_lost() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs, Event)
+    ours.sendall(pack_frame(MESSAGES[0]))
+    ours.close()
+    assert channel.receive(wait_s=None) == [MESSAGES[0]]
+    with pytest.raises(ChannelClosedError):
+        channel.receive(wait_s=None)

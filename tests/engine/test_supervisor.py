@@ -22,7 +22,7 @@ from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process import child_process, engine_process
 from legato.engine.process.engine_process import EngineProcess
-from legato.engine.process.messages import EngineStats, StepOutputs
+from legato.engine.process.messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.process.supervisor import EngineSupervisor, Restarts
 from legato.executor.simulated import VirtualClock
 from tests.engine import fake_engine
@@ -45,7 +45,8 @@ class Listener:
         self.num_checks += 1
         return self.owed
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
+        assert info == fake_engine.INFO
         self.told.append("ready")
 
     def note_begun(self, step: StepBegun) -> None:

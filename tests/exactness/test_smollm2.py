@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from legato import LLM, SamplingParams
 from legato.model.decoder import Decoder
 
-LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 6000)
+LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 3000)
 NUM_TOKENS = 12
 UNLIMITED = 8192
 NEAR_TIE = 1e-3

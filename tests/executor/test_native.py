@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +19,7 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
+from legato.model.communicator import ALONE, Communicator
 from legato.model.native import NativeKernels, native_instructions, why_not_native
 from legato.model.spec import DecoderSpec
 from tests.model.random_models import (
@@ -27,6 +29,7 @@ from tests.model.random_models import (
     native_model,
     random_decoder,
 )
+from tests.model.ranks import on_all_ranks
 from tests.profiles import examples
 
 CPU = torch.device("cpu")
@@ -127,6 +130,34 @@ def test_long_contexts_are_shared_among_threads(
 ) -> None:
     """Few tasks of many keys are split, and their parts merged."""
     check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], NativeKernels(2, instructions), seed=0)
+
+
+@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("name", ["every head its own keys", "biases", "normed heads, untied"])
+def test_ranks_together_are_as_exact_as_one(name: str, instructions: str) -> None:
+    spec = msgspec.structs.replace(SPECS[name], intermediate_size=128)
+
+    def logits(communicator: Communicator) -> list[torch.Tensor]:
+        kernels = NativeKernels(2, instructions)
+        native = native_model(spec, kernels, communicator)
+        backend = NativeAttentionBackend(native, native.cache, num_blocks=3, block_size=BLOCK_SIZE)
+        backend.blocks.fill_(torch.nan)
+        runner = Runner(native, backend)
+        for start, count in ((0, 70), (70, 1)):
+            chunk = ScheduledChunk("0", start, count, (2, 0, 1), 1, "prefill")
+            runner.step([chunk], [sequence])
+        return runner.logits
+
+    tokens = token_array((3 * j * j + j) % VOCAB_SIZE for j in range(71))
+    message = AddRequest(
+        request_id="0", prompt_token_ids=tokens, params=SamplingParams(max_tokens=1)
+    )
+    sequence = SequenceState(message)
+    whole, parts = logits(ALONE), on_all_ranks(2, logits)[0]
+    for expected, found in zip(whole, parts, strict=True):
+        assert found.shape == expected.shape
+        error = (found - expected).abs().mean()
+        assert float(error) <= 0.002 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("instructions", native_instructions())

@@ -16,11 +16,13 @@ from legato.core.slo import ServiceParams
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.submission import Submission
+from legato.fleet.config import replica_config
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.model.defaults import ModelDefaults
 from legato.model.vocabulary import Vocabulary
+from legato.routing.request import Role
 
 STEP_S = 0.004
 
@@ -29,7 +31,8 @@ def write_profile(folder: Path) -> str:
     """Of a machine whose steps are short."""
     path = folder / "profile.json"
     costs = {"step_s": STEP_S, "row_s": [2e-5] * 5}
-    path.write_text(json.dumps({"costs": costs, "max_model_len": 2048, "kv_cache_tokens": 16384}))
+    told = {"max_model_len": 2048, "kv_cache_tokens": 16384, "kv_token_bytes": 1e5}
+    path.write_text(json.dumps({"costs": costs, **told}))
     return str(path)
 
 
@@ -46,8 +49,9 @@ class InProcessReplicas:
         self._program = program(profile)
         self._waiting: list[Line] = []
 
-    async def add(self, replica_id: str) -> Replica:
-        replica = await Replica.start(replica_id, self._config, program=self._program)
+    async def add(self, replica_id: str, role: Role = "both") -> Replica:
+        config = replica_config(self._config, role, "127.0.0.1")
+        replica = await Replica.start(replica_id, config, program=self._program)
         self.by_id[replica_id] = replica
         return replica
 
@@ -110,7 +114,7 @@ async def fleet(
     replicas = InProcessReplicas(config, write_profile(folder))
     await asyncio.gather(*(replicas.add(f"r{i}") for i in range(num_replicas)))
     engine = await FleetEngine.start(
-        config, replicas, no_text(), routing=routing, is_only_door=is_only_door
+        config, [replicas], no_text(), routing=routing, is_only_door=is_only_door
     )
     try:
         await joined(engine, num_replicas)
@@ -162,5 +166,5 @@ async def ends_because(submission: Submission, why: str) -> None:
 
 def home(engine: FleetEngine) -> str:
     """The replica of the one request that runs."""
-    [placed] = engine._placed.values()
+    [placed] = engine._placed
     return placed.link.replica_id

@@ -32,6 +32,12 @@ def test_strain_is_the_share_of_the_promise_that_is_used_up(
     assert strain(state(**told), [SloClass(), PROMISE]) == pytest.approx(expected)
 
 
+def test_gaps_between_tokens_strain_those_that_send_them() -> None:
+    told = state(delay_s=0.2, itl_s=0.09)
+    assert strain(told, [PROMISE], "prefill") == pytest.approx(0.1)
+    assert strain(told, [PROMISE], "decode") == pytest.approx(0.9)
+
+
 def test_without_promises_requests_that_wait_count() -> None:
     assert strain(state(num_waiting=4, delay_s=9.0), [SloClass()]) == 0.5
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -21,6 +22,8 @@ pytestmark = [
 ]
 
 _ENGINE = "legato.bench.simulation.engine_process"
+_AGENT = "http://127.0.0.1:52365"
+"""Of Ray, on each node."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,23 @@ def test_replicas_are_one_server(fleet: ServerProcess) -> None:
     assert fleet.http.get("/health").json()["status"] == "ok"
     assert fleet.metric("num_requests_running") == 0
     assert len(engines(fleet)) == 2
+
+
+def test_nothing_listens_beyond_this_machine(fleet: ServerProcess) -> None:
+    """Ray's processes do not, either; and whoever is on the machine needs Ray's token."""
+    own = psutil.Process(fleet.process.pid)
+    opened = [found for one in (own, *own.children(recursive=True)) for found in sockets(one)]
+    addresses = {found.laddr.ip for found in opened if found.status == psutil.CONN_LISTEN}
+    assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+    job = httpx.post(f"{_AGENT}/api/job_agent/jobs/", json={"entrypoint": "true"})
+    assert job.status_code == 401
+
+
+def sockets(process: psutil.Process) -> list[Any]:
+    try:
+        return process.net_connections("inet")
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_a_replica_that_is_killed_under_load_loses_nothing_silently(fleet: ServerProcess) -> None:

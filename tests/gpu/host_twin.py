@@ -1,7 +1,11 @@
-"""A GPU that is not there: its logic on the host's tensors, with graphs that are recordings."""
+"""A GPU that is not there: its logic on the host's tensors, with graphs that are recordings.
+
+There can be several, in a thread each.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from legato.gpu.device import Event, Memory
+from legato.model.process_group import ProcessGroup
 
 Call = Callable[[], object]
 
@@ -90,35 +95,34 @@ class HostTwin:
 
 
 class Recording(TorchDispatchMode):
-    """What was asked of PyTorch and Triton, with the very tensors: as a graph, it knows no others.
+    """What a thread asked of PyTorch, Triton and other ranks, with the very tensors.
 
-    A replay writes to the addresses that the recorded calls wrote to, whatever Python would do now.
+    As a graph, it knows no others: a replay writes to the addresses that the recorded calls wrote
+    to, whatever Python would do now.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[Call] = []
-        self._is_launching = False
+        self._is_inside = False  # a call that is recorded as one
 
     def __enter__(self) -> Recording:
-        self._launch = GridExecutor.__call__
-        recording = self
-
-        def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-            recording._calls.append(lambda: recording._launch(executor, *args, **kwargs))
-            recording._is_launching = True
-            try:
-                recording._launch(executor, *args, **kwargs)
-            finally:
-                recording._is_launching = False
-
-        GridExecutor.__call__ = launch
+        _thread.recording = self
         super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        GridExecutor.__call__ = self._launch
+        _thread.recording = None
+
+    def note(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        self._is_inside = True
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            self._is_inside = False
+        self._calls.append(lambda: _again(call, args, kwargs, result))
+        return result
 
     def __torch_dispatch__(
         self,
@@ -128,7 +132,7 @@ class Recording(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self._is_launching:
+        if not self._is_inside:
             self._calls.append(lambda: _again(func, args, kwargs or {}, result))
         return result
 
@@ -140,6 +144,8 @@ class Recording(TorchDispatchMode):
 def _again(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> None:
     """Have the same tensors hold what comes of it now."""
     outputs = func(*args, **kwargs)
+    if result is None:
+        return
     pairs = (
         zip(outputs, result, strict=True)
         if isinstance(result, tuple | list)
@@ -148,6 +154,36 @@ def _again(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: 
     for new, kept in pairs:
         if isinstance(new, torch.Tensor) and new.data_ptr() != kept.data_ptr():
             kept.copy_(new)
+
+
+_thread = threading.local()
+_interpreter = threading.RLock()
+"""It keeps what it is at where all threads see it."""
+
+
+def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, of which a `Recording` knows that is being made."""
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        recording = getattr(_thread, "recording", None)
+        if recording is None:
+            return call(*args, **kwargs)
+        return recording.note(call, args, kwargs)
+
+    return noted
+
+
+def _alone(launch: Callable[..., None]) -> Callable[..., None]:
+    def launch_alone(*args: Any, **kwargs: Any) -> None:
+        with _interpreter:
+            launch(*args, **kwargs)
+
+    return launch_alone
+
+
+GridExecutor.__call__ = _recorded(_alone(GridExecutor.__call__))
+ProcessGroup.sum = _recorded(ProcessGroup.sum)  # type: ignore[method-assign]
+ProcessGroup.gather = _recorded(ProcessGroup.gather)  # type: ignore[method-assign]
 
 
 def no_launches(monkeypatch: Any) -> None:

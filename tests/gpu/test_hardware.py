@@ -70,3 +70,11 @@ def test_tokens_are_those_of_a_cpu(folder: Path) -> None:
     for num_steps_in_flight in (1, 2):
         found = tokens(folder, device="cuda", num_steps_in_flight=num_steps_in_flight)
         assert found == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
+def test_tokens_of_two_are_those_of_one(folder: Path) -> None:
+    """From graphs in which NCCL exchanges, two steps in flight."""
+    expected = tokens(folder, device="cuda")
+    assert tokens(folder, device="cuda", tensor_parallel_size=2) == expected

@@ -63,3 +63,6 @@ def test_looks_up_tokens_that_only_the_device_knows(
     out = torch.empty(4, size, device=device)
     embed(input_source, last_token, table, out)
     assert out.equal(table[[3, 7, 29, 0]].float())
+    embed(input_source, last_token, table[5:12], out, first=5)
+    assert out[1].equal(table[7].float())
+    assert not out[[0, 2, 3]].any(), "of tokens that another rank has"

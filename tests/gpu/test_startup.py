@@ -11,7 +11,7 @@ from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import GPU_ROWS, RowCounts
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
-from legato.engine.startup import build, gpu
+from legato.engine.startup import build, gpu, wanted
 from legato.engine.startup.build import build_engine
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
@@ -50,7 +50,7 @@ def tokens_of(engine: EngineLoop) -> dict[str, list[int]]:
 
 def put_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or on what stands in for it, what is built from here on."""
-    monkeypatch.setattr(build, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(wanted, "resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(device, "CudaDevice", lambda _: device_here())
     monkeypatch.setattr(gpu, "GPU_ROWS", RowCounts(((8, 8),), 24))
 

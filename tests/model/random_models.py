@@ -1,13 +1,19 @@
 """Decoders of random shapes and weights, which need no checkpoint."""
 
+import threading
+
 import torch
 
+from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.rope import RopeFrequencies
+from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec
 
 CPU = torch.device("cpu")
+_RANDOM = threading.Lock()
+"""PyTorch's random numbers, which ranks that are threads would share."""
 VOCAB_SIZE = 100
 
 
@@ -53,8 +59,12 @@ def random_decoder(spec: DecoderSpec, dtype: torch.dtype) -> Decoder:
     return decoder
 
 
-def native_model(spec: DecoderSpec, kernels: NativeKernels) -> NativeModel:
-    """With the weights of `random_decoder`."""
-    model = NativeModel(spec, kernels)
-    model.load_weights(random_decoder(spec, torch.bfloat16).checkpoint_slots().items())
+def native_model(
+    spec: DecoderSpec, kernels: NativeKernels, communicator: Communicator = ALONE
+) -> NativeModel:
+    """With the weights of `random_decoder`, or a rank's part of them."""
+    model = NativeModel(spec, kernels, communicator)
+    with _RANDOM:
+        whole = random_decoder(spec, torch.bfloat16).checkpoint_slots()
+    model.load_weights((name, shard(name, weight, communicator)) for name, weight in whole.items())
     return model

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from legato.core.stats import CacheInfo, EngineStats
+from legato.core.stats import CacheInfo, EngineStats, TransferStats
 from legato.core.step_record import StepRecord
 from legato.observe.metrics.server_metrics import ServerMetrics
 from tests.observe.recorded import recorded_run
@@ -61,6 +61,7 @@ def test_what_is_read_is_the_latest() -> None:
     stats = EngineStats(
         num_running=3, num_preemptions=5, num_failed_steps=7, num_cached_blocks=2, kv_usage=0.5,
         broken_promise="too slow",
+        transfer=TransferStats(num_bytes=9, num_leases=4, num_expired=1, num_recomputed=6),
     )  # fmt: skip
     sums = shown([], stats)
     expected = {
@@ -72,6 +73,10 @@ def test_what_is_read_is_the_latest() -> None:
         "kv_cache_usage_perc": 0.5,
         "kv_cache_cached_perc": 2 / 8,
         "slo_unattainable": 1,
+        "kv_transfer_bytes_total": 9,
+        "kv_transfer_leases": 4,
+        "kv_transfer_leases_expired_total": 1,
+        "kv_transfer_prompts_recomputed_total": 6,
         "cache_config_info": 1,
     }
     assert {name: sums[name] for name in expected} == expected

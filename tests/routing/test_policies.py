@@ -12,7 +12,7 @@ from legato.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
-from legato.routing.request import Placement, RoutedRequest
+from legato.routing.request import Placement, Role, RoutedRequest
 from legato.routing.router import ROUTING_POLICIES, NoReplicaError, Router
 
 PROMPT = token_array(range(160))
@@ -138,16 +138,18 @@ def test_streams_that_fill_the_cache_keep_long_prompts_away() -> None:
     assert made.route(RoutedRequest(request_id="b", num_prompt_tokens=4000), 0.0).decode == "1"
 
 
-def test_prefill_and_decode_apart() -> None:
+def pools(*replica_ids: str) -> Router:
+    """Those that begin with "p" prefill, the others decode."""
     made = Router("kept-promise")
-    for replica_id, role in (
-        ("p0", "prefill"),
-        ("p1", "prefill"),
-        ("d0", "decode"),
-        ("d1", "decode"),
-    ):
-        made.join(replica_id, role, transfer_token_s=1e-6 if role == "decode" else None)  # type: ignore[arg-type]
+    for replica_id in replica_ids:
+        role: Role = "prefill" if replica_id.startswith("p") else "decode"
+        made.join(replica_id, role, transfer_token_s=1e-6 if role == "decode" else None)
         made.note_state(replica_id, state(), 0.0)
+    return made
+
+
+def test_prefill_and_decode_apart() -> None:
+    made = pools("p0", "p1", "d0", "d1")
     unlike = [RoutedRequest(request_id=str(n), num_prompt_tokens=1000) for n in range(4)]
     placements = [made.route(one, 0.0) for one in unlike]
     assert Counter(p.prefill for p in placements) == {"p0": 2, "p1": 2}
@@ -157,6 +159,34 @@ def test_prefill_and_decode_apart() -> None:
     made.note_first_token("0", 1.1)
     made.note_end("0", 5, 2.0)
     assert made.replicas[placements[0].decode].num_in_flight == 1
+
+
+@pytest.mark.parametrize(("num_tokens", "is_handed_over"), [(16, False), (17, True), (160, False)])
+def test_what_the_one_that_decodes_has_is_not_computed_for_it(
+    num_tokens: int, is_handed_over: bool
+) -> None:
+    """Only whole blocks are handed over, and the last token is computed where it is continued."""
+    made = pools("p", "d")
+    if num_tokens == len(PROMPT):
+        made.note_kv_events("d", [stored()])
+    placement = made.route(request("a", num_tokens), 0.0)
+    assert (placement.prefill is not None) is is_handed_over
+    assert made.replicas["p"].num_in_flight == is_handed_over
+    made.note_end("a", 1, 1.0)
+    assert not any(view.num_in_flight for view in made.replicas.values())
+
+
+@pytest.mark.parametrize("gone", ["p", "d"])
+def test_without_one_of_the_pools_the_other_does_both(gone: str) -> None:
+    made = pools("p", "d")
+    made.drain(gone)
+    left = "d" if gone == "p" else "p"
+    assert made.route(request("a"), 0.0) == Placement(prefill=None, decode=left)
+    made.note_first_token("a", 1.0)
+    made.leave(gone, 1.0)
+    assert made.leave(left, 2.0).begun == ["a"]
+    with pytest.raises(NoReplicaError):
+        made.route(request("b"), 2.0)
 
 
 def test_a_replica_that_goes() -> None:
@@ -171,6 +201,15 @@ def test_a_replica_that_goes() -> None:
         made.route(request("x"), 1.0)
     made.join("0")
     assert made.route(request("0"), 1.0) == Placement(prefill=None, decode="0")
+
+
+def test_one_that_prefills_and_goes_takes_nothing_with_it() -> None:
+    made = pools("p", "d")
+    assert made.route(request("a"), 0.0).prefill == "p"
+    assert made.leave("p", 0.5) == ([], [])
+    made.note_first_token("a", 1.0)
+    made.note_end("a", 5, 2.0)
+    assert not made.replicas["d"].num_in_flight
 
 
 def test_no_such_policy() -> None:

@@ -363,7 +363,9 @@ class Harness:
         """Prompt and output so far."""
         return [*self.added[request_id].prompt_token_ids, *self.tokens[request_id]]
 
-    def arrive(self, request_id: str, num_tokens: int, *, is_over: bool) -> None:
+    def arrive(
+        self, request_id: str, num_tokens: int, *, is_over: bool, read_s: float = 0.0
+    ) -> None:
         """Have a transfer write a prompt's blocks up to a token, and perhaps end."""
         hold = self.holds[request_id]
         size = self.kv.block_size
@@ -373,7 +375,9 @@ class Harness:
                 self.cache[slot] = fingerprint
         if is_over:
             del self.holds[request_id]
-        event = BlocksArrived(request_id=request_id, num_tokens=num_tokens, is_over=is_over)
+        event = BlocksArrived(
+            request_id=request_id, num_tokens=num_tokens, read_s=read_s, is_over=is_over
+        )
         self.take(self.scheduler.apply([event], self.clock()))
 
     def read_sent(self, request_id: str) -> None:

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from legato.server.http.outlet import NotifyingFlow, Outlet
+from legato.server.http.outlet import ConnectionOutlet, NotifyingFlow
 
 
 def test_it_tells_when_a_client_that_was_behind_has_caught_up() -> None:
@@ -13,7 +13,7 @@ def test_it_tells_when_a_client_that_was_behind_has_caught_up() -> None:
         transport=transport, response_started=False, disconnected=False, chunked_encoding=True
     )
     flow = NotifyingFlow(transport)
-    outlet = Outlet(cycle, flow)
+    outlet = ConnectionOutlet(cycle, flow)
     assert not outlet.is_writable, "the answer has not begun"
     cycle.response_started = True
     with outlet.watched(lambda: outlet.write(b"told")):

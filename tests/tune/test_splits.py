@@ -3,8 +3,24 @@
 import pytest
 
 from legato.bench.simulation.fleet import Split
+from legato.core.config import SchedulerConfig
+from legato.tune.candidate import Candidate, Space
 from legato.tune.score import Figures
-from legato.tune.splits import LOADS, Fleet, SplitFigures, best_split, served_load, verdict
+from legato.tune.splits import (
+    LOADS,
+    Fleet,
+    Settings,
+    SplitFigures,
+    best_split,
+    decode_candidates,
+    prefill_candidates,
+    served_load,
+    verdict,
+)
+
+CANDIDATE = Candidate(
+    steps="slo", max_num_batched_tokens=512, max_num_seqs=16, prefill_order="srf", pace=0.8
+)
 
 
 def figures(split: str, *attained: float) -> list[SplitFigures]:
@@ -21,6 +37,7 @@ def figures(split: str, *attained: float) -> list[SplitFigures]:
                 ttft_p99_s=1.0,
                 score=0.0,
             ),
+            settings=Settings(prefill=None, others=CANDIDATE),
         )
         for load, attainment in zip(LOADS, attained, strict=True)
     ]
@@ -56,3 +73,22 @@ def test_a_load_is_served_where_all_smaller_ones_are() -> None:
 )
 def test_the_verdict(found: list[SplitFigures], told: str) -> None:
     assert told in verdict(found)
+
+
+def test_each_kind_of_machine_is_tried_with_what_matters_to_it() -> None:
+    space = Space.around(SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=1.0), {}, 8192)
+    prefills, decodes = prefill_candidates(CANDIDATE, space), decode_candidates(CANDIDATE, space)
+    assert {one.max_num_batched_tokens for one in prefills} == {512, 1024, 2048, 4096, 8192}
+    assert {one.prefill_order for one in prefills} == {"fcfs", "srf", "edf"}
+    assert {(one.steps, one.max_num_seqs) for one in prefills} == {("fixed", 16)}
+    assert [one.max_num_seqs for one in decodes] == list(space.max_num_seqs)
+    assert all(one.configure(SchedulerConfig(itl_slo_s=0.1)).itl_slo_s == 0.08 for one in decodes)
+
+
+def test_what_was_given_is_not_searched() -> None:
+    given = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "prefill_order": "fcfs"}
+    space = Space.around(SchedulerConfig(itl_slo_s=0.1, ttft_slo_s=1.0), given, 8192)
+    (prefill,) = prefill_candidates(CANDIDATE, space)
+    (decode,) = decode_candidates(CANDIDATE, space)
+    assert (prefill.max_num_batched_tokens, prefill.prefill_order) == (256, "fcfs")
+    assert decode.max_num_seqs == 8

@@ -37,7 +37,7 @@ def _kernels(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from legato.bench.kernels import measure_kernels, measure_roofline
-    from legato.engine.startup.build import resolve_device
+    from legato.engine.startup.wanted import resolve_device
 
     console, config, measured = Console(highlight=False, soft_wrap=True), engine_config(args), {}
     device, wanted = resolve_device(config.model.device), config.model.kernels

@@ -17,6 +17,7 @@ _WORDS: "dict[Cause, str]" = {
     "grammar": "until the grammar of its output was compiled",
     "queue": "in the queue, while other requests' tokens were computed",
     "memory": "in the queue, until blocks of the KV cache were free",
+    "transfer": "until its prompt's blocks had come from another engine",
     "preemption": "preempted: waiting for blocks again, and computing again what was lost",
     "own_prefill": "computing its own prompt",
     "others_prefill": "others' prompts",
@@ -108,7 +109,14 @@ def _explain_one(args: argparse.Namespace) -> None:
 
 def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:
     """Lines of text; `num_gaps` bounds the gaps that are explained."""
-    lines = [_title(story), *_caveats(story), *_grammar(story), *_chunks(story), ""]
+    lines = [
+        _title(story),
+        *_caveats(story),
+        *_grammar(story),
+        *_fetched(story),
+        *_chunks(story),
+        "",
+    ]
     first = attribution.first_token()
     if first is None:
         lines.append("The way to its first token is not in the trace.")
@@ -164,6 +172,14 @@ def _grammar(story: "RequestStory") -> list[str]:
         return []
     waited_s = grammar.ready_s - arrived.taken_s
     return [f"It waited {waited_s:.4f} s for its grammar, {grammar.compile_s:.4f} s to compile it"]
+
+
+def _fetched(story: "RequestStory") -> list[str]:
+    fetched = story.fetched
+    if fetched is None:
+        return []
+    told = f"{fetched.num_tokens} of {fetched.num_wanted_tokens} tokens came from another engine"
+    return [f"{told}, in {fetched.ended_s - fetched.begun_s:.4f} s"]
 
 
 def _chunks(story: "RequestStory") -> list[str]:

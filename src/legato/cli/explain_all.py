@@ -15,6 +15,7 @@ _NAMES: dict[Cause, str] = {
     "grammar": "grammar",
     "queue": "queue",
     "memory": "memory",
+    "transfer": "transfer",
     "preemption": "preemption",
     "own_prefill": "own prompt",
     "others_prefill": "others' prompts",

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from legato.cli.values import byte_size, duration_s
+from legato.cli.values import byte_size, count, duration_s, whole
 from legato.core.errors import ConfigError
 from legato.routing.router import ROUTING_POLICIES
 
@@ -36,7 +36,40 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         help="how the router chooses; may be repeated; needs --fleet (default: "
         f"{_DEFAULT_ROUTING}, where the promises to a request are most likely kept)",
     )
+    _add_life_flags(group)
     add_link_flags(group)
+
+
+def _add_life_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-replicas",
+        type=count,
+        metavar="N",
+        help="start up to so many where promises are in danger, as a real fleet does, and end them "
+        "after (default: those of --fleet)",
+    )
+    group.add_argument(
+        "--replica-mtbf",
+        type=duration_s,
+        metavar="TIME",
+        help="how long a machine serves, on average, until it dies; another is started (default: "
+        "none dies)",
+    )
+    group.add_argument(
+        "--replica-start",
+        type=duration_s,
+        default="60s",
+        metavar="TIME",
+        help="until a machine serves that is started (%(default)s)",
+    )
+    group.add_argument(
+        "--max-retries",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="how often clients of a fleet send a request again that was refused, after the time "
+        "that they are told (%(default)s)",
+    )
 
 
 def add_link_flags(group: argparse._ArgumentGroup) -> None:
@@ -96,5 +129,10 @@ def simulated_fleets(
                     routing=routing,
                     link=link(args),
                     kv_token_bytes=args.kv_token_bytes or kv_token_bytes,
+                    max_replicas=args.max_replicas,
+                    mtbf_s=args.replica_mtbf,
+                    start_s=args.replica_start,
+                    max_retries=args.max_retries,
+                    seed=args.seed,
                 )
     return fleets

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from legato.observe.traces.tracer import TraceWriter
 
 _TRIAL_REQUESTS = 1000
+_MOST_RECORDS = 100_000
+"""Of more requests, only figures are kept: their records are half a gigabyte."""
 _NOT_SETTINGS = {"run", "policies", "fleets", "routing", "output", "trace"}
 
 
@@ -119,18 +121,29 @@ def _servers(args: argparse.Namespace) -> "dict[str, SimulatedServer | Simulated
 def _run_report(
     args: argparse.Namespace, name: str, server: "SimulatedServer | SimulatedFleet"
 ) -> "Report":
+    import msgspec
+
     from legato.bench.report.report_file import RunReport
-    from legato.bench.simulation.sessions import simulate_run
+    from legato.bench.report.tally import Tally
+    from legato.bench.simulation.fleet_run import FleetRun
+    from legato.bench.simulation.sessions import fleet_figures, simulate_run
 
     choice = _choice(args, server)
     workload = choice.load()
+    slos = promised_slos(args)
+    tally = Tally(slos) if len(workload) > _MOST_RECORDS else None
     started_s = time.perf_counter()
     with _trace(args, name) as trace:
-        simulated = simulate_run(server, workload, name, trace)
+        simulated = simulate_run(server, workload, name, trace, tally)
     _tell(name, simulated, time.perf_counter() - started_s)
     settings = _settings(args, name)
-    slos = promised_slos(args)
-    return RunReport.of(name, settings, slos, simulated.records, choice.notes())
+    if tally is None:
+        report = RunReport.of(name, settings, slos, simulated.records, choice.notes())
+    else:
+        report = RunReport.tallied(name, settings, tally, choice.notes())
+    if isinstance(simulated, FleetRun):
+        report = msgspec.structs.replace(report, fleet=fleet_figures(simulated))
+    return report
 
 
 def _choice(

@@ -6,8 +6,9 @@ from fnmatch import fnmatchcase
 from legato.core.spelling import did_you_mean
 
 _NOTES = {
-    "a model runs on one device here; start a server on each, behind a load balancer": (
-        "tp pp dp tensor-parallel-size pipeline-parallel-size *context-parallel-size "
+    "it is --tensor-parallel-size": "tp",
+    "a model is divided by --tensor-parallel-size alone; start several servers behind a balancer": (
+        "pp dp pipeline-parallel-size *context-parallel-size "
         "data-parallel-* *expert-parallel* distributed-executor-backend nnodes node-rank "
         "master-addr master-port all2all-backend *eplb* *dbo* disable-custom-all-reduce "
         "disable-nccl-for-dp-synchronization headless num-redundant-experts "
@@ -89,9 +90,9 @@ _NOTES = {
         "tokenizer-mode tokenizer-revision skip-tokenizer-init"
     ),
     "the cache is a GPU's and the host's own; --swap-space is the latter": (
-        "kv-transfer-config kv-offloading-* ec-transfer-config "
-        "weight-transfer-config disable-hybrid-kv-cache-manager"
+        "kv-offloading-* ec-transfer-config weight-transfer-config disable-hybrid-kv-cache-manager"
     ),
+    "--kv-role says what an engine does for others, and what for itself": "kv-transfer-config",
     "they are --kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic": (
         "kv-events-config"
     ),

@@ -31,6 +31,8 @@ Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
+KVRole = Literal["prefill", "decode", "both"]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 StepsInFlight = Annotated[int, msgspec.Meta(ge=1, le=2)]
 
 _IDLE_SHARE = 0.25
@@ -92,8 +94,17 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Flag("longest prompt plus output", metavar="TOKENS", default="the model's own"),
     ] = None
     num_threads: Annotated[
-        Count | None, Flag("threads of the forward pass on CPU", default="one a core")
+        Count | None,
+        Flag("threads of the forward pass on CPU, of all ranks together", default="one a core"),
     ] = None
+    tensor_parallel_size: Annotated[
+        Count,
+        Flag(
+            "ranks, each a process, and a GPU where there are some, among which every layer is "
+            "divided; attention heads and MLP must divide evenly",
+            metavar="RANKS",
+        ),
+    ] = 1
     quantization: Annotated[
         Quantization | None,
         Flag(
@@ -384,6 +395,41 @@ class CalibrationConfig(Config, frozen=True, kw_only=True):
     ] = None
 
 
+class TransferConfig(Config, frozen=True, kw_only=True):
+    """Which blocks go from one engine to another."""
+
+    flag_group = "prefill and decode apart"
+
+    kv_role: Annotated[
+        KVRole | None,
+        Flag(
+            "what this engine does beside other requests: computes prompts for engines that decode "
+            "them, decodes what others have prefilled, or both, as kv_transfer_params asks",
+            default="neither",
+        ),
+    ] = None
+    kv_transfer_host: Annotated[
+        str,
+        Flag("address that engines which decode reach this one at", metavar="ADDRESS"),
+    ] = "127.0.0.1"
+    kv_transfer_port: Annotated[Port, Flag("port for these")] = 5600
+    kv_transfer_key_file: Annotated[
+        str | None,
+        Flag(
+            "file with the key that all engines and routers of a fleet share; needed wherever the "
+            "address is not the machine's own",
+            metavar="FILE",
+        ),
+    ] = None
+    kv_lease_s: Annotated[
+        Seconds,
+        Flag(
+            "how long a prefilled prompt is kept for an engine that does not ask for it, and how "
+            "long one may take to answer before its prompt is computed here"
+        ),
+    ] = 30.0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Everything an engine is built from."""
 
@@ -391,6 +437,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    def __post_init__(self) -> None:
+        if self.transfer.kv_role is not None and not self.cache.enable_prefix_caching:
+            raise ConfigError("--kv-role needs the prefix cache, which is turned off")
+        if self.transfer.kv_role is not None and self.model.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--kv-role moves whole blocks, of which ranks have a part each: it does not go "
+                "with --tensor-parallel-size"
+            )
 
     @classmethod
     def of(cls, **settings: Any) -> "EngineConfig":

@@ -35,9 +35,11 @@ class BlocksArrived(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=Tru
 
     Attributes:
         num_tokens: at its start, whose blocks hold what they should.
+        read_s: how long the link was busy since the last time that this was told of any request.
         is_over: no more will come, whether that is all or not.
     """
 
     request_id: str
     num_tokens: int
+    read_s: float = 0.0
     is_over: bool = False

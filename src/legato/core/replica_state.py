@@ -19,6 +19,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
         token_s: by how much it comes later for each token more that has to be computed for it.
         itl_s: how long a step takes of the streams' tokens alone, with one stream more.
         stream_s: by how much it takes longer for each stream beyond that.
+        fetch_token_s: how long a token's keys and values take to come from another engine; 0 as
+            long as none have.
         tenants: as in `SchedulerStats`.
     """
 
@@ -31,6 +33,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     token_s: float = 0.0
     itl_s: float = 0.0
     stream_s: float = 0.0
+    fetch_token_s: float = 0.0
     tenants: tuple[TenantStats, ...] = ()
 
     def ttft_s(self, num_missing_tokens: int) -> float:

@@ -106,6 +106,7 @@ class Request:
         "num_reserved_tokens",
         "num_scheduled_tokens",
         "num_tokens",
+        "params",
         "rank",
         "request_id",
         "scheduled_s",
@@ -119,6 +120,7 @@ class Request:
 
     def __init__(self, message: AddRequest, slo: SloClass, max_model_len: int) -> None:
         self.message = message
+        self.params = message.params
         self.request_id = message.request_id
         self.num_prompt_tokens = self.num_tokens = len(message.prompt_token_ids)
         assert message.params.max_tokens is not None, "the front end resolves it"
@@ -144,10 +146,6 @@ class Request:
         self.foreseen_s: tuple[float, float] | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.message.params
 
     @property
     def is_to_be_fetched(self) -> bool:
@@ -253,8 +251,7 @@ class Request:
         if self.num_expected_tokens < self.num_tokens:
             self.num_expected_tokens = self.num_tokens
         self._stamp(now_s)
-        num_output_tokens = self.num_output_tokens
-        if num_output_tokens >= self.params.min_tokens:
+        if self.num_tokens - self.num_prompt_tokens >= self.params.min_tokens:
             if token_id in self.message.eos_token_ids:
                 self.finish_reason = FinishReason.STOP
                 return

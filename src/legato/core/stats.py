@@ -85,6 +85,26 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantStats, ...] = ()
 
 
+class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks from and to other engines; counts are from the start.
+
+    Attributes:
+        num_bytes: that were read from other engines.
+        read_s: how long anything was being read.
+        num_fetched: prompts that another engine was asked for, and had all blocks of.
+        num_recomputed: those of which some did not come, and are computed here.
+        num_leases: prompts that are kept for other engines now.
+        num_expired: those that nobody asked for in time, or not to the end.
+    """
+
+    num_bytes: int = 0
+    read_s: float = 0.0
+    num_fetched: int = 0
+    num_recomputed: int = 0
+    num_leases: int = 0
+    num_expired: int = 0
+
+
 class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     """The scheduler's numbers after a step, and those of the engine around it.
 
@@ -92,8 +112,10 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
         num_failed_steps: that raised at their first attempt, from the start.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
         num_cached_blocks: that are kept for later requests, of those not in use.
+        transfer: None where there are no other engines to send to or fetch from.
     """
 
     num_failed_steps: int = 0
     kv_usage: float = 0.0
     num_cached_blocks: int = 0
+    transfer: TransferStats | None = None

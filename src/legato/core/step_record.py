@@ -153,7 +153,24 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", tag
     compile_s: float
 
 
-EngineRecord = StepRecord | RequestArrived | GrammarReady | RequestEnded
+class BlocksFetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched", tag_field="kind"):
+    """A request has those blocks of its prompt that come from another engine.
+
+    Attributes:
+        begun_s, ended_s: when it was admitted and they were asked for, and when the last was there,
+            or nothing more was to come.
+        num_tokens: that came.
+        num_wanted_tokens: that were asked for; what did not come is computed here.
+    """
+
+    request_id: str
+    begun_s: float
+    ended_s: float
+    num_tokens: int
+    num_wanted_tokens: int
+
+
+EngineRecord = StepRecord | RequestArrived | GrammarReady | BlocksFetched | RequestEnded
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="kind"):

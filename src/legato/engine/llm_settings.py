@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from legato.core.config import EngineConfig, engine_fields
+from legato.core.config import EngineConfig, TransferConfig, engine_fields
 from legato.core.config_fields import Config, Field, Flag, fields_of
 
 OFFLINE: Mapping[str, Any] = {"max_waiting": 2**31}  # the caller waits for all of them anyway
 """Defaults of `LLM` that are not the fields' own; key the field's name."""
+_OF_SERVERS = frozenset(TransferConfig.__struct_fields__)
+"""Fields that are for engines which others can reach."""
 
 
 class TextConfig(Config, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ def llm_config(
     defaults: Mapping[str, Any] = OFFLINE, **settings: Any
 ) -> tuple[EngineConfig, TextConfig]:
     """What the keywords describe; raises as `EngineConfig.of`."""
+    for name in _OF_SERVERS & settings.keys():
+        raise TypeError(f"{name} is a setting of servers")
     names = TextConfig.__struct_fields__
     text = TextConfig(**{name: settings.pop(name) for name in names if name in settings})
     return EngineConfig.of(**{**defaults, **settings}), text
@@ -61,6 +65,7 @@ def _fields(defaults: Mapping[str, Any]) -> list[Field]:
     return [
         msgspec.structs.replace(field, default=defaults.get(field.name, field.default))
         for field in (*engine_fields(), *fields_of(TextConfig))
+        if field.name not in _OF_SERVERS
     ]
 
 

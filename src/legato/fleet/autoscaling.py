@@ -1,53 +1,19 @@
-"""How many replicas keep the promises: what Ray Serve asks every few seconds.
+"""How many replicas there are to be: what Ray Serve asks every few seconds.
 
-Load is counted in promises. A replica's strain is the share of what it promised that it expects to
-use up, for first tokens or between tokens, whichever is more; at 1 the next request may be late.
+Where prefill and decode are apart, each pool is as large as its own strain asks for.
 """
 
-import math
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from legato.core.replica_state import ReplicaState
-from legato.core.slo import SloClass
+from legato.routing.scaling import strain, wanted_replicas
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
+__all__ = ["STRAIN", "keep_promises", "strain", "wanted_replicas"]
+
 STRAIN = "strain"
 """What a replica's metric is called."""
-
-_MOST, _TARGET = 0.8, 0.6
-"""More replicas are started beyond the first; so many that the second is reached."""
-_FEWER = 0.5
-"""One is ended where those that are left would stay below."""
-_UNPROMISED_WAITING = 8
-"""Where nothing is promised, so many requests that wait strain a replica as much as a promise that
-is about to be broken."""
-
-
-def strain(state: ReplicaState, classes: Iterable[SloClass]) -> float:
-    """Of one replica, which is at least 0."""
-    shares: list[float] = []
-    for slo in classes:
-        if slo.ttft_s is not None:
-            shares.append(state.delay_s / slo.ttft_s)
-        if slo.step_s is not None:
-            shares.append(state.itl_s / slo.step_s)
-    return max(shares) if shares else state.num_waiting / _UNPROMISED_WAITING
-
-
-def wanted_replicas(strains: Sequence[float]) -> int:
-    """How many replicas there should be, where those that there are are strained so much."""
-    num_replicas = len(strains)
-    if not strains:
-        return 0
-    mean = sum(strains) / num_replicas
-    if mean > _MOST:
-        return max(num_replicas + 1, math.ceil(mean / _TARGET * num_replicas))
-    if num_replicas > 1 and mean * num_replicas / (num_replicas - 1) < _FEWER:
-        return num_replicas - 1
-    return num_replicas
 
 
 def keep_promises(context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:

@@ -4,10 +4,35 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from legato.core.config import EngineConfig, TransferConfig
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
+from legato.routing.request import Role
+from legato.routing.scaling import SLOWER_S, SOONER_S
 
 Routing = Literal["kept-promise", "prefix-affinity", "power-of-two", "round-robin"]
+
+
+_DEFAULT_REPLICAS = 2
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """Replicas that do the same of each request, and how many of them there are.
+
+    Attributes:
+        most: so many may be started, `fewest` of which are there from the start on.
+    """
+
+    role: Role
+    fewest: int
+    most: int
+
+
+def _more(flag: str) -> Flag:
+    return Flag(
+        "start more of them, up to so many, where promises are about to be broken",
+        default=f"as many as {flag}",
+    )
 
 
 class FleetConfig(Config, frozen=True, kw_only=True):
@@ -15,20 +40,36 @@ class FleetConfig(Config, frozen=True, kw_only=True):
 
     flag_group = "fleet"
 
-    replicas: Annotated[Count, Flag("engines, each with the whole model")] = 2
-    max_replicas: Annotated[
+    replicas: Annotated[
         Count | None,
         Flag(
-            "start more of them, up to so many, where promises are about to be broken",
-            default="as many as --replicas",
+            "engines, each with the whole model and serving whole requests",
+            default=f"{_DEFAULT_REPLICAS}, unless prefill and decode are apart",
         ),
     ] = None
+    max_replicas: Annotated[Count | None, _more("--replicas")] = None
+    prefill_replicas: Annotated[
+        Count | None,
+        Flag(
+            "engines that only compute prompts, and hand them to those that decode; in place of "
+            "--replicas, and together with --decode-replicas",
+            default="prefill and decode are not apart",
+        ),
+    ] = None
+    decode_replicas: Annotated[
+        Count | None,
+        Flag(
+            "engines that continue what others have prefilled", default="as for --prefill-replicas"
+        ),
+    ] = None
+    max_prefill_replicas: Annotated[Count | None, _more("--prefill-replicas")] = None
+    max_decode_replicas: Annotated[Count | None, _more("--decode-replicas")] = None
     upscale_delay_s: Annotated[
         Seconds, Flag("how long promises must be in danger before more replicas are started")
-    ] = 10.0
+    ] = SOONER_S
     downscale_delay_s: Annotated[
         Seconds, Flag("how long fewer replicas must do before one is ended")
-    ] = 300.0
+    ] = SLOWER_S
     routing: Annotated[
         Routing,
         Flag("how a replica is chosen: where a request's promise is most likely kept, or simpler"),
@@ -61,8 +102,89 @@ class FleetConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
+        if (self.prefill_replicas is None) is not (self.decode_replicas is None):
             raise ConfigError(
-                f"max_replicas must be at least the {self.replicas} replicas, got "
-                f"{self.max_replicas}"
+                "prefill_replicas and decode_replicas go together: one computes prompts, the other "
+                "continues them"
             )
+        if self.replicas is not None and self.prefill_replicas is not None:
+            raise ConfigError(
+                "replicas serve whole requests, or prefill_replicas and decode_replicas a part "
+                "each: not both"
+            )
+        of_role = {pool.role for pool in self.pools}
+        for role, (_, most) in self._wanted.items():
+            if most is not None and role not in of_role:
+                raise ConfigError(f"{_named('max_', role)} goes with {_named('', role)}")
+        for pool in self.pools:
+            if pool.most < pool.fewest:
+                raise ConfigError(
+                    f"{_named('max_', pool.role)} must be at least the {pool.fewest} "
+                    f"{_named('', pool.role)}, got {pool.most}"
+                )
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Of which the fleet is made: one, or one that prefills and one that decodes."""
+        return [
+            Pool(role, fewest, fewest if most is None else most)
+            for role, (fewest, most) in self._wanted.items()
+            if fewest is not None
+        ]
+
+    @property
+    def _wanted(self) -> dict[Role, tuple[int | None, int | None]]:
+        """Fewest and most of each role; None where that is not said."""
+        replicas = self.replicas
+        if replicas is None and self.prefill_replicas is None:
+            replicas = _DEFAULT_REPLICAS
+        return {
+            "both": (replicas, self.max_replicas),
+            "prefill": (self.prefill_replicas, self.max_prefill_replicas),
+            "decode": (self.decode_replicas, self.max_decode_replicas),
+        }
+
+
+def _named(prefix: str, role: Role) -> str:
+    """The field that counts a role's replicas."""
+    return f"{prefix}replicas" if role == "both" else f"{prefix}{role}_replicas"
+
+
+def replica_config(config: EngineConfig, role: Role, host: str) -> EngineConfig:
+    """What an engine of a pool is built from.
+
+    Args:
+        config: the fleet's.
+        host: address that others of the fleet reach the replica's machine at.
+    """
+    if role == "both":
+        return config
+    # Any port: several replicas may be on one machine, and tell theirs.
+    transfer = msgspec.structs.replace(
+        config.transfer, kv_role=role, kv_transfer_host=host, kv_transfer_port=0
+    )
+    return msgspec.structs.replace(config, transfer=transfer)
+
+
+def check_fleet(config: EngineConfig, fleet: FleetConfig, *, is_on_cluster: bool) -> None:
+    """Raises `ConfigError` where engines are to do what a fleet decides, or lack what it needs.
+
+    Args:
+        is_on_cluster: whether replicas may be on several machines.
+    """
+    default = TransferConfig()
+    for name in ("kv_role", "kv_transfer_host", "kv_transfer_port"):
+        if getattr(config.transfer, name) != getattr(default, name):
+            raise ConfigError(
+                f"{name} is what each replica of a fleet is given: prefill_replicas and "
+                "decode_replicas say how many do what"
+            )
+    if fleet.prefill_replicas is None:
+        return
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError("prefill and decode apart need the prefix cache, which is turned off")
+    if is_on_cluster and config.transfer.kv_transfer_key_file is None:
+        raise ConfigError(
+            "prefill and decode apart on a cluster need a kv_transfer_key_file, which each machine "
+            "has: replicas can be reached from elsewhere"
+        )

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -12,13 +13,15 @@ from legato.bench.simulation.engine_process import program
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import FleetConfig, Pool, replica_config
+from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
+from legato.routing.request import Role
 
-REPLICAS = "replicas"
-"""What the deployment is called."""
+POOL_NAMES: dict[Role, str] = {"both": "replicas", "prefill": "prefill", "decode": "decode"}
+"""What the deployment of a pool is called."""
 
 _MOST_ONGOING = 100_000
 """Calls; what a replica takes in, its engine decides."""
@@ -33,13 +36,18 @@ class ReplicaDeployment:
     Args:
         config: an `EngineConfig`, packed.
         simulate: as of `FleetConfig`.
+        role: what it does of requests.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, simulate: str | None
+        self, config: bytes, simulate: str | None, role: Role
     ) -> None:
+        check_reach()
+        open_on_this_node()
         replica_id = serve.get_replica_context().replica_id.unique_id
-        engine_config = unpacker(EngineConfig).decode(config)
+        host = ray.util.get_node_ip_address()
+        engine_config = replica_config(unpacker(EngineConfig).decode(config), role, host)
+        self._role: Role = role
         self._replica = await Replica.start(
             replica_id, engine_config, program=None if simulate is None else program(simulate)
         )
@@ -63,21 +71,21 @@ class ReplicaDeployment:
         state = self._replica.state
         if state is None:
             return {}
-        return {STRAIN: strain(state, self._replica.classes.values())}
+        return {STRAIN: strain(state, self._replica.classes.values(), self._role)}
 
     async def __del__(self) -> None:
         await self._replica.close()
 
 
-def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
-    """The deployment, to be run or bound to others."""
-    options: dict[str, Any] = {"num_replicas": fleet.replicas}
-    if fleet.max_replicas is not None and fleet.max_replicas > fleet.replicas:
+def replicas_app(config: EngineConfig, fleet: FleetConfig, pool: Pool) -> Application:
+    """The deployment of a pool, to be run or bound to others."""
+    options: dict[str, Any] = {"num_replicas": pool.fewest}
+    if pool.most > pool.fewest:
         options = {
             "autoscaling_config": AutoscalingConfig(
-                min_replicas=fleet.replicas,
-                initial_replicas=fleet.replicas,
-                max_replicas=fleet.max_replicas,
+                min_replicas=pool.fewest,
+                initial_replicas=pool.fewest,
+                max_replicas=pool.most,
                 upscale_delay_s=fleet.upscale_delay_s,
                 downscale_delay_s=fleet.downscale_delay_s,
                 policy=AutoscalingPolicy(policy_function=keep_promises),
@@ -85,7 +93,7 @@ def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
         }
     deployment = serve.deployment(
         ReplicaDeployment,
-        name=REPLICAS,
+        name=POOL_NAMES[pool.role],
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_wait_loop_s=_LOOK_EVERY_S,
         graceful_shutdown_timeout_s=_DRAIN_S,
@@ -93,7 +101,7 @@ def replicas_app(config: EngineConfig, fleet: FleetConfig) -> Application:
         request_router_config=RequestRouterConfig(request_router_class=FleetRequestRouter),
         **options,
     )
-    return deployment.bind(pack(config), fleet.simulate)
+    return deployment.bind(pack(config), fleet.simulate, pool.role)
 
 
 class RayReplicas:

@@ -12,22 +12,25 @@ from typing import Any
 import msgspec
 
 from legato.core.block_hash import block_hashes
-from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
+from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
-from legato.core.step_record import EngineRecord, RequestArrived, RequestEnded, RequestSent
+from legato.core.step_record import EngineRecord, RequestArrived, RequestSent
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.messages import KnowVocabulary, SetAnnouncing, SetRecording
+from legato.fleet.handover import sent_halves
 from legato.fleet.link import Link
 from legato.fleet.messages import (
     Begun,
@@ -39,45 +42,38 @@ from legato.fleet.messages import (
     Tells,
     ToReplica,
 )
-from legato.fleet.records import on_our_clock, output_on_our_clock
+from legato.fleet.placements import Half, Placed, Placements, told_id
+from legato.fleet.records import lost, on_our_clock, renamed
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
 from legato.routing.request import RoutedRequest
 from legato.routing.router import NoReplicaError, Router
+from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
 _PAUSE_S = 0.5
 """Before it is tried again to be joined to a replica, and between looks whether one is empty."""
+_FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 _MOST_HASHED_TOKENS = 2**14
 """Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
 _MOST_TRIES = 3
 """Replicas that a request is sent to, one after the other, where each refuses it."""
 
 
-class _Placed(msgspec.Struct):
-    """Where a request runs.
-
-    Attributes:
-        refusals: by other replicas before; key replica id, value when to try it there again.
-        num_tokens: that have come of it.
-    """
-
-    link: Link
-    refusals: dict[str, float]
-    num_tokens: int = 0
-
-
 class FleetEngine:
     """An `Engine` of many: each request is sent to the replica that the router chooses.
 
     Where a replica dies, requests of which nothing has come yet are sent to another, once; all
-    others end with an error. What one refuses is sent to others before it is refused.
+    others end with an error. What one refuses is sent to others before it is refused. Where prefill
+    and decode are apart, a request has two halves, and of one that only prefilled nothing is lost:
+    the prompt is computed where it is continued.
 
     Args:
+        pools: replicas that do the same of each request.
         first: the replica that came first; all others must be like it.
         routing: a key of `ROUTING_POLICIES`.
         is_only_door: whether no other front door uses the replicas, so that this one may change
@@ -85,13 +81,14 @@ class FleetEngine:
 
     Attributes:
         num_restarts: replicas, and engines of theirs, that were lost.
+        tickets: none: clients do not choose replicas.
         pids: none of them are this machine's to look at.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        replicas: Replicas,
+        pools: Sequence[Replicas],
         first: Link,
         vocabulary: Vocabulary,
         defaults: ModelDefaults,
@@ -102,6 +99,7 @@ class FleetEngine:
     ) -> None:
         info = self.info = first.info.renamed(served_model_names)
         self.vocabulary = vocabulary
+        self.tickets = Tickets(TransferConfig(), None)
         self.num_restarts = 0
         self.pids: dict[str, int] = {}
         self.scheduler_config = config.scheduler
@@ -112,12 +110,13 @@ class FleetEngine:
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
-        self._replicas = replicas
+        self._pools = pools
+        self._key = read_key(config.transfer)
         self._router = Router(routing, config.scheduler.tenant_weights)
         self._is_only_door = is_only_door
         self._links: dict[str, Link] = {}  # key replica id
         self._totals = Totals()
-        self._placed: dict[str, _Placed] = {}  # key request id
+        self._placed = Placements()
         self._unplaced: dict[str, AddRequest] = {}  # likewise; they wait for a replica
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,35 +129,36 @@ class FleetEngine:
             abort=self._abort,
         )
         self._begin(self._follow(first))
-        self._begin(self._keep_joining(first.line.door_id))
+        for replicas in pools:
+            self._begin(self._keep_joining(replicas, first.line.door_id))
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
-        replicas: Replicas,
+        pools: Sequence[Replicas],
         text: Awaitable[tuple[Vocabulary, ModelDefaults]],
         *,
         served_model_names: Sequence[str] = (),
         routing: str,
         is_only_door: bool,
     ) -> "FleetEngine":
-        """Wait until there is a replica.
+        """Wait until there is a replica of the first pool.
 
         Args:
             text: as of `EngineClient.start`.
             served_model_names: as of `EngineInfo.renamed`.
 
         Raises:
-            ConfigError: there is no such policy.
+            ConfigError: there is no such policy, or the key that replicas share cannot be read.
             Exception: what `Replicas.attach` and awaiting `text` raise.
         """
-        first = await Link.open(replicas, uuid.uuid4().hex)
+        first = await Link.open(pools[0], uuid.uuid4().hex)
         try:
             vocabulary, defaults = await text
             return cls(
                 config,
-                replicas,
+                pools,
                 first,
                 vocabulary,
                 defaults,
@@ -178,7 +178,10 @@ class FleetEngine:
     @property
     def death(self) -> str:
         """Why there will be none, if so."""
-        return "it was stopped" if self._is_closed else self._replicas.death
+        if self._is_closed:
+            return "it was stopped"
+        deaths = [replicas.death for replicas in self._pools]
+        return deaths[0] if all(deaths) else ""
 
     @property
     def stats(self) -> EngineStats:
@@ -235,10 +238,16 @@ class FleetEngine:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
-            prompts, params, service=service, request_id=request_id, take=take
+            prompts,
+            params,
+            service=service,
+            request_id=request_id,
+            take=take,
+            kv_transfer=kv_transfer,
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
@@ -249,7 +258,8 @@ class FleetEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._replicas.close()
+        for replicas in self._pools:
+            await replicas.close()
 
     def _tell_all(self, message: ToReplica) -> None:
         for link in self._links.values():
@@ -260,11 +270,11 @@ class FleetEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep_joining(self, door_id: str) -> None:
-        """Be joined to each replica that comes."""
+    async def _keep_joining(self, replicas: Replicas, door_id: str) -> None:
+        """Be joined to each replica of a pool that comes."""
         while True:
             try:
-                link = await Link.open(self._replicas, door_id)
+                link = await Link.open(replicas, door_id)
             except Exception as error:
                 logger.warning("cannot be joined to a replica: %s", error)
                 await asyncio.sleep(_PAUSE_S)
@@ -325,17 +335,17 @@ class FleetEngine:
                     self._take(link, message)
                 case Begun(step=step, sent_s=sent_s):
                     behind_s = link.clock.note(sent_s, time.monotonic())
-                    self.activity.note_begun(on_our_clock(step, behind_s))
-                case Tells(state=state):
-                    link.state = state
+                    self.activity.note_begun(renamed(on_our_clock(step, behind_s), told_id))
+                case Tells(state=state, transfer=transfer):
+                    link.state, link.transfer = state, transfer
                     self._note_state(link, state)
                 case Lost():
                     self.num_restarts += 1
                     self._totals.note_gone(link.stats)
                     link.stats, link.state = EngineStats(), None
                     self._leave(link, "the engine process died while it held this request")
-                case Missed(request_id=request_id):
-                    self._place_again(link, request_id)
+                case Missed(request_id=sent_id):
+                    self._place_again(link, sent_id)
                 case Joined():
                     raise AssertionError("a replica joins once")
 
@@ -345,7 +355,7 @@ class FleetEngine:
         logger.info("replica %s is about to end", link.replica_id)
         if link.replica_id in self._router.replicas:
             self._router.drain(link.replica_id)
-        while any(placed.link is link for placed in self._placed.values()):
+        while self._placed.is_used(link):
             await asyncio.sleep(_PAUSE_S)
 
     def _take(self, link: Link, brought: Brought) -> None:
@@ -353,55 +363,93 @@ class FleetEngine:
         behind_s = link.clock.note(brought.sent_s, now_s)
         link.stats = brought.stats
         self._router.note_kv_events(link.replica_id, brought.kv_events)
-        self.activity.note([self._seen(one, behind_s) for one in brought.records], now_s)
-        come = (self._final(link, output) for output in brought.outputs)
-        outputs = [output_on_our_clock(one, behind_s) for one in come if one is not None]
-        for output in outputs:
-            self._note(output, now_s)
+        self.activity.note([self._seen(link, one, behind_s) for one in brought.records], now_s)
+        outputs = [
+            told
+            for output in brought.outputs
+            if (told := self._told(link, output, behind_s)) is not None
+        ]
         given = self._submissions.take(outputs, now_s)
         self._deliveries.note(given, now_s, is_mixed=False)
 
-    def _seen(self, record: EngineRecord, behind_s: float) -> EngineRecord:
-        """A record on our clock; when a request of ours came, we know best."""
+    def _seen(self, link: Link, record: EngineRecord, behind_s: float) -> EngineRecord:
+        """A record on our clock, in our words; when a request of ours came, we know best."""
         record = on_our_clock(record, behind_s)
         if isinstance(record, RequestArrived):
-            one = self._submissions.get(record.request_id)
+            half = self._placed.half(link, record.request_id)
+            one = None if half is None else self._submissions.get(half.request_id)
             if one is not None:
-                return msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
-        return record
+                record = msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
+        return renamed(record, told_id)
 
-    def _final(self, link: Link, output: RequestOutput) -> RequestOutput | None:
-        """What a replica brought; None where it has refused a request that another may take."""
-        placed = self._placed.get(output.request_id)
-        one = self._submissions.get(output.request_id)
-        if output.finish_reason is not FinishReason.REFUSED or placed is None or one is None:
-            return output
-        refusals = placed.refusals | {link.replica_id: output.retry_after_s or 0.0}
+    def _told(self, link: Link, output: RequestOutput, behind_s: float) -> RequestOutput | None:
+        """What a client is told of what a replica says; None where that is nothing."""
+        half = self._placed.half(link, output.request_id)
+        if half is None:
+            return None
+        if half.is_prefill and output.finish_reason not in _FAILED:
+            if output.finish_reason is not None:
+                self._end_prefill(half)
+            return None
+        if output.finish_reason is FinishReason.REFUSED:
+            retry_after_s = self._refused(half, output.retry_after_s or 0.0)
+            if retry_after_s is None:
+                return None
+            output = msgspec.structs.replace(output, retry_after_s=retry_after_s)
+        self._note(half, output)
+        scheduled_s = None if output.scheduled_s is None else output.scheduled_s + behind_s
+        return msgspec.structs.replace(output, request_id=half.request_id, scheduled_s=scheduled_s)
+
+    def _refused(self, half: Half, retry_after_s: float) -> float | None:
+        """A replica has refused a request, which another may take; else when to try it again."""
+        refusals = self._placed.of(half).refusals | {half.link.replica_id: retry_after_s}
         others = (
             view
             for view in self._router.replicas.values()
             if view.is_accepting and view.replica_id not in refusals
         )
         if len(refusals) == _MOST_TRIES or not any(others):
-            return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
-        self._end(output.request_id)
-        self._totals.note_tried_again(one.request.service.tenant)
-        self._place(one.request, refusals)
+            return min(refusals.values())
+        request = self._end_to_place_again(half)
+        self._totals.note_tried_again(request.service.tenant)
+        self._place(request, refusals)
         return None
 
-    def _note(self, output: RequestOutput, now_s: float) -> None:
-        placed = self._placed.get(output.request_id)
-        if placed is None:
-            return
+    def _note(self, half: Half, output: RequestOutput) -> None:
+        placed = self._placed.of(half)
         if output.new_token_ids and not placed.num_tokens:
-            self._router.note_first_token(output.request_id, now_s)
+            self._router.note_first_token(half.request_id, time.monotonic())
+            self._fetch_no_more(placed)
         placed.num_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
-            self._end(output.request_id)
+            self._placed.end_half(half)
+            self._end(half.request_id)
+
+    def _fetch_no_more(self, placed: Placed) -> None:
+        """What decodes it has computed what it has not been given."""
+        prefill, placed.prefill = placed.prefill, None
+        if prefill is not None and self._end_prefill(prefill):
+            _abort(prefill)
+
+    def _end_prefill(self, half: Half) -> bool:
+        """A prompt is computed, or will be by who continues it; whether that is new."""
+        is_new = self._placed.end_half(half)
+        if is_new:
+            self._router.note_prefilled(half.request_id, time.monotonic())
+        return is_new
 
     def _end(self, request_id: str) -> None:
-        placed = self._placed.pop(request_id)
+        """A request runs nowhere any more."""
+        placed = self._drop(request_id)
         self._router.note_end(request_id, placed.num_tokens, time.monotonic())
+
+    def _drop(self, request_id: str) -> Placed:
+        """Have no replica go on with it."""
+        placed = self._placed.end(request_id)
+        for half in placed.halves:
+            if self._placed.end_half(half):
+                _abort(half)
+        return placed
 
     def _send(self, request: AddRequest) -> None:
         self._place(request)
@@ -415,9 +463,11 @@ class FleetEngine:
         except NoReplicaError:
             self._unplaced[request.request_id] = request
             return
-        link = self._links[placement.decode]
-        self._placed[request.request_id] = _Placed(link, refusals)
-        link.put(request)
+        links = self._links
+        prefill = None if placement.prefill is None else links[placement.prefill]
+        placed = self._placed.add(request.request_id, links[placement.decode], prefill, refusals)
+        for half, message in sent_halves(request, placed, self._key):
+            half.link.put(message)
 
     def _place_waiting(self) -> None:
         waiting, self._unplaced = self._unplaced, {}
@@ -437,52 +487,76 @@ class FleetEngine:
                 block_hashes(prompt[:_MOST_HASHED_TOKENS], block_size) if is_shared else ()
             ),
             block_size=block_size,
+            is_divisible=request.params.prompt_logprobs is None,  # of what is not computed
         )
 
     def _abort(self, request_id: str) -> None:
         self._unplaced.pop(request_id, None)
-        placed = self._placed.get(request_id)
-        if placed is not None:
-            placed.link.put(AbortRequest(request_id=request_id))
+        if request_id in self._placed:
             self._end(request_id)
 
     def _note_state(self, link: Link, state: ReplicaState) -> None:
         """What a replica tells; there is an engine, to which requests may go."""
         if link.replica_id not in self._router.replicas:
-            self._router.join(link.replica_id)
+            # Blocks come while the prompt is computed: they are there as soon as the prompt is.
+            fetch_s = 0.0 if link.role == "decode" else None
+            self._router.join(link.replica_id, link.role, transfer_token_s=fetch_s)
             if link.line.is_to_end.is_set():
                 self._router.drain(link.replica_id)
         self._router.note_state(link.replica_id, state, time.monotonic())
         self._place_waiting()
 
-    def _place_again(self, link: Link, request_id: str) -> None:
+    def _place_again(self, link: Link, sent_id: str) -> None:
         """What a replica had no engine for."""
-        placed, one = self._placed.get(request_id), self._submissions.get(request_id)
-        if placed is not None and placed.link is link and one is not None:
-            self._end(request_id)
-            self._place(one.request)
+        half = self._placed.half(link, sent_id)
+        if half is None:
+            return
+        if half.is_prefill:
+            self._end_prefill(half)
+            return
+        self._place(self._end_to_place_again(half))
+
+    def _end_to_place_again(self, half: Half) -> AddRequest:
+        """What a half is of, which runs nowhere now."""
+        one = self._submissions.get(half.request_id)
+        assert one is not None, "what has ended is placed no more"
+        self._placed.end_half(half)
+        self._end(half.request_id)
+        return one.request
 
     def _leave(self, link: Link, why: str) -> None:
         """There is no engine. What has begun there, or was lost before, ends; the rest is run
-        elsewhere."""
+        elsewhere. Prompts that were only computed there are computed where they are continued."""
         if link.replica_id in self._router.replicas:
             self._router.leave(link.replica_id, time.monotonic())
-        lost = {one: placed for one, placed in self._placed.items() if placed.link is link}
-        for request_id in lost:
-            del self._placed[request_id]
-        for request_id, placed in lost.items():
-            one = self._submissions.get(request_id)
-            if one is not None:
-                self._run_again(one, placed, why)
+        halves = self._placed.at(link)
+        for half in halves:
+            self._placed.end_half(half)
+        ended = [self._drop(half.request_id) for half in halves if not half.is_prefill]
+        unfinished = [
+            (one, placed)
+            for placed in ended
+            if (one := self._submissions.get(placed.decode.request_id)) is not None
+        ]
+        num_rerun = sum(self._run_again(one, placed, why) for one, placed in unfinished)
+        if unfinished:
+            logger.warning(
+                "replica %s had %d requests: %d are run elsewhere, and %d end",
+                link.replica_id,
+                len(unfinished),
+                num_rerun,
+                len(unfinished) - num_rerun,
+            )
 
-    def _run_again(self, one: Unfinished, placed: _Placed, why: str) -> None:
+    def _run_again(self, one: Unfinished, placed: Placed, why: str) -> bool:
+        """Or end it with an error; whether it is run elsewhere."""
         if one.has_begun or one.request.is_rerun:
-            lost = _lost(one.request.request_id, placed, why)
-            self.activity.records.publish([lost])
+            self.activity.records.publish([lost(one.request.request_id, placed.num_tokens, why)])
             self._submissions.fail(one, EngineDeadError(why, retry_after_s=1.0))
-            return
+            return False
         one.request = msgspec.structs.replace(one.request, is_rerun=True)
         self._place(one.request)
+        return True
 
 
 def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> bool:
@@ -490,13 +564,5 @@ def _is_like(link: Link, model: str, max_model_len: int, vocab_size: int) -> boo
     return (info.model, info.max_model_len, info.vocab_size) == (model, max_model_len, vocab_size)
 
 
-def _lost(request_id: str, placed: _Placed, why: str) -> RequestEnded:
-    """What the replica that is gone cannot tell."""
-    return RequestEnded(
-        request_id=request_id,
-        ended_s=time.monotonic(),
-        finish_reason=FinishReason.ERROR,
-        num_output_tokens=placed.num_tokens,
-        num_cached_tokens=0,
-        error=why,
-    )
+def _abort(half: Half) -> None:
+    half.link.put(AbortRequest(request_id=half.sent_id))

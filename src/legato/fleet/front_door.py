@@ -4,20 +4,19 @@ connections: `serve run legato.fleet:app`."""
 import time
 from typing import Any
 
-import msgspec
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.core.config import EngineConfig, engine_parts
-from legato.core.config_fields import Config
-from legato.core.errors import ConfigError
+from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import check_fleet
 from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
+from legato.fleet.exposure import check_reach, open_on_this_node
+from legato.fleet.settings import fleet_settings
 from legato.model.source import configured_source
 from legato.model.text_source import text_source
 from legato.server.app import create_app
@@ -30,15 +29,6 @@ from legato.server.text.text_processes import TextProcesses
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0
-_PROXY, _ONE_ENGINE = "of Ray Serve's proxies", "of one engine, for routers in front of several"
-_NOT_HERE = {
-    "host": _PROXY,
-    "port": _PROXY,
-    "ray_address": "of the cluster that this runs on",
-    "kv_events_endpoint": _ONE_ENGINE,
-    "kv_events_replay_endpoint": _ONE_ENGINE,
-}
-"""Key a setting that has no place behind proxies; value whose it is."""
 
 
 class BehindProxy:
@@ -76,8 +66,10 @@ class FrontDoor:
     """Args: config, server: an `EngineConfig` and a `ServerConfig`, packed."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, config: bytes, server: bytes, routing: str, replicas: DeploymentHandle
+        self, config: bytes, server: bytes, routing: str, *pools: DeploymentHandle
     ) -> None:
+        check_reach()
+        open_on_this_node()
         engine_config = unpacker(EngineConfig).decode(config)
         server_config = unpacker(ServerConfig).decode(server)
         source = configured_source(engine_config.model)
@@ -86,7 +78,7 @@ class FrontDoor:
         )
         self._engine = await FleetEngine.start(
             engine_config,
-            RayReplicas(replicas),
+            [RayReplicas(replicas) for replicas in pools],
             self._text.loaded(),
             served_model_names=server_config.served_model_names,
             routing=routing,
@@ -125,19 +117,13 @@ def app(settings: dict[str, Any]) -> Application:
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
-            with underscores, such as `replicas=4`.
+            with underscores, such as `replicas=4`; `api_key_file` is a path, of one key a line.
 
     Raises:
-        ConfigError: there is no such setting, or it has no such value; or Ray's proxies decide it.
+        ConfigError: as `fleet_settings`.
     """
-    if proxys := [name for name in settings if name in _NOT_HERE]:
-        raise ConfigError(f"{', '.join(proxys)}: {_NOT_HERE[proxys[0]]}")
-    left = dict(settings)
-    parts = {name: _taken(part, left) for name, part in engine_parts().items()}
-    server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)
-    if left:
-        raise ConfigError(f"no such setting: {', '.join(left)}")
-    config = EngineConfig(**parts)
+    config, server, fleet = fleet_settings(settings)
+    check_fleet(config, fleet, is_on_cluster=True)
     deployment = serve.deployment(
         FrontDoor,
         name="front-door",
@@ -145,13 +131,5 @@ def app(settings: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=_DRAIN_S,
         max_surge_percent=100,  # another takes connections before one is ended
     )
-    return deployment.bind(pack(config), pack(server), fleet.routing, replicas_app(config, fleet))
-
-
-def _taken(config: type[Config], settings: dict[str, Any]) -> Any:
-    """The part that is told of in settings, from which it is taken."""
-    own = {name: settings.pop(name) for name in config.__struct_fields__ if name in settings}
-    try:
-        return msgspec.convert(own, config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+    pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
+    return deployment.bind(pack(config), pack(server), fleet.routing, *pools)

@@ -11,6 +11,7 @@ from legato.engine.process.messages import EngineInfo
 from legato.fleet.messages import FromReplica, Joined, Sent, ToReplica
 from legato.fleet.records import ForeignClock
 from legato.fleet.replicas import Line, Replicas
+from legato.routing.request import Role
 
 _MOST_AT_ONCE = 64
 """Events of a frame."""
@@ -23,8 +24,9 @@ class Link:
     """Made by `open`.
 
     Attributes:
-        replica_id, info, started_s: as in `Joined`.
+        replica_id, role, info, started_s: as in `Joined`.
         state: what the replica last told of itself; None where it is just being started again.
+        transfer: as in `Tells`, as far as it has told.
         line: tells when it is to end.
         stats: of the replica's engine, as of its latest step.
         clock: the replica's.
@@ -34,9 +36,11 @@ class Link:
         self, joined: Joined, line: Line, frames: AsyncGenerator[bytes], replicas: Replicas
     ) -> None:
         self.replica_id = joined.replica_id
+        self.role: Role = joined.role
         self.info: EngineInfo = joined.info
         self.state = joined.state
         self.started_s = joined.started_s
+        self.transfer = joined.info.transfer
         self.line = line
         self.stats = EngineStats()
         self.clock = ForeignClock()

@@ -10,15 +10,18 @@ from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
-from legato.core.request import Event
+from legato.core.request import AddRequest, Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.engine.process.messages import (
     EngineInfo,
     KnowVocabulary,
     SetAnnouncing,
     SetRecording,
+    TransferAddress,
 )
+from legato.routing.request import Role
 
 MAX_FRAME_BYTES = 64 * 2**20
 """To a replica; more is refused unread."""
@@ -30,7 +33,18 @@ class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
     scheduler: SchedulerConfig
 
 
-ToReplica = Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings
+class Ticketed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a front door: one half of a request, whose other half is another replica's.
+
+    Attributes:
+        ticket: what becomes of its prompt's blocks, of which the request itself says nothing.
+    """
+
+    request: AddRequest
+    ticket: KVTransferParams
+
+
+ToReplica = Event | KnowVocabulary | SetRecording | SetAnnouncing | ChangeSettings | Ticketed
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +64,14 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         replica_id: no other has had it.
+        role: what it does of requests.
         info: of its engine.
         state: in which that is; None where it is just being started again.
         started_s: when it began to serve, in Unix time.
     """
 
     replica_id: str
+    role: Role
     info: EngineInfo
     state: ReplicaState | None
     started_s: float
@@ -91,9 +107,15 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Tells(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From a replica, every now and then: in what state it is."""
+    """From a replica, every now and then: in what state it is.
+
+    Attributes:
+        transfer: where its engine is asked for blocks, which differs from one engine to the next;
+            None where it hands over none.
+    """
 
     state: ReplicaState
+    transfer: TransferAddress | None = None
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True, tag=True):

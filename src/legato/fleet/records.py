@@ -1,13 +1,20 @@
 """Records of replicas, as front doors are to see them."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from legato.core.outputs import RequestOutput
-from legato.core.step_record import EngineRecord, RequestArrived, StepBegun, StepRecord
+from legato.core.outputs import FinishReason
+from legato.core.step_record import (
+    EngineRecord,
+    RequestArrived,
+    RequestEnded,
+    StepBegun,
+    StepRecord,
+)
 
 _Record = TypeVar("_Record", bound=EngineRecord | StepBegun)
 
@@ -48,35 +55,39 @@ def on_our_clock(record: _Record, behind_s: float) -> _Record:
     return replace(record, **{field: getattr(record, field) + behind_s for field in fields})
 
 
-def output_on_our_clock(output: RequestOutput, behind_s: float) -> RequestOutput:
-    """The same of what a request brought."""
-    if output.scheduled_s is None:
-        return output
-    return replace(output, scheduled_s=output.scheduled_s + behind_s)
+def of_replica(record: _Record, replica_id: str, id_of: Callable[[str], str]) -> _Record:
+    """An engine's record as that of a replica. Args: id_of: as of `renamed`."""
+    renamed_record = renamed(record, id_of)
+    if isinstance(renamed_record, StepRecord | StepBegun | RequestArrived):
+        return replace(renamed_record, replica_id=replica_id)
+    return renamed_record
 
 
-def of_replica(record: _Record, replica_id: str, door_id_of: Callable[[str], str]) -> _Record:
-    """An engine's record as that of a replica.
-
-    Args:
-        door_id_of: what a front door calls a request, by its id in the engine.
-    """
+def renamed(record: _Record, id_of: Callable[[str], str]) -> _Record:
+    """The same with other ids of requests. Args: id_of: what one is called then."""
     match record:
         case StepRecord():
             return replace(
                 record,
-                replica_id=replica_id,
-                chunks=tuple(
-                    replace(c, request_id=door_id_of(c.request_id)) for c in record.chunks
-                ),
-                admitted={door_id_of(one): num for one, num in record.admitted.items()},
-                preempted=tuple(map(door_id_of, record.preempted)),
-                failed=tuple(map(door_id_of, record.failed)),
+                chunks=tuple(replace(c, request_id=id_of(c.request_id)) for c in record.chunks),
+                admitted={id_of(one): num for one, num in record.admitted.items()},
+                preempted=tuple(map(id_of, record.preempted)),
+                failed=tuple(map(id_of, record.failed)),
             )
         case StepBegun():
-            prefill_tokens = {door_id_of(one): num for one, num in record.prefill_tokens.items()}
-            return replace(record, replica_id=replica_id, prefill_tokens=prefill_tokens)
-        case RequestArrived():
-            return replace(record, replica_id=replica_id, request_id=door_id_of(record.request_id))
+            prefill_tokens = {id_of(one): num for one, num in record.prefill_tokens.items()}
+            return replace(record, prefill_tokens=prefill_tokens)
         case _:
-            return replace(record, request_id=door_id_of(record.request_id))
+            return replace(record, request_id=id_of(record.request_id))
+
+
+def lost(request_id: str, num_output_tokens: int, why: str) -> RequestEnded:
+    """What the replica that is gone cannot tell."""
+    return RequestEnded(
+        request_id=request_id,
+        ended_s=time.monotonic(),
+        finish_reason=FinishReason.ERROR,
+        num_output_tokens=num_output_tokens,
+        num_cached_tokens=0,
+        error=why,
+    )

@@ -19,6 +19,7 @@ from legato.core.slo import SloClass
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.errors import EngineDeadError
+from legato.engine.frontend.kv_tickets import KVTransferParams, Tickets
 from legato.engine.frontend.requests import check_request
 from legato.engine.frontend.settings import resolved_anew
 from legato.engine.process.channel import pack, unpacker
@@ -43,9 +44,11 @@ from legato.fleet.messages import (
     Missed,
     Sent,
     Tells,
+    Ticketed,
     ToReplica,
 )
 from legato.fleet.records import of_replica
+from legato.routing.request import Role
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +109,8 @@ class Replica:
         self._is_recording = self._is_announcing = False  # for any front door
         resolved = config.scheduler.resolve(info.max_model_len, info.device)
         self._most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._role: Role = config.transfer.kv_role or "both"
+        self._tickets = Tickets(config.transfer, info.transfer)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )
@@ -156,6 +161,7 @@ class Replica:
             yield pack(
                 Joined(
                     replica_id=self.replica_id,
+                    role=self._role,
                     info=self.info,
                     state=self.state,
                     started_s=self._started_s,
@@ -204,7 +210,9 @@ class Replica:
                 if self._owners.pop(own_id, None) is not None:
                     self._supervisor.send(AbortRequest(request_id=own_id))
             case AddRequest():
-                self._add(door_id, event, later_s)
+                self._add(door_id, event, None, later_s)
+            case Ticketed(request=request, ticket=ticket):
+                self._add(door_id, request, ticket, later_s)
             case SetRecording(is_on):
                 self._doors[door_id].is_recording = is_on
                 self._watch()
@@ -241,10 +249,18 @@ class Replica:
             raise InvalidRequestError(f"no settings of this engine: {error}") from error
         self._supervisor.reconfigure(scheduler, self._settings)
 
-    def _add(self, door_id: str, request: AddRequest, later_s: float) -> None:
+    def _add(
+        self, door_id: str, request: AddRequest, ticket: KVTransferParams | None, later_s: float
+    ) -> None:
         own_id = _own_id(door_id, request.request_id)
+        own = msgspec.structs.replace(
+            request, request_id=own_id, arrival_time_s=request.arrival_time_s + later_s
+        )
         try:
-            check_request(request, self.info)
+            check_request(own, self.info)
+            if own_id in self._owners:
+                raise InvalidRequestError(f"there is a request {request.request_id!r} already")
+            kv_transfer = self._tickets.transfer(ticket)
             self._supervisor.check_running()
         except InvalidRequestError as error:
             ended = RequestOutput(
@@ -256,10 +272,7 @@ class Replica:
             self._tell(door_id, Missed(request_id=request.request_id))
             return
         self._owners[own_id] = door_id, request.request_id
-        arrival_time_s = request.arrival_time_s + later_s
-        self._supervisor.send(
-            msgspec.structs.replace(request, request_id=own_id, arrival_time_s=arrival_time_s)
-        )
+        self._supervisor.send(msgspec.structs.replace(own, kv_transfer=kv_transfer))
 
     def _leave(self, door_id: str) -> None:
         """Forget a front door, and abort what it has here."""
@@ -274,7 +287,7 @@ class Replica:
             await asyncio.sleep(_TELL_EVERY_S)
             await self._ask_state()
             if self.state is not None:
-                self._tell_all(Tells(state=self.state))
+                self._tell_all(Tells(state=self.state, transfer=self.info.transfer))
             for door_id in [one for one, door in self._doors.items() if door.records]:
                 self._bring(door_id, [])
             self._leave_the_silent()
@@ -333,8 +346,9 @@ class Replica:
     def num_unfinished(self) -> int:
         return len(self._owners)
 
-    def engine_is_ready(self) -> None:
-        """It knows nothing yet."""
+    def engine_is_ready(self, info: EngineInfo) -> None:
+        """It knows nothing yet, and may be asked for blocks elsewhere than the one before it."""
+        self.info = info
         if self._vocabulary is not None:
             self._supervisor.send(self._vocabulary)
         if self._settings is not None:  # they may have come while it was loading

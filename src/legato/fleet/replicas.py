@@ -28,7 +28,7 @@ class Line:
 
 
 class Replicas(Protocol):
-    """Those of a fleet, which come and go.
+    """Those of a fleet, or of one of its pools, which come and go.
 
     Attributes:
         death: why there will be none any more; empty as long as there may.

@@ -2,15 +2,17 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
+from legato.core.addresses import is_loopback
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.engine.frontend.engine import Engine
-from legato.fleet.config import FleetConfig
+from legato.fleet.config import FleetConfig, check_fleet
 from legato.fleet.engine import FleetEngine
+from legato.fleet.exposure import check_reach, keep_to_this_machine
 from legato.fleet.replicas import Replicas
 from legato.model.defaults import ModelDefaults
 from legato.model.vocabulary import Vocabulary
@@ -20,7 +22,6 @@ from legato.server.run import Announce, serve
 logger = logging.getLogger(__name__)
 
 _APP = "legato"
-_LOOPBACK = "127.0.0.1"
 
 
 def serve_fleet(
@@ -33,8 +34,8 @@ def serve_fleet(
     """Start the replicas, and serve them as one until a signal comes; otherwise as `serve`.
 
     Raises:
-        ConfigError: as `serve`; or Ray is missing, or has no room for the replicas, or what is
-            asked for is one engine's.
+        ConfigError: as `serve` and `check_fleet`; or Ray is missing, or has no room for replicas,
+            or what is asked for is one engine's.
     """
     check_ray()
     if config.kv_events_endpoint is not None:
@@ -42,8 +43,9 @@ def serve_fleet(
             "kv_events_endpoint is one engine's, for routers in front of several: a fleet follows "
             "its replicas' caches itself"
         )
-    with running_replicas(engine_config, fleet) as replicas:
-        start = partial(_start, engine_config, config, fleet, replicas)
+    check_fleet(engine_config, fleet, is_on_cluster=fleet.ray_address is not None)
+    with running_replicas(engine_config, fleet) as pools:
+        start = partial(_start, engine_config, config, fleet, pools)
         return serve(engine_config, config, on_ready=on_ready, start_engine=start)
 
 
@@ -54,47 +56,60 @@ def check_ray() -> None:
 
 
 @contextlib.contextmanager
-def running_replicas(engine_config: EngineConfig, fleet: FleetConfig) -> Iterator[Replicas]:
-    """The replicas, once all of them serve; what was started for them is ended.
+def running_replicas(engine_config: EngineConfig, fleet: FleetConfig) -> Iterator[list[Replicas]]:
+    """The replicas of each pool, once all of them serve; what was started for them is ended.
 
     Raises:
         ConfigError: they cannot be started.
     """
+    is_ours = fleet.ray_address is None
+    if is_ours:
+        keep_to_this_machine()
     import ray
     from ray import serve as ray_serve
 
-    from legato.fleet.deployment import RayReplicas, replicas_app
+    from legato.fleet.deployment import POOL_NAMES, RayReplicas, replicas_app
 
-    is_ours = fleet.ray_address is None
     with contextlib.ExitStack() as ending:
         if is_ours:
-            # Nothing of it listens beyond this machine; Ray asks its processes for a shared token.
-            ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address=_LOOPBACK)
+            ray.init(include_dashboard=False, log_to_driver=False)
+            ending.callback(ray.shutdown)
+            assert is_loopback(ray.util.get_node_ip_address()), "Ray was imported too early"
         else:
             ray.init(address=fleet.ray_address, log_to_driver=False)
-        ending.callback(ray.shutdown)
+            ending.callback(ray.shutdown)
+            check_reach()
         ray_serve.start(proxy_location="Disabled")
         if is_ours:
             ending.callback(ray_serve.shutdown)
-        else:
-            ending.callback(ray_serve.delete, _APP)
+        apps = [
+            ray_serve.RunTarget(
+                replicas_app(engine_config, fleet, pool),
+                name=f"{_APP}-{POOL_NAMES[pool.role]}",
+                route_prefix=None,
+            )
+            for pool in fleet.pools
+        ]
+        if not is_ours:
+            for app in apps:
+                ending.callback(ray_serve.delete, app.name)
         try:
-            handle = ray_serve.run(replicas_app(engine_config, fleet), name=_APP, route_prefix=None)
+            handles = ray_serve.run_many(apps)
         except RuntimeError as error:
             raise ConfigError(f"the replicas cannot be started: {error}") from error
-        yield RayReplicas(handle)
+        yield [RayReplicas(handle) for handle in handles]
 
 
 async def _start(
     engine_config: EngineConfig,
     config: ServerConfig,
     fleet: FleetConfig,
-    replicas: Replicas,
+    pools: Sequence[Replicas],
     text: Awaitable[tuple[Vocabulary, ModelDefaults]],
 ) -> Engine:
     return await FleetEngine.start(
         engine_config,
-        replicas,
+        pools,
         text,
         served_model_names=config.served_model_names,
         routing=fleet.routing,

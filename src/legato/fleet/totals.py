@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats
+from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats, TransferStats
 
 
 class Totals:
@@ -18,7 +18,14 @@ class Totals:
     def note_gone(self, stats: EngineStats) -> None:
         """An engine is gone. Args: stats: its last."""
         tenants = [replace(one, num_running=0, num_waiting=0) for one in stats.tenants]
-        counts = replace(stats, step_time_margin=0.0, broken_promise="", tenants=tuple(tenants))
+        transfer = stats.transfer and replace(stats.transfer, num_leases=0)
+        counts = replace(
+            stats,
+            step_time_margin=0.0,
+            broken_promise="",
+            tenants=tuple(tenants),
+            transfer=transfer,
+        )
         self._gone = replace(_sum([self._gone, counts]), num_running=0, num_waiting=0)
 
     def note_tried_again(self, tenant: str) -> None:
@@ -57,6 +64,20 @@ def _sum(stats: Sequence[EngineStats]) -> EngineStats:
         num_prefix_cache_hits=sum(one.num_prefix_cache_hits for one in stats),
         tenants=_summed_tenants(tenant for one in stats for tenant in one.tenants),
         num_failed_steps=sum(one.num_failed_steps for one in stats),
+        transfer=_summed_transfers([one.transfer for one in stats if one.transfer is not None]),
+    )
+
+
+def _summed_transfers(stats: Sequence[TransferStats]) -> TransferStats | None:
+    if not stats:
+        return None
+    return TransferStats(
+        num_bytes=sum(one.num_bytes for one in stats),
+        read_s=sum(one.read_s for one in stats),
+        num_fetched=sum(one.num_fetched for one in stats),
+        num_recomputed=sum(one.num_recomputed for one in stats),
+        num_leases=sum(one.num_leases for one in stats),
+        num_expired=sum(one.num_expired for one in stats),
     )
 
 

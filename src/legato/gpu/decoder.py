@@ -14,6 +14,7 @@ from legato.gpu.kernels.rope import rope_table, rotate_and_write
 from legato.gpu.step_inputs import StepInputs
 from legato.gpu.weights import check_fp8, load_weights
 from legato.model.base import NamedWeights
+from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder, Embedding
 from legato.model.layers import MLP, Attention, DecoderLayer, RMSNorm
 from legato.model.rope import RotaryEmbedding
@@ -26,7 +27,8 @@ class Memory(NamedTuple):
     Attributes:
         caches: keys and values of each layer, [num_blocks, K, block size, D].
         block_table: int32 [S + 1, max_blocks].
-        last_token: int32 [S + 1], the token that a request was given last.
+        last_token: int32 [S + 1], the token that a request was given last; zeros on all ranks but
+            the first, which alone samples.
         scratch: for attention.
     """
 
@@ -43,6 +45,7 @@ class GpuDecoder(Decoder):
     their weights are loaded, which says of what kind they are.
 
     Args:
+        communicator: to the other ranks.
         is_fp8: compute the layers' projections in 8-bit floats.
 
     Raises:
@@ -50,11 +53,17 @@ class GpuDecoder(Decoder):
     """
 
     def __init__(
-        self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device, is_fp8: bool = False
+        self,
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator = ALONE,
+        is_fp8: bool = False,
     ) -> None:
         if is_fp8:
             check_fp8(dtype, device)
-        super().__init__(spec, dtype=dtype, device=torch.device("meta"))
+        super().__init__(spec, dtype=dtype, device=torch.device("meta"), communicator=communicator)
         self._is_fp8 = is_fp8
         self.rotary = RotaryEmbedding(spec.rope, device)
         for module in self.modules():
@@ -79,15 +88,16 @@ class GpuDecoder(Decoder):
             residual: float32 [P, E]; overwritten by the residual stream behind the last layer.
             num_layers: how many of them; None is all.
         """
-        embed(inputs.input_source, memory.last_token, self.embed_tokens.weight, residual)
+        self._embed(inputs.input_source, memory.last_token, residual)
         table = rope_table(inputs.positions, self.rotary.inverse, self.rotary.scaling)
         delta: torch.Tensor | None = None
         for index, layer in enumerate(islice(self.layers, num_layers)):
             assert isinstance(layer, DecoderLayer)
             rows = self._normed(layer.input_layernorm, residual, delta)
             delta = _attention(layer.self_attn, rows, table, inputs, memory, memory.caches[index])
+            delta = self._communicator.sum(delta)
             rows = self._normed(layer.post_attention_layernorm, residual, delta)
-            delta = _mlp(layer.mlp, rows)
+            delta = self._communicator.sum(_mlp(layer.mlp, rows))
         assert delta is not None
         residual.add_(delta)
 
@@ -98,7 +108,35 @@ class GpuDecoder(Decoder):
         return out
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """[Q, E] to `out` [Q, V], both in the model's dtype."""
+        """[Q, E] to `out` [Q, V], both in the model's dtype; on rank 0 alone."""
+        if self._communicator.size == 1:
+            self._project(hidden, out)
+            return
+        part = self._new(len(hidden), self.num_part_tokens)
+        self._project(hidden, part)
+        logits = self._communicator.gather(part)
+        if self._communicator.rank == 0:
+            out.copy_(logits[:, : out.shape[1]])
+
+    def of_rank_0(self, values: torch.Tensor) -> torch.Tensor:
+        """Its values, on all ranks, which may have others of the same shape."""
+        if self._communicator.rank:
+            values = torch.zeros_like(values)
+        return self._communicator.sum(values.contiguous())
+
+    def _embed(
+        self, input_source: torch.Tensor, last_token: torch.Tensor, residual: torch.Tensor
+    ) -> None:
+        table = self.embed_tokens
+        if self._communicator.size == 1:
+            embed(input_source, last_token, table.weight, residual)
+            return
+        tokens = self._communicator.sum(last_token.clone())
+        embed(input_source, tokens, table.weight, residual, first=table.first)
+        self._communicator.sum(residual)
+
+    def _project(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """[Q, E] to `out`, the logits of this rank's part of the vocabulary."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         weight = getattr(head, "weight", None)
         if weight is None:

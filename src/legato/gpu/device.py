@@ -109,6 +109,11 @@ class Device(Protocol):
         ...
 
 
+def gpu_names() -> list[str]:
+    """Of all that PyTorch sees, by their numbers."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
 class CudaEvent:
     """See `Event`."""
 
@@ -129,9 +134,14 @@ class CudaEvent:
 
 
 class CudaDevice:
-    """See `Device`. PyTorch built for ROCm has the same names; that is untried."""
+    """See `Device`. PyTorch built for ROCm has the same names; that is untried.
+
+    One that has a number is this process's from here on: Triton asks whichever is the current one.
+    """
 
     def __init__(self, torch_device: torch.device) -> None:
+        if torch_device.index is not None:
+            torch.cuda.set_device(torch_device)
         self.torch_device = torch_device
         properties = torch.cuda.get_device_properties(torch_device)
         self.num_processors: int = properties.multi_processor_count

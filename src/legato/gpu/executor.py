@@ -24,6 +24,7 @@ from legato.executor.sequences import (
     scored_prompt,
 )
 from legato.executor.torch_executor import LOGITS_ROWS
+from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device, Event
 from legato.gpu.host_blocks import HostBlocks
 from legato.gpu.sampler import adjust, check_sampled
@@ -126,8 +127,7 @@ class GpuExecutor:
         return self._sequences.end(flight.step, outcome, seconds)
 
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
-        size, first_rows = self._loader.load(step, self._runner)
-        self._runner.forward(size)
+        size, first_rows = self._forward(step)
         prompt_logprobs = self._score_prompts(step, first_rows.tolist())
         unsampled = self._sequences.unsampled(step)  # masks were made meanwhile
         self._sample(step, size, unsampled)
@@ -136,6 +136,19 @@ class GpuExecutor:
         done = self._device.event()
         done.record()
         return _Flight(step, unsampled, sampled, logprobs, prompt_logprobs, begun, done)
+
+    def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
+        """Returns the size that it is computed as, and the row of each chunk's first token."""
+        size, first_rows = self._loader.load(step, self._runner)
+        self._runner.forward(size)
+        return size, first_rows
+
+    def _logits_of(self, rows: Int32s) -> torch.Tensor:
+        """Of rows of the step that was asked for last: [rows, V] float32."""
+        model = self._program.model
+        return model.compute_logits(
+            model.hidden_of(self._device.upload(rows), self._program.residual)
+        )
 
     def _sample(self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
@@ -173,9 +186,7 @@ class GpuExecutor:
             for start in range(positions.start, positions.stop, LOGITS_ROWS):
                 some = np.arange(start, min(start + LOGITS_ROWS, positions.stop))
                 tokens = self._device.upload(sequence.token_ids[some + 1])
-                index = self._device.upload((some - chunk.start + first).astype(np.int32))
-                hidden = self._program.model.hidden_of(index, self._program.residual)
-                logits = self._program.model.compute_logits(hidden)
+                logits = self._logits_of((some - chunk.start + first).astype(np.int32))
                 scores = self._score(logits, tokens, num_top)
                 scored.append(_Scored(chunk.request_id, scores, [num_top] * len(some)))
         return scored

@@ -1,4 +1,7 @@
-"""The first forward pass on a GPU; see `legato.executor.first_pass`."""
+"""The first forward pass on a GPU; see `legato.executor.first_pass`.
+
+All ranks of a divided model call it, and come to the same result.
+"""
 
 import torch
 
@@ -26,6 +29,7 @@ def check_first_pass(program: StepProgram, device: Device, *, max_len: int) -> N
         program.layers(size, num_layers=num_layers)
         if num_layers is not None:
             return program.residual[: size.num_rows]
-        return model.compute_logits(model.hidden_of(rows, program.residual))
+        logits = model.compute_logits(model.hidden_of(rows, program.residual))
+        return model.of_rank_0(logits.abs().amax(dim=1))
 
     check_layers(values, num_layers, model.dtype)

@@ -14,12 +14,10 @@ import numpy.typing as npt
 import torch
 
 from legato.executor.sequences import BegunStep
-from legato.gpu.block_table import Int32s
+from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
 from legato.gpu.work_items import Span, Tiling, WorkList, WorkShape, section_size, work_lists
-
-Int64s = npt.NDArray[np.int64]
 
 
 class StepSize(NamedTuple):
@@ -209,6 +207,19 @@ class StepRows:
         # It is each request's last: no plan goes beyond a token that is yet to come.
         sources[(self.firsts + self._counts - 1)[unknown]] = -1 - self._slots[unknown]
         return sources
+
+
+class HostStep(NamedTuple):
+    """All that the host tells the device of a step.
+
+    Attributes:
+        words: int32, as `Layout` has them.
+        table_changes: of `BlockTable.changes`.
+    """
+
+    size: StepSize
+    words: Int32s
+    table_changes: Int64s
 
 
 class StagedInputs:

@@ -1,17 +1,17 @@
 """Has the device's tables and inputs be those of the next step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from legato.executor.sequence import SequenceState
 from legato.executor.sequences import BegunStep
-from legato.gpu.block_table import BlockTable
+from legato.gpu.block_table import BlockTable, change_table
 from legato.gpu.device import Device
 from legato.gpu.sampler import SamplingTable
 from legato.gpu.slots import Slots
-from legato.gpu.step_inputs import StagedInputs, StepRows, StepSize
+from legato.gpu.step_inputs import HostStep, StagedInputs, StepRows, StepSize
 from legato.gpu.step_program import Runner, StepProgram
 from legato.gpu.work_items import write_work
 
@@ -21,14 +21,24 @@ class StepLoader:
 
     Args:
         depth: steps that may be in flight while another is loaded, which counts, too.
+        tell: is told of each step; what it is told may be read until it returns.
     """
 
-    def __init__(self, program: StepProgram, device: Device, *, depth: int = 1) -> None:
+    def __init__(
+        self,
+        program: StepProgram,
+        device: Device,
+        *,
+        depth: int = 1,
+        tell: Callable[[HostStep], None] | None = None,
+    ) -> None:
         self._program = program
+        self._device = device
+        self._tell = tell
         self._slots = Slots(program.num_slots)
         self._holders: list[SequenceState | None] = [None] * program.num_slots
         self._settings = SamplingTable(program.num_slots)
-        self._block_table = BlockTable(device, program.block_table)
+        self._block_table = BlockTable(*program.block_table.shape)
         self._staged = StagedInputs(device, program.max_words, depth + 1)
         windows = program.model.spec.sliding_windows
         self._window = None if None in windows else max(window or 0 for window in windows)
@@ -59,7 +69,12 @@ class StepLoader:
         sections = layout.sections(words)
         rows.write(sections, self._settings, nobody=program.num_slots)
         write_work(sections[-1], layout.work_shape, rows.spans, self._window)
-        self._block_table.update(zip(slots, block_rows, strict=True))
+        table_rows = list(zip(slots, block_rows, strict=True))
+        changes = self._block_table.changes(table_rows)
+        if self._tell is not None:
+            self._tell(HostStep(size, words[: layout.num_words], changes))
+        change_table(self._device, program.block_table, changes)
+        self._block_table.note(table_rows)
         self._staged.copy(program.words, layout.num_words)
         return size, rows.firsts
 

@@ -1,5 +1,7 @@
 """Blocks of a prompt that stay where they are, whatever becomes of its request."""
 
+import hashlib
+
 from legato.core.block_ids import BlockIds
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
 from legato.core.request import Request
@@ -24,6 +26,8 @@ class Hold:
     Attributes:
         request_id: whose blocks they are.
         transfer: what it asked for.
+        prompt_digest: of all that keys and values of its blocks depend on: what another engine
+            computed of another prompt is no use.
         num_arrived: tokens at its start, as the transfer has told.
         is_over: nothing more will arrive.
     """
@@ -34,6 +38,7 @@ class Hold:
         "is_over",
         "last",
         "num_arrived",
+        "prompt_digest",
         "request_id",
         "start",
         "transfer",
@@ -45,6 +50,7 @@ class Hold:
         assert request.message.kv_transfer is not None
         self.request_id = request.request_id
         self.transfer: KVTransfer = request.message.kv_transfer
+        self.prompt_digest = _digest(request)
         self.last = last
         self.block_ids = block_ids
         self.block_size = block_size
@@ -71,3 +77,9 @@ class Hold:
         """Of tokens [start, end), which are whole blocks."""
         size = self.block_size
         return self.block_ids[start // size : None if end is None else end // size]
+
+
+def _digest(request: Request) -> bytes:
+    digest = hashlib.sha256(request.message.prompt_token_ids.tobytes())
+    digest.update(str(request.message.service.cache_salt).encode())
+    return digest.digest()

@@ -154,10 +154,17 @@ class KVCacheManager:
         taken, self._new_holds = self._new_holds, []
         return taken
 
-    def note_arrived(self, request_id: str, num_tokens: int) -> None:
-        """Of what a request has fetched, its first `num_tokens` tokens are in their blocks."""
-        self._holds[request_id].num_arrived = num_tokens
+    def note_arrived(self, request_id: str, num_tokens: int) -> int:
+        """Of what a request has fetched, its first `num_tokens` tokens are in their blocks.
+
+        Returns:
+            how many more that is than before.
+        """
+        hold = self._holds[request_id]
+        num_new = num_tokens - hold.num_arrived
+        hold.num_arrived = num_tokens
         self._settle()
+        return num_new
 
     def end_arrival(self, request_id: str) -> None:
         """Nothing more is fetched for a request: what has not arrived is to be computed."""
@@ -179,6 +186,11 @@ class KVCacheManager:
         if request.is_to_be_fetched:
             return self._num_shareable(request)
         return self.match(request).num_tokens
+
+    def num_to_come(self, request: Request) -> int:
+        """Tokens that are on their way from other engines, with those of a request that waits."""
+        num_absent = self._num_shareable(request) - self.match(request).num_tokens
+        return len(self._arriving) * self.block_size + num_absent
 
     def arriving_from(self, request: Request, found: Way | None = None) -> int:
         """Up to which of its tokens a request may be computed before more has arrived.

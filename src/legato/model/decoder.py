@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.communicator import ALONE, Communicator, part_size
 from legato.model.layers import DecoderLayer, FusedLinear, Linear, MakeEmpty, RMSNorm
 from legato.model.quantization import copy_plain
 from legato.model.rope import RotaryEmbedding
@@ -15,42 +16,86 @@ from legato.model.spec import DecoderSpec
 
 
 class Embedding(nn.Module):
-    """A table of token vectors [V, E]."""
+    """A table of token vectors [V, E], or a rank's rows of it, padded as those of others."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, empty: MakeEmpty) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        empty: MakeEmpty,
+        communicator: Communicator = ALONE,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(empty(vocab_size, hidden_size), requires_grad=False)
+        num_rows = part_size(vocab_size, communicator.size)
+        self._communicator = communicator
+        self.first = communicator.rank * num_rows
+        self.weight = nn.Parameter(empty(num_rows, hidden_size), requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 to a new tensor [T, E]."""
-        return F.embedding(input_ids, self.weight)
+        if self._communicator.size == 1:
+            return F.embedding(input_ids, self.weight)
+        rows = input_ids - self.first
+        is_own = (rows >= 0) & (rows < len(self.weight))
+        found = F.embedding(rows.where(is_own, 0), self.weight)
+        return self._communicator.sum(found.where(is_own[:, None], 0))
 
 
 class Decoder(nn.Module):
-    """A `Model` of PyTorch's operators: what the architectures are, and the fallback everywhere."""
+    """A `Model` of PyTorch's operators: what the architectures are, and the fallback everywhere.
+
+    Divided among ranks, each has its part of every layer and of the vocabulary. All of them compute
+    the same hidden states; rank 0 alone gets the logits.
+
+    Args:
+        spec: of the whole decoder.
+        communicator: to the other ranks.
+
+    Attributes:
+        spec: of this rank's part.
+    """
 
     num_torch_threads = None
 
-    def __init__(self, spec: DecoderSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator = ALONE,
+    ) -> None:
         super().__init__()
         empty = partial(torch.empty, dtype=dtype, device=device)
+        spec = spec.part(communicator.size)
         self.spec = spec
         self.num_weight_bytes = 0
-        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
+        self._communicator = communicator
+        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self.rotary = RotaryEmbedding(spec.rope, device)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer, empty) for layer in range(spec.num_layers)
+            DecoderLayer(spec, layer, empty, communicator) for layer in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
         self.lm_head: nn.Module | None = (
             None
             if spec.tie_word_embeddings
-            else Linear(spec.hidden_size, spec.vocab_size, False, empty)
+            else Linear(spec.hidden_size, self.num_part_tokens, False, empty)
         )
 
     @property
     def cache(self) -> CacheSpec:
         return self.spec.cache(self.dtype)
+
+    @property
+    def num_part_tokens(self) -> int:
+        """Whose logits this rank computes, padding among them."""
+        return len(self.embed_tokens.weight)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """In which the ranks' parts of a layer are added up."""
+        return self.dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,9 +124,10 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.lm_head is None:
-            return F.linear(hidden, self.embed_tokens.weight).float()
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits.float()
+            part = F.linear(hidden, self.embed_tokens.weight)
+        else:
+            part = self.lm_head(hidden)
+        return self._communicator.gather(part.float())[:, : self.spec.vocab_size]
 
     def load_weights(self, weights: NamedWeights) -> None:
         slots = self.checkpoint_slots()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from legato.model.base import StepAttention
+from legato.model.communicator import ALONE, Communicator
 from legato.model.rope import rotate
 from legato.model.spec import DecoderSpec
 
@@ -135,10 +136,22 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual connection."""
+    """Attention and MLP, each behind a norm and beside a residual connection.
 
-    def __init__(self, spec: DecoderSpec, layer: int, empty: MakeEmpty) -> None:
+    Args:
+        spec: of a rank's part of the decoder.
+        communicator: adds up what the ranks' parts compute.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layer: int,
+        empty: MakeEmpty,
+        communicator: Communicator = ALONE,
+    ) -> None:
         super().__init__()
+        self._communicator = communicator
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
         self.self_attn = Attention(spec, layer, empty)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
@@ -151,6 +164,7 @@ class DecoderLayer(nn.Module):
         attention: StepAttention,
     ) -> torch.Tensor:
         """Add this layer's work to `hidden` [T, E] float32, in place."""
-        hidden += self.self_attn(self.input_layernorm(hidden), rope, attention)
-        hidden += self.mlp(self.post_attention_layernorm(hidden))
+        attended = self.self_attn(self.input_layernorm(hidden), rope, attention)
+        hidden += self._communicator.sum(attended)
+        hidden += self._communicator.sum(self.mlp(self.post_attention_layernorm(hidden)))
         return hidden

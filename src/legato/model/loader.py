@@ -16,11 +16,13 @@ from legato.model.checkpoint import Checkpoint
 from legato.model.checkpoint_dummy import open_dummy_checkpoint
 from legato.model.checkpoint_gguf import open_gguf_checkpoint
 from legato.model.checkpoint_hf import open_hf_checkpoint
+from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Decoder
 from legato.model.finite import check_finite
 from legato.model.native import NativeKernels, NativeModel
 from legato.model.packed_linear import PackedDecoder, can_pack
 from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.sharding import shard
 from legato.model.source import configured_source
 from legato.model.spec import DecoderSpec
 
@@ -64,12 +66,14 @@ def load_model(
     device: torch.device,
     kernels: NativeKernels | None = None,
     quantization: Quantization | None = None,
+    communicator: Communicator = ALONE,
 ) -> Model:
-    """Make the model and fill it, one weight at a time.
+    """Make the model, or a rank's part of it, and fill it, one weight at a time.
 
     Args:
         kernels: what native layers run on; None takes PyTorch's, which compute with quantized
             weights as with others.
+        communicator: to the other ranks; nothing is told them yet.
 
     Raises:
         ConfigError: the device cannot compute with weights quantized like that.
@@ -80,11 +84,12 @@ def load_model(
         raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
     with _one_thread() if kernels is not None else nullcontext():
         return fill_model(
-            lambda: _empty_model(checkpoint.spec, dtype, device, kernels),
+            lambda: _empty_model(checkpoint.spec, dtype, device, kernels, communicator),
             checkpoint,
             dtype=dtype,
             device=device,
             quantization=quantization,
+            communicator=communicator,
         )
 
 
@@ -95,6 +100,7 @@ def fill_model(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None = None,
+    communicator: Communicator = ALONE,
 ) -> AnyModel:
     """Have a model made, unless its checkpoint is not as it should be, and fill it.
 
@@ -103,7 +109,7 @@ def fill_model(
     """
     _check_shapes(checkpoint)
     model = make()
-    model.load_weights(_read_weights(checkpoint, dtype, device, quantization))
+    model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
     return model
 
 
@@ -123,13 +129,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def _empty_model(
-    spec: DecoderSpec, dtype: torch.dtype, device: torch.device, kernels: NativeKernels | None
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: NativeKernels | None,
+    communicator: Communicator,
 ) -> Model:
     if kernels is not None:
-        return NativeModel(spec, kernels)
-    if can_pack(dtype, device):
-        return PackedDecoder(spec, dtype=dtype, device=device)
-    return Decoder(spec, dtype=dtype, device=device)
+        return NativeModel(spec, kernels, communicator)
+    kind = PackedDecoder if can_pack(dtype, device) else Decoder
+    return kind(spec, dtype=dtype, device=device, communicator=communicator)
 
 
 def _check_shapes(checkpoint: Checkpoint) -> None:
@@ -155,10 +164,12 @@ def _read_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None,
+    communicator: Communicator,
 ) -> NamedWeights:
-    for name, tensor in _with_progress(checkpoint, device):
+    """A rank keeps no more than its part, and reads no more unless weights are to be quantized."""
+    for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
-            weight = _as_wanted(name, tensor, quantization)
+            weight = shard(name, _as_wanted(name, tensor, quantization), communicator)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight
 
@@ -191,9 +202,11 @@ def _some_of(names: list[str]) -> str:
     return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
 
 
-def _with_progress(checkpoint: Checkpoint, device: torch.device) -> NamedWeights:
+def _with_progress(checkpoint: Checkpoint, device: torch.device, *, is_shown: bool) -> NamedWeights:
     """The tensors, with a bar on a terminal and a line in the log elsewhere."""
     tensors = checkpoint.tensors(device)
+    if not is_shown:
+        return tensors
     description = f"Loading {checkpoint.name}"
     if not sys.stderr.isatty():
         logger.info("%s (%d tensors)", description, len(checkpoint.shapes))

@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 import torch
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.communicator import ALONE, Communicator
 from legato.model.decoder import Embedding
 from legato.model.layers import RMSNorm
 from legato.model.quantization import QuantizedWeight, concatenate, copy_plain, plain
@@ -140,7 +142,7 @@ these. A field that is not here means that the extension does not know it, whate
 
 
 def why_not_native(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps `NativeModel` from running this model; empty where nothing does."""
+    """What keeps `NativeModel` from running this model, or part; empty where nothing does."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if _processor is None:
@@ -165,22 +167,33 @@ def _unsupported(spec: DecoderSpec) -> str:
 class NativeModel:
     """A `Model` in bfloat16 whose layers and output projection are native.
 
-    The residual stream is float32, as in the Python layers.
+    The residual stream is float32, as in the Python layers. Divided among ranks, it is computed in
+    halves of layers, whose parts are added up in float32.
 
     Args:
+        spec: of the whole decoder.
         kernels: what it runs on.
+        communicator: to the other ranks.
+
+    Attributes:
+        spec: of this rank's part.
 
     Raises:
+        ConfigError: it cannot be divided among so many.
         UnsupportedModelError: the layers cannot compute this decoder.
     """
 
     dtype = _DTYPE
+    sum_dtype = torch.float32
     device = torch.device("cpu")
     num_torch_threads = 1
     """PyTorch's own threads spin for milliseconds after each operation, on the very cores that the
     kernels' threads are about to need."""
 
-    def __init__(self, spec: DecoderSpec, kernels: NativeKernels) -> None:
+    def __init__(
+        self, spec: DecoderSpec, kernels: NativeKernels, communicator: Communicator = ALONE
+    ) -> None:
+        spec = spec.part(communicator.size)
         reason = _unsupported(spec)
         if reason:
             raise UnsupportedModelError(f"native layers cannot run this model: {reason}")
@@ -189,9 +202,15 @@ class NativeModel:
         self.kernels = kernels
         self.cache = spec.cache(self.dtype)
         self.num_weight_bytes = 0
-        self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty)
+        self._communicator = communicator
+        self._embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, empty, communicator)
         self._rotary = RotaryEmbedding(spec.rope, self.device)
         self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, empty)
+
+    @property
+    def num_part_tokens(self) -> int:
+        """As of `Decoder`."""
+        return len(self._embed_tokens.weight)
 
     @torch.inference_mode()
     def load_weights(self, weights: NamedWeights) -> None:
@@ -237,6 +256,26 @@ class NativeModel:
         assert isinstance(attention, NativeStep)
         hidden = self._embed_tokens(input_ids).float()
         cos, sin = self._rotary(positions, torch.float32)
+        if self._communicator.size > 1:
+            self._add_parts(attention, hidden, cos, sin, num_layers)
+        else:
+            self._add_layers(attention, hidden, cos, sin, num_layers)
+        output: torch.Tensor = self._norm(hidden)
+        return output
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        part = self._lm_head(hidden)
+        return self._communicator.gather(part)[:, : self.spec.vocab_size]
+
+    def _add_layers(
+        self,
+        attention: "NativeStep",
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_layers: int | None,
+    ) -> None:
+        """Add the layers' work to `hidden` [T, E]."""
         layers = self._native if num_layers is None else self._join(self._layers[:num_layers])
         layers.forward(
             self.kernels.pool,
@@ -247,11 +286,26 @@ class NativeModel:
             cos.data_ptr(),
             sin.data_ptr(),
         )
-        output: torch.Tensor = self._norm(hidden)
-        return output
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._lm_head(hidden)
+    def _add_parts(
+        self,
+        attention: "NativeStep",
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_layers: int | None,
+    ) -> None:
+        """The same, with what the other ranks have of each half of a layer."""
+        pool, step, layers = self.kernels.pool, attention.native, self._native
+        rows = hidden.data_ptr(), len(hidden)
+        turns = cos.data_ptr(), sin.data_ptr()
+        for layer, cache in enumerate(islice(attention.caches, num_layers)):
+            sums = torch.zeros_like(hidden)
+            layers.add_attention(pool, step, layer, cache, *rows, *turns, sums.data_ptr())
+            hidden += self._communicator.sum(sums)
+            sums.zero_()
+            layers.add_mlp(pool, step, layer, *rows, sums.data_ptr())
+            hidden += self._communicator.sum(sums)
 
     def _join(self, layers: list[object]) -> Any:
         return self.kernels.extension.Layers(layers)

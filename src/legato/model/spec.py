@@ -1,11 +1,12 @@
 """What distinguishes one decoder from another: numbers and switches, no code."""
 
+import math
 from typing import Annotated
 
 import msgspec
 import torch
 
-from legato.core.errors import UnsupportedModelError
+from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.model.base import CacheSpec
 from legato.model.rope import RopeFrequencies
 
@@ -66,6 +67,25 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             sliding_windows=self.sliding_windows,
             dtype=dtype,
         )
+
+    def part(self, num_ranks: int) -> "DecoderSpec":
+        """What each of several ranks has of every layer; all have the same.
+
+        Raises:
+            ConfigError: heads or the MLP cannot be divided among so many.
+        """
+        divided = ("num_heads", "num_kv_heads", "intermediate_size")
+        sizes = {name: getattr(self, name) for name in divided}
+        fitting = math.gcd(*sizes.values())
+        if fitting % num_ranks:
+            counts = ", ".join(str(count) for count in range(1, fitting + 1) if not fitting % count)
+            raise ConfigError(
+                f"{self.num_heads} query heads, {self.num_kv_heads} key/value heads and an MLP of "
+                f"{self.intermediate_size} cannot be divided among {num_ranks} ranks: "
+                f"--tensor-parallel-size takes {counts} for this model"
+            )
+        parts = {name: size // num_ranks for name, size in sizes.items()}
+        return msgspec.structs.replace(self, **parts)
 
     def reads_every_step(self, weight: str) -> bool:
         """Whether all of a weight is read in every step: an embedding of its own is not.

@@ -35,8 +35,9 @@ class ReplicaView:
 
     Args:
         weights: of tenants; all others weigh 1.
-        transfer_token_s: what a token's keys and values take to come there, where it has them from
-            another replica instead of computing them; else None.
+        transfer_token_s: what a token's keys and values take to come there as long as it tells
+            nothing of that, where it has them from another replica instead of computing them; else
+            None.
 
     Attributes:
         is_accepting: False where it is not to be sent anything new.
@@ -76,7 +77,8 @@ class ReplicaView:
     def token_s(self) -> float:
         """By how much a first token comes later for each token that its prompt lacks there."""
         if self._transfer_token_s is not None:
-            return max(self._transfer_token_s, _LEAST_S)
+            told_s = 0.0 if self.state is None else self.state.fetch_token_s
+            return max(told_s or self._transfer_token_s, _LEAST_S)
         told_s = 0.0 if self.state is None else self.state.token_s
         return told_s or _TOKEN_S
 

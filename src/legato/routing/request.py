@@ -21,6 +21,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
         block_hashes: of its prompt's full blocks, from the first one on; empty where they are not
             asked for.
         block_size: tokens of each.
+        is_divisible: whether its prompt may be computed by another replica than continues it.
     """
 
     request_id: str
@@ -29,6 +30,15 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = DEFAULT_TENANT
     block_hashes: Sequence[BlockHash] = ()
     block_size: int = 16
+    is_divisible: bool = True
+
+    @property
+    def num_handed_tokens(self) -> int:
+        """Of its prompt, as many as one replica can have of another: those of whole blocks, and
+        not the last token, which is computed where it is continued."""
+        if not self.is_divisible:
+            return 0
+        return (self.num_prompt_tokens - 1) // self.block_size * self.block_size
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,12 +21,16 @@ ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
 """Key the name by which a user asks for it."""
 
 
+_CONTINUING: tuple[Role, ...] = ("both", "decode", "prefill")
+"""Who sends a request's tokens: the first of which there are any."""
+
+
 class NoReplicaError(Exception):
     """No replica accepts the request."""
 
 
 class Left(NamedTuple):
-    """What a replica that is gone had: ids of requests.
+    """What a replica that is gone was to continue: ids of requests.
 
     Attributes:
         waiting: whose first token had not come, so that they may be run elsewhere.
@@ -85,12 +89,18 @@ class Router:
         self._replicas[replica_id].is_accepting = False
 
     def leave(self, replica_id: str, now_s: float) -> Left:
-        """A replica is gone, and what it had cached; its requests are forgotten."""
+        """A replica is gone, and what it had cached; its requests are forgotten.
+
+        Prompts that it computed for others are nothing that is lost: these compute them.
+        """
         view = self._replicas.pop(replica_id)
         self._index.clear(replica_id)
-        left = Left(view.request_ids(has_begun=False), view.request_ids(has_begun=True))
-        for request_id in (*left.waiting, *left.begun):
-            self._forget(request_id, now_s)
+        left = Left([], [])
+        for has_begun, request_ids in ((False, left.waiting), (True, left.begun)):
+            for request_id in view.request_ids(has_begun=has_begun):
+                if self._routed[request_id][1].decode == replica_id:
+                    request_ids.append(request_id)
+                    self._forget(request_id, now_s)
         return left
 
     def note_state(self, replica_id: str, state: ReplicaState, now_s: float) -> None:
@@ -113,6 +123,9 @@ class Router:
     ) -> Placement:
         """Decide where a request goes, and count it there until it ends.
 
+        Where there are pools, one computes the prompt and the other continues it, unless there is
+        nothing to hand over; without one of the pools, the other does both.
+
         Args:
             without: ids of replicas that have refused it.
 
@@ -120,17 +133,15 @@ class Router:
             NoReplicaError: none accepts it.
         """
         num_cached = self._num_cached(request)
-        if accepting := self._accepting("both", without):
-            view = self._send(request, "both", accepting, num_cached, now_s)
-            placement = Placement(prefill=None, decode=view.replica_id)
-        else:
+        role, replicas = self._continuing(without)
+        view = self._send(request, role, replicas, num_cached, now_s)
+        prefill: str | None = None
+        if role == "decode" and request.num_handed_tokens > num_cached.get(view.replica_id, 0):
             prefills = self._accepting("prefill", without)
-            decodes = self._accepting("decode", without)
-            if not (prefills and decodes):
-                raise NoReplicaError("no replica accepts requests")
-            prefill = self._send(request, "prefill", prefills, num_cached, now_s)
-            decode = self._send(request, "decode", decodes, num_cached, now_s)
-            placement = Placement(prefill=prefill.replica_id, decode=decode.replica_id)
+            if prefills:
+                sent = self._send(request, "prefill", prefills, num_cached, now_s)
+                prefill = sent.replica_id
+        placement = Placement(prefill=prefill, decode=view.replica_id)
         self._routed[request.request_id] = request, placement
         return placement
 
@@ -148,6 +159,13 @@ class Router:
         if num_output_tokens:
             for policy in self._policies.values():
                 policy.note_end(num_output_tokens)
+
+    def _continuing(self, without: Collection[str]) -> tuple[Role, list[ReplicaView]]:
+        """Those of which one sends the tokens of the next request."""
+        for role in _CONTINUING:
+            if accepting := self._accepting(role, without):
+                return role, accepting
+        raise NoReplicaError("no replica accepts requests")
 
     def _accepting(self, role: Role, without: Collection[str]) -> list[ReplicaView]:
         return [

@@ -30,6 +30,9 @@ _CONTINUITY = 1e-10
 """Weight of a segment's slope being that of the one before it, of what is known of the latter: so
 little that any step that reaches into the segment outweighs it."""
 
+_DIFFERENCES = np.diff(np.eye(NUM_TERMS)[ROW_TERMS], axis=0)
+"""Between the slopes of adjacent segments: [segments - 1, NUM_TERMS]."""
+
 DISTURBED = 1.3
 """Measured over predicted seconds from which on something else must have had the machine."""
 
@@ -51,6 +54,7 @@ class CostFit:
         self._target = np.zeros(NUM_TERMS)
         self._prior_gram = np.zeros((NUM_TERMS, NUM_TERMS))
         self._prior_target = np.zeros(NUM_TERMS)
+        self._solved: np.ndarray | None = None  # the last time
         if prior:
             gram, target = _robust_sums(prior, rows)
             self._prior_gram, self._prior_target = _PRIOR_WEIGHT * gram, _PRIOR_WEIGHT * target
@@ -59,15 +63,15 @@ class CostFit:
         """Take in one step, forgetting a little of those before it."""
         row = np.array(features(shape, self._rows)) / seconds
         self._gram *= _FORGETTING
-        self._gram += weight * np.outer(row, row)
+        self._gram += weight * np.multiply.outer(row, row)
         self._target *= _FORGETTING
         self._target += weight * row
 
     def solve(self) -> StepCosts:
         """The costs that fit best."""
-        return StepCosts.from_vector(
-            _solve(self._gram + self._prior_gram, self._target + self._prior_target), self._rows
-        )
+        gram, target = self._gram + self._prior_gram, self._target + self._prior_target
+        self._solved = _solve(gram, target, self._solved)
+        return StepCosts.from_vector(self._solved, self._rows)
 
 
 def fit(steps: Sequence[MeasuredStep], rows: RowCounts = CPU_ROWS) -> StepCosts:
@@ -102,18 +106,17 @@ def _robust_sums(steps: Sequence[MeasuredStep], rows: RowCounts) -> tuple[np.nda
     return (amounts.T * weights) @ amounts, amounts.T @ weights
 
 
-def _solve(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Non-negative least squares from its sums: [NUM_TERMS]."""
+def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None) -> np.ndarray:
+    """Non-negative least squares from its sums: [NUM_TERMS]. Args: near: a solution like it."""
     gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
     normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
-    return solve_nonnegative(normal, target / scale) / scale
+    near = None if near is None else near * scale
+    return solve_nonnegative(normal, target / scale, near) / scale
 
 
 def _continuity(gram: np.ndarray) -> np.ndarray:
     """Sums of squares over the differences between slopes of adjacent segments: as `gram`."""
     known = np.maximum.accumulate(np.diag(gram)[ROW_TERMS])[:-1]
-    differences = np.zeros((len(known), NUM_TERMS))
-    differences[:, ROW_TERMS] = np.diff(np.eye(len(known) + 1), axis=0)
-    return (differences.T * (_CONTINUITY * known)) @ differences
+    return (_DIFFERENCES.T * (_CONTINUITY * known)) @ _DIFFERENCES

@@ -7,6 +7,7 @@ from itertools import islice
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
 from legato.scheduler.budget import MIN_CHUNK, StepBudget, can_pace
+from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.foreseen import ForeseenStreams
 from legato.scheduler.order import LATE_TURN
 from legato.scheduler.queues import Queues
@@ -27,12 +28,18 @@ class Forecast:
     """Plays the queue forward, many steps at a stroke.
 
     The work ahead is what goes before the request by rank, one prompt after the other in chunks as
-    long as the budget allows. Running streams go on to their `max_tokens`. Requests that may still
-    come, streams that end early, best-effort work and memory that runs out are not foreseen.
+    long as the budget allows. Running streams go on to their `max_tokens`. What comes from another
+    engine is fetched when it is the request's turn. Requests that may still come, streams that end
+    early, best-effort work and memory that runs out are not foreseen.
     """
 
     def __init__(
-        self, config: SchedulerConfig, queues: Queues, model: StepTimeModel, budget: StepBudget
+        self,
+        config: SchedulerConfig,
+        queues: Queues,
+        model: StepTimeModel,
+        budget: StepBudget,
+        fetch_time: FetchTime,
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.max_num_seqs is not None
@@ -42,6 +49,7 @@ class Forecast:
         self._queues = queues
         self._model = model
         self._budget = budget
+        self._fetch_time = fetch_time
 
     def ttft_s(self, request: Request, now_s: float, up_to_s: float) -> float | None:
         """Seconds until the request's first token; at least `up_to_s` where it is later than that.
@@ -65,7 +73,7 @@ class Forecast:
         ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
         if self._queues.has_late(self._queues.tenant(request)):
             ttft_s *= LATE_TURN / (LATE_TURN - 1)
-        return ttft_s * self._model.slowness
+        return ttft_s * self._model.slowness + self._fetch_time.seconds(request)
 
     def next_end_s(self, now_s: float) -> float | None:
         """Seconds until a running stream is sure to have ended; None where nothing is known."""

@@ -6,15 +6,21 @@ _TOLERANCE = 1e-10
 """Relative gradient below which a coefficient that is zero would not grow."""
 
 
-def solve_nonnegative(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
+def solve_nonnegative(
+    gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None
+) -> np.ndarray:
     """The x >= 0 [N] that makes |Ax - b| least (Bro and de Jong, 1997).
 
     Args:
         gram: A'A [N, N], positive definite.
         target: A'b [N].
+        near: the solution of a problem that is nearly the same: where the same coefficients are
+            zero in both, it is found at once.
     """
-    solution = np.zeros(len(target))
-    free = np.zeros(len(target), dtype=bool)
+    solution = np.zeros(len(target)) if near is None else near
+    free = solution > 0.0
+    if near is not None:
+        solution = _descend(gram, target, solution, free)
     enough = _TOLERANCE * np.abs(target).max(initial=0.0)
     for _ in range(3 * len(target)):  # each is freed once or twice; rounding might go in circles
         gradient = np.where(free, -np.inf, target - gram @ solution)

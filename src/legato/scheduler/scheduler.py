@@ -19,6 +19,7 @@ from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
@@ -92,6 +93,7 @@ class Scheduler:
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
         self._forecast_errors = ForecastErrors()
+        self._fetch_time = FetchTime(kv)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
         self._configure(config)
         self._in_flight: deque[_Flight] = deque()
@@ -141,6 +143,7 @@ class Scheduler:
             token_s=token_s,
             itl_s=itl_s,
             stream_s=stream_s,
+            fetch_token_s=self._fetch_time.token_s,
             tenants=self._tenants.stats,
         )
 
@@ -178,7 +181,7 @@ class Scheduler:
         )
         self._queues.is_lost = self._lateness.is_lost
         self._queues.gives_up = not config.shed_load
-        forecast = Forecast(config, self._queues, self._step_time, self._budget)
+        forecast = Forecast(config, self._queues, self._step_time, self._budget, self._fetch_time)
         self._outlook = Outlook(
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
         )
@@ -194,7 +197,8 @@ class Scheduler:
                 case AbortRequest():
                     outputs += self._abort(event.request_id)
                 case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
-                    self._kv.note_arrived(request_id, num_tokens)
+                    num_new = self._kv.note_arrived(request_id, num_tokens)
+                    self._fetch_time.observe(num_new, event.read_s)
                     if event.is_over:
                         self._kv.end_arrival(request_id)
         return outputs
@@ -244,18 +248,21 @@ class Scheduler:
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
         self._kv.end_step()
         self._learn(flight, result, now_s)
+        running, chunks, share = self._queues.running, result.chunks, self._kv.commit
         for chunk in flight.plan.chunks:
-            request = self._queues.running.get(chunk.request_id)
+            request = running.get(chunk.request_id)
             if request is None:
                 continue  # it ended while this was in flight
-            done = result.chunks.get(chunk.request_id)
+            done = chunks.get(chunk.request_id)
             if done is not None:
                 request.num_computed_tokens = chunk.start + done.num_tokens
-                self._kv.commit(request)
+                share(request)
             if request.finish_reason is not None:
                 outputs.append(_ended(request.request_id, request.finish_reason))
             elif done is not None:
-                outputs += self._take_tokens(request, done, now_s)
+                output = self._take_tokens(request, done, now_s)
+                if output is not None:
+                    outputs.append(output)
             else:
                 outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
             if request.finish_reason is not None:
@@ -423,7 +430,7 @@ class Scheduler:
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
-    ) -> list[RequestOutput]:
+    ) -> RequestOutput | None:
         if request.first_token_s is None and done.token_ids:
             self._num_prefix_cache_queries += request.num_tokens
             self._num_prefix_cache_hits += request.num_cached_tokens
@@ -437,20 +444,18 @@ class Scheduler:
         if done.is_complete:
             request.complete()
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
-            return []
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                new_token_ids=done.token_ids[:num_taken],
-                logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
-                prompt_logprobs=done.prompt_logprobs,
-                finish_reason=request.finish_reason,
-                stop_reason=request.stop_reason,
-                num_cached_tokens=request.num_cached_tokens,
-                is_promise_waived=request.is_promise_waived,
-                scheduled_s=request.scheduled_s,
-            )
-        ]
+            return None
+        return RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=done.token_ids[:num_taken],
+            logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
+            prompt_logprobs=done.prompt_logprobs,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            is_promise_waived=request.is_promise_waived,
+            scheduled_s=request.scheduled_s,
+        )
 
     def _end(self, request: Request) -> None:
         self._queues.remove(request)

@@ -1,6 +1,6 @@
 """What a step's duration depends on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from legato.core.plan import ScheduledChunk, StepPlan
 from legato.core.step_record import ChunkRecord
@@ -45,11 +45,13 @@ class StepShape:
         return cls.of_chunks(plan.chunks)
 
     @classmethod
-    def of_chunks(cls, chunks: Iterable[ScheduledChunk | ChunkRecord]) -> "StepShape":
+    def of_chunks(cls, chunks: Sequence[ScheduledChunk | ChunkRecord]) -> "StepShape":
         """The same, from its chunks."""
         shape = cls()
+        shape.add_decodes([chunk.start + 1 for chunk in chunks if chunk.kind == "decode"])
         for chunk in chunks:
-            shape.add(chunk)
+            if chunk.kind != "decode":
+                shape.add(chunk)
         return shape
 
     def add_prefill(self, start: int, num_tokens: int, *, samples: int) -> None:

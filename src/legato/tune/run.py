@@ -25,7 +25,7 @@ from legato.tune.real import run_real
 from legato.tune.report import Finalist, TuneReport
 from legato.tune.score import score
 from legato.tune.search import SearchResult, Tried, search
-from legato.tune.splits import LOADS, Fleet, SplitFigures, compare_splits
+from legato.tune.splits import Fleet, SplitFigures, compare_splits
 from legato.tune.trial import Problem, evaluate
 
 _NUM_RUNS = 8
@@ -125,7 +125,7 @@ def tune(
             on_trial=on_trial,
         )
     search_s = time.monotonic() - started_s
-    splits = _compare_splits(config, whole, found, tell)
+    splits = _compare_splits(config, whole, space, found, tell)
     finalists = _finalists(config, problem, found)
     records: list[list[RequestRecord]] = []
     started_s = time.monotonic()
@@ -158,20 +158,20 @@ def _learn(config: TuneConfig, workload: Workload, tell: Tell) -> Learned:
 
 
 def _compare_splits(
-    config: TuneConfig, problem: Problem, found: SearchResult, tell: Tell
+    config: TuneConfig, problem: Problem, space: Space, found: SearchResult, tell: Tell
 ) -> list[SplitFigures]:
     fleet = config.fleet
     if fleet.num_replicas == 1:
         return []
-    num_cases = len(fleet.splits) * len(LOADS)
     tell(f"simulating {len(fleet.splits)} splits of {fleet.num_replicas} machines")
-    with step_bar("splits", num_cases) as on_trial:
+    with step_bar("splits", len(fleet.splits)) as on_split:
         return compare_splits(
             problem,
             found.tried[0].candidate,
+            space,
             fleet,
             num_processes=config.num_processes,
-            on_trial=on_trial,
+            on_split=on_split,
         )
 
 

@@ -6,15 +6,15 @@ in batches, so that one seed gives the same search whatever the number of proces
 """
 
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
-from multiprocessing import get_context
 
 import msgspec
 import optuna
 from optuna.trial import TrialState
 
 from legato.tune.candidate import Candidate, Space
+from legato.tune.pool import simulators
 from legato.tune.score import Figures
 from legato.tune.trial import Problem, evaluate, saturate
 
@@ -64,7 +64,7 @@ def search(
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
     )
     known: dict[Candidate, Figures | None] = {}  # None where it was dropped
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+    with simulators(num_processes) as pool:
         for first in range(0, num_trials, _BATCH):
             num_asked = min(_BATCH, num_trials - first)
             suggested = _suggest(study, space, num_asked, known)

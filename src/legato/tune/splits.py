@@ -1,9 +1,12 @@
-"""Which split of several machines serves a workload: all do both, or some only compute prompts."""
+"""Which split of several machines serves a workload: all do both, or some only compute prompts.
+
+Machines that only compute prompts have no streams to keep, and those that only generate have no
+prompts to place: each kind has settings of its own, which are searched one after the other.
+"""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
-from multiprocessing import get_context
 
 import msgspec
 
@@ -14,12 +17,19 @@ from legato.bench.simulation.link import Link
 from legato.bench.simulation.machine import MeasuredServer
 from legato.bench.workload.requests import stretched
 from legato.core.errors import ConfigError
-from legato.tune.candidate import Candidate
+from legato.tune.candidate import Candidate, Space
+from legato.tune.pool import simulators
 from legato.tune.score import Figures
 from legato.tune.trial import Problem
 
 LOADS = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Of the workload's own rate, at which splits are compared."""
+
+_SEARCHED_LOAD = 1.4
+"""At which settings of a split are compared: where it matters what they are."""
+
+_LEAST_BUDGET = 512
+"""Tokens of a step below which a machine that only computes prompts is not tried."""
 
 _SERVED = 0.99
 """Share of requests that attain their SLO where a load is said to be served."""
@@ -44,6 +54,18 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         return [Split(both=num), *(apart if self.kv_token_bytes else [])]
 
 
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the machines of a split.
+
+    Attributes:
+        prefill: of those that only compute prompts; None where there are none.
+        others: of those that generate.
+    """
+
+    prefill: Candidate | None
+    others: Candidate
+
+
 class SplitFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the workload. Attributes: `load`: of `LOADS`."""
 
@@ -51,31 +73,87 @@ class SplitFigures(msgspec.Struct, frozen=True, kw_only=True):
     is_apart: bool
     load: float
     figures: Figures
+    settings: Settings
 
 
 def compare_splits(
     problem: Problem,
     candidate: Candidate,
+    space: Space,
     fleet: Fleet,
     *,
     num_processes: int,
-    on_trial: Callable[[int], None],
+    on_split: Callable[[int], None],
 ) -> list[SplitFigures]:
-    """Every split under every load, each machine with the settings of one candidate.
+    """Every split under every load.
+
+    Args:
+        candidate: the settings of a machine that does both, from which those of machines that do
+            not are searched.
+        space: what these may be.
+        on_split: told how many are done.
 
     Raises:
         ConfigError: all requests of the workload come at once, so that it has no rate.
     """
     if not problem.workload[-1].arrival_s:
         raise ConfigError("splits are compared at rates, but all requests come at once")
-    cases = [(split, load) for split in fleet.splits for load in LOADS]
-    run = partial(_run, problem, candidate, fleet)
     found: list[SplitFigures] = []
-    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        for figures in pool.map(run, cases):
-            found.append(figures)
-            on_trial(len(found))
+    with simulators(num_processes) as pool:
+        for num_done, split in enumerate(fleet.splits, start=1):
+            settings = Settings(prefill=None, others=candidate)
+            if split.prefill:
+                settings = _search(partial(_run, problem, fleet, split), candidate, space, pool)
+            loads = [(settings, load) for load in LOADS]
+            found += pool.map(partial(_run, problem, fleet, split), loads)
+            on_split(num_done)
     return found
+
+
+def prefill_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
+    """Where no stream runs, steps are as long as their budget, and prompts in any order."""
+    steps = "fixed" if "fixed" in space.steps else candidate.steps
+    return [
+        msgspec.structs.replace(
+            candidate,
+            steps=steps,
+            pace=1.0,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_order=prefill_order,
+        )
+        for max_num_batched_tokens in space.max_num_batched_tokens
+        if max_num_batched_tokens >= min(_LEAST_BUDGET, max(space.max_num_batched_tokens))
+        for prefill_order in space.prefill_order
+    ]
+
+
+def decode_candidates(candidate: Candidate, space: Space) -> list[Candidate]:
+    """Where no prompts come, what counts is how many streams run."""
+    return [
+        msgspec.structs.replace(candidate, max_num_seqs=max_num_seqs)
+        for max_num_seqs in space.max_num_seqs
+    ]
+
+
+def _search(
+    run: Callable[[tuple[Settings, float]], SplitFigures],
+    candidate: Candidate,
+    space: Space,
+    pool: Executor,
+) -> Settings:
+    """The settings of highest goodput: of who generates first, then of who computes prompts."""
+    prefills = prefill_candidates(candidate, space)
+
+    def best(choices: Sequence[Settings]) -> Settings:
+        found = pool.map(run, [(choice, _SEARCHED_LOAD) for choice in choices])
+        return max(found, key=lambda one: one.figures.goodput_per_s).settings
+
+    others = [
+        Settings(prefill=prefills[-1], others=other)
+        for other in decode_candidates(candidate, space)
+    ]
+    generating = best(others).others
+    return best([Settings(prefill=prefill, others=generating) for prefill in prefills])
 
 
 def served_load(figures: Sequence[SplitFigures], split: str) -> float:
@@ -120,17 +198,30 @@ def verdict(figures: Sequence[SplitFigures]) -> str:
 
 
 def _run(
-    problem: Problem, candidate: Candidate, fleet: Fleet, case: tuple[Split, float]
+    problem: Problem, fleet: Fleet, split: Split, case: tuple[Settings, float]
 ) -> SplitFigures:
-    split, load = case
-    server = MeasuredServer(
+    settings, load = case
+    prefill = settings.prefill
+    simulated = SimulatedFleet(
+        server=_server(problem, settings.others),
+        prefill=None if prefill is None else _server(problem, prefill),
+        split=split,
+        link=fleet.link,
+        kv_token_bytes=fleet.kv_token_bytes,
+    )
+    run = simulate_fleet(simulated, stretched(problem.workload, 1.0 / load))
+    return SplitFigures(
+        split=str(split),
+        is_apart=split.prefill > 0,
+        load=load,
+        figures=Figures.mean([summarize(run.records, problem.slos)], problem.slos),
+        settings=settings,
+    )
+
+
+def _server(problem: Problem, candidate: Candidate) -> MeasuredServer:
+    return MeasuredServer(
         machine=problem.machine,
         scheduler=candidate.configure(problem.goal),
         enable_prefix_caching=problem.enable_prefix_caching,
     )
-    simulated = SimulatedFleet(
-        server=server, split=split, link=fleet.link, kv_token_bytes=fleet.kv_token_bytes
-    )
-    run = simulate_fleet(simulated, stretched(problem.workload, 1.0 / load))
-    figures = Figures.mean([summarize(run.records, problem.slos)], problem.slos)
-    return SplitFigures(split=str(split), is_apart=split.prefill > 0, load=load, figures=figures)

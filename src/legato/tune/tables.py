@@ -24,7 +24,7 @@ def tune_tables(report: TuneReport) -> list[Table]:
     found = [notes] if notes.rows else []
     found += [_finalists(report.finalists), _front(report.front)]
     if report.splits:
-        found.append(_splits(report.splits))
+        found += [_splits(report.splits), _split_settings(report.splits)]
     if report.load is not None:
         found.append(_budgets(report.budgets, report))
     return found
@@ -64,6 +64,19 @@ def _splits(figures: Sequence[SplitFigures]) -> Table:
         [
             [split, *(attained[split, load] for load in LOADS), f"{served_load(figures, split):g}x"]
             for split in dict.fromkeys(f.split for f in figures)
+        ],
+    )
+
+
+def _split_settings(figures: Sequence[SplitFigures]) -> Table:
+    """What the machines of each split are set to, a row a split."""
+    settings = {f.split: f.settings for f in figures}
+    return Table(
+        "Splits: settings",
+        ["", "compute prompts", "generate"],
+        [
+            [split, describe(one.prefill) if one.prefill else _NOTHING, describe(one.others)]
+            for split, one in settings.items()
         ],
     )
 

@@ -31,6 +31,7 @@ _TAIL = 99
 def plots(reports: Sequence[Report]) -> list[str]:
     """SVG elements: those of each kind of report that there is."""
     runs, capacities, probes, _ = by_kind(reports)
+    runs = [run for run in runs if run.records]
     figures = []
     if runs:
         figures += [_ttft_cdf(runs), _itl_cdf(runs), _itl_over_time(runs), _ttft_by_length(runs)]

@@ -1,5 +1,6 @@
 """What a benchmark leaves behind: one JSON file with everything that was set and measured."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import msgspec
 
 from legato.bench.capacity.search import Capacity
 from legato.bench.load.record import ProbeResult, RequestRecord
+from legato.bench.report.fleet_figures import FleetFigures
 from legato.bench.report.summary import Slos, Summary, summarize, summarize_classes
+from legato.bench.report.tally import Tally
 from legato.bench.sweep import LoadKind, Throughput
 from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.core.errors import ConfigError
@@ -21,7 +24,10 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
         name: tells it from others that it is compared with.
         settings: that it was run with; key a flag's name.
         by_class: key the SLO class; empty where no request names one.
+        records: none where there were too many to keep.
+        failures: how many requests ended with which error.
         notes: what the workload lacks.
+        fleet: of a simulated one.
     """
 
     name: str
@@ -30,7 +36,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     summary: Summary
     by_class: dict[str, Summary]
     records: list[RequestRecord]
+    failures: dict[str, int] = {}
     notes: WorkloadNotes = NO_NOTES
+    fleet: FleetFigures | None = None
 
     @classmethod
     def of(
@@ -48,6 +56,27 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
             summary=summarize(records, slos),
             by_class=summarize_classes(records, slos),
             records=list(records),
+            failures=dict(Counter(r.error for r in records if r.error is not None)),
+            notes=notes,
+        )
+
+    @classmethod
+    def tallied(
+        cls,
+        name: str,
+        settings: dict[str, Any],
+        tally: Tally,
+        notes: WorkloadNotes = NO_NOTES,
+    ) -> "RunReport":
+        """The same of a run of which no records were kept."""
+        return cls(
+            name=name,
+            settings=settings,
+            slos=tally.slos,
+            summary=tally.summary(),
+            by_class=tally.by_class(),
+            records=[],
+            failures=dict(tally.failures),
             notes=notes,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from legato.bench.capacity.rule import CapacityRule
 from legato.bench.capacity.search import Capacity
 from legato.bench.capacity.trial import Trial
+from legato.bench.report.fleet_figures import replica_table
 from legato.bench.report.report_file import (
     CapacityReport,
     ProbeReport,
@@ -25,6 +26,7 @@ __all__ = ["Table", "duration", "tables"]
 
 _SHOWN = ("p50", "p99", "max")
 _MAX_COLUMNS = 5
+_MOST_FAILURES = 20
 
 _Cells = dict[str, str]
 """One column: key the row's name."""
@@ -37,6 +39,7 @@ def tables(reports: Sequence[Report]) -> list[Table]:
     found = [
         notes_table([(report.name, report.notes) for report in loaded]),
         *_run_tables(runs),
+        *_fleet_tables(runs),
         *map(_failure_table, runs),
         _table("Capacity", [(report.name, _capacity_cells(report)) for report in capacities]),
         *map(_trial_table, capacities),
@@ -133,13 +136,21 @@ def _run_cells(summary: Summary, slos: Sequence[SloClass]) -> _Cells:
     }
 
 
+def _fleet_tables(runs: Sequence[RunReport]) -> list[Table]:
+    fleets = [(run.name, run.fleet) for run in runs if run.fleet is not None]
+    return [
+        _table("Fleets", [(name, fleet.cells()) for name, fleet in fleets]),
+        *(replica_table(f"Replicas: {name}", fleet.replicas) for name, fleet in fleets),
+    ]
+
+
 def _share(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.1%}"
 
 
 def _failure_table(report: RunReport) -> Table:
-    errors = Counter(r.error for r in report.records if r.error is not None)
-    rows = [[error, str(count)] for error, count in errors.most_common()]
+    failures = Counter(report.failures)
+    rows = [[error, str(count)] for error, count in failures.most_common(_MOST_FAILURES)]
     return Table(f"Failures: {report.name}", ["", "requests"], rows)
 
 

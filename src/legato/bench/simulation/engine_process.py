@@ -7,13 +7,16 @@ which there is a profile. What routes requests to engines can so be tried withou
 import sys
 from functools import partial
 
+from legato.bench.simulation.link import Link
 from legato.bench.simulation.machine import MeasuredServer
 from legato.bench.simulation.machine_file import load_machine
+from legato.bench.simulation.profiles import load_profile
+from legato.bench.simulation.timed_mover import timed_transfers
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.main import main
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.executor.simulated import RealTimeClock
 
 _VOCAB_SIZE = 2**20
@@ -29,8 +32,11 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
     """What `build_engine` is for a model.
 
     Args:
-        profile: as of `load_machine`; of the configuration, only the scheduler's part counts, and
-            whether prefixes are cached.
+        profile: as of `load_machine`; of the configuration, only the scheduler's part counts,
+            whether prefixes are cached, and what is handed over.
+
+    Raises:
+        ConfigError: there is no such profile, or it does not tell enough.
     """
     machine = load_machine(profile)
     enable_prefix_caching = config.cache.enable_prefix_caching
@@ -39,7 +45,12 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
         scheduler=config.scheduler,
         enable_prefix_caching=enable_prefix_caching,
     )
-    engine = server.start(RealTimeClock(), is_sharing=enable_prefix_caching).loop
+    engine, kv = server.start(RealTimeClock(), is_sharing=enable_prefix_caching)
+    address: TransferAddress | None = None
+    if config.transfer.kv_role is not None:
+        token_bytes = load_profile(profile).kv_token_bytes
+        engine.transfers = timed_transfers(config.transfer, kv, token_bytes, profile, Link())
+        address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
     block_size = CacheConfig().block_size
     info = EngineInfo(
         model=config.model.model,
@@ -54,6 +65,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
         ),
         slo_classes=config.scheduler.classes,
         settings={"simulated": profile},
+        transfer=address,
     )
     return engine, info
 

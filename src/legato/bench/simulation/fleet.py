@@ -64,6 +64,13 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
         routing: a key of `ROUTING_POLICIES`.
         kv_token_bytes: of a token's keys and values; None where nobody sends them.
         state_every_s: how often replicas tell the router of themselves.
+        prefill: what replicas are that only compute prompts; None for as `server`.
+        max_replicas: up to so many are started where promises are in danger; None for none.
+        mtbf_s: how long a replica serves, on average, until it dies; None where none does.
+        start_s: until a replica serves that is started anew.
+        max_retries: how often clients send a request again that was refused, after the time that
+            the refusal says.
+        seed: of when replicas die.
     """
 
     server: Simulable
@@ -72,6 +79,12 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
     link: Link = Link()
     kv_token_bytes: float | None = None
     state_every_s: float = 1.0
+    prefill: Simulable | None = None
+    max_replicas: int | None = None
+    mtbf_s: float | None = None
+    start_s: float = 60.0
+    max_retries: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.split.prefill and not self.kv_token_bytes:
@@ -79,9 +92,28 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
                 f"for a fleet of {self.split}, the profile must tell kv_token_bytes, which are "
                 "what a token's keys and values take"
             )
-        if not self.state_every_s > 0.0:
-            raise ConfigError(f"state_every_s must be positive, got {self.state_every_s}")
+        for name in ("state_every_s", "start_s", "mtbf_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0.0:
+                raise ConfigError(f"{name} must be positive, got {seconds}")
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries must be at least 0, got {self.max_retries}")
+        if self.max_replicas is not None:
+            self._check_scaling(self.max_replicas)
+
+    def _check_scaling(self, most: int) -> None:
+        if self.split.prefill:
+            raise ConfigError(f"how many replicas a fleet of {self.split} has is not changed")
+        if not len(self.split) <= most <= _MOST:
+            raise ConfigError(
+                f"max_replicas must be {len(self.split)}, with which the fleet begins, to {_MOST}, "
+                f"got {most}"
+            )
 
     @property
     def max_model_len(self) -> int:
         return self.server.max_model_len
+
+    def server_of(self, role: Role) -> Simulable:
+        """What a replica is that does this."""
+        return self.prefill if role == "prefill" and self.prefill is not None else self.server

@@ -83,16 +83,23 @@ class Handovers:
                 handover.num_computed = handover.source_hold.num_computed_tokens
                 self._send(handover, now_s)
 
-    def give_up(self, request_id: str) -> BlocksArrived | None:
-        """A request has ended, however; what its target is to be told, if it still waits."""
+    def give_up(self, request_id: str, now_s: float) -> None:
+        """Nothing more is sent of a request; its target is told, once what is on its way is there.
+
+        What has not arrived by then is computed there, if the request goes on.
+        """
         handover = self._open.get(request_id)
-        if handover is None:
-            return None
-        self._close(request_id)
-        if handover.target_hold is None:
-            return None
-        num_arrived = handover.target_hold.num_arrived
-        return BlocksArrived(request_id=request_id, num_tokens=num_arrived, is_over=True)
+        if handover is not None:
+            self._close(request_id)
+            if handover.target_hold is not None:
+                self._tell(handover, handover.target_hold, 0, now_s, is_over=True)
+
+    def lose(self, replica: SimulatedReplica, now_s: float) -> None:
+        """A replica is gone: nothing is sent there, or from there."""
+        for request_id, handover in [*self._open.items()]:
+            if replica in (handover.source, handover.target):
+                self.give_up(request_id, now_s)
+        self._computed_by.pop(replica.replica_id, None)
 
     def _send(self, handover: _Handover, now_s: float) -> None:
         hold = handover.target_hold
@@ -103,16 +110,24 @@ class Handovers:
         if not (num_tokens or is_over):
             return
         handover.num_sent = end
-        at_s = self._traffic.send(
-            handover.source.replica_id,
-            handover.target.replica_id,
-            num_tokens * self._token_bytes,
-            now_s,
-        )
-        arrived = BlocksArrived(request_id=hold.request_id, num_tokens=end, is_over=is_over)
-        self._on_arrived(handover.target, arrived, at_s)
+        self._tell(handover, hold, num_tokens, now_s, is_over=is_over)
         if is_over:
             self._close(hold.request_id)
+
+    def _tell(
+        self, handover: _Handover, hold: Hold, num_tokens: int, now_s: float, *, is_over: bool
+    ) -> None:
+        """Send blocks of so many tokens, and say so once they are there."""
+        source_id, target_id = handover.source.replica_id, handover.target.replica_id
+        num_bytes = num_tokens * self._token_bytes
+        at_s = self._traffic.send(source_id, target_id, num_bytes, now_s)
+        arrived = BlocksArrived(
+            request_id=hold.request_id,
+            num_tokens=handover.num_sent,
+            read_s=self._traffic.busy_s(num_bytes),
+            is_over=is_over,
+        )
+        self._on_arrived(handover.target, arrived, at_s)
 
     def _close(self, request_id: str) -> None:
         handover = self._open.pop(request_id)

@@ -30,10 +30,14 @@ class Traffic:
         self._link = link
         self._free_s: dict[tuple[str, str], float] = {}  # key (a replica, "in" or "out")
 
+    def busy_s(self, num_bytes: float) -> float:
+        """How long a message takes an end's time."""
+        return num_bytes / self._link.bytes_per_s
+
     def send(self, source: str, target: str, num_bytes: float, now_s: float) -> float:
         """When a message has arrived that is sent now, or as soon as both ends are free."""
         ends = (source, "out"), (target, "in")
         begins_s = max(now_s, *(self._free_s.get(end, 0.0) for end in ends))
-        ends_s = begins_s + num_bytes / self._link.bytes_per_s
+        ends_s = begins_s + self.busy_s(num_bytes)
         self._free_s.update(dict.fromkeys(ends, ends_s))
         return ends_s + self._link.latency_s

@@ -2,11 +2,40 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from legato.bench.simulation.run import Simulable
 from legato.core.outputs import RequestOutput
 from legato.core.request import Event
+from legato.core.stats import EngineStats
 from legato.executor.simulated import VirtualClock
 from legato.routing.request import Role
+
+
+class ReplicaRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one replica.
+
+    Attributes:
+        started_s, ended_s: when it began to serve, and when it died, had drained, or the run ended.
+        is_lost: whether it died.
+        num_requests: that were sent there.
+        busy_s: in steps, and between them.
+        stats: at the end.
+    """
+
+    replica_id: str
+    role: Role
+    started_s: float
+    ended_s: float
+    is_lost: bool
+    num_requests: int
+    num_steps: int
+    busy_s: float
+    stats: EngineStats
+
+    @property
+    def served_s(self) -> float:
+        return self.ended_s - self.started_s
 
 
 class SimulatedReplica:
@@ -20,12 +49,24 @@ class SimulatedReplica:
     Attributes:
         ends_s: when its step ends; None while none is computed.
         is_stalled: whether it has work that it can do nothing of, as where blocks are on their way.
+        is_gone: whether it has died, or is no longer wanted.
         num_steps, busy_s: that it has computed, and how long together.
     """
 
-    def __init__(self, replica_id: str, role: Role, server: Simulable, *, is_sharing: bool) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        role: Role,
+        server: Simulable,
+        *,
+        started_s: float = 0.0,
+        is_sharing: bool,
+    ) -> None:
         self.replica_id = replica_id
         self.role: Role = role
+        self.is_gone = False
+        self.num_requests = 0
+        self._started_s = started_s
         self.ends_s: float | None = None
         self.is_stalled = False
         self.num_steps, self.busy_s = 0, 0.0
@@ -43,6 +84,20 @@ class SimulatedReplica:
     def deliver(self, event: Event) -> None:
         """Let it take this before its next step."""
         self._inbox.append(event)
+
+    def run(self, now_s: float, *, is_lost: bool = False) -> ReplicaRun:
+        """What became of it until now."""
+        return ReplicaRun(
+            replica_id=self.replica_id,
+            role=self.role,
+            started_s=self._started_s,
+            ended_s=now_s,
+            is_lost=is_lost,
+            num_requests=self.num_requests,
+            num_steps=self.num_steps,
+            busy_s=self.busy_s,
+            stats=self.loop.stats,
+        )
 
     def begin(self, now_s: float) -> Sequence[RequestOutput]:
         """Take what has come, and compute a step, which `ends_s` says the end of.

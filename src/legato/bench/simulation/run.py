@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
+from legato.bench.report.tally import Tally
 from legato.bench.simulation.clients import Delays, SimulatedClients
 from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
@@ -105,7 +106,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a workload.
 
     Attributes:
-        records: of the requests that were sent, by arrival.
+        records: of the requests that were sent, by arrival; none where they were tallied.
         duration_s: from the start of the run to its last step, on the virtual clock.
         stats: of the engine, at the end.
     """
@@ -132,6 +133,7 @@ def simulate(
     *,
     until_s: float = math.inf,
     stop_when: StopWhen | None = None,
+    tally: Tally | None = None,
 ) -> SimulatedRun:
     """Serve a workload, on a server that has just started.
 
@@ -140,6 +142,8 @@ def simulate(
         on_records: given the records of each step, on the virtual clock.
         until_s: ends the run with the step in which this is reached, as `stop_when` does when it
             says so: what is in flight is cancelled, and nothing more is sent.
+        tally: takes the records instead of the run, which may so be of any length; not together
+            with `stop_when`, which looks at them.
 
     Raises:
         ConfigError: a request names a class that the server does not know, or is too long.
@@ -150,7 +154,7 @@ def simulate(
     knows_prefixes = any(request.hash_ids for request in workload)
     engine, _ = server.start(clock, is_sharing=server.enable_prefix_caching and knows_prefixes)
     engine.set_recording(is_on=on_records is not None)
-    clients = SimulatedClients(workload, server.delays)
+    clients = SimulatedClients(workload, server.delays, tally)
     num_steps, num_tokens = 0, 0
     while clock.now_s < until_s and (clients.next_arrival_s is not None or engine.has_work):
         if not engine.has_work and clients.next_arrival_s is not None:
@@ -173,8 +177,9 @@ def simulate(
             on_progress(clients.counts)
         if stop_when is not None and stop_when(clock.now_s, clients.records_as_sent()):
             break
+    clients.cancel()
     return SimulatedRun(
-        records=clients.records(),
+        records=[] if tally is not None else clients.records(),
         duration_s=clock.now_s,
         num_steps=num_steps,
         stats=engine.stats,

@@ -8,8 +8,11 @@ from legato.bench.capacity.trial import Load
 from legato.bench.capacity.unloaded import UnloadedTtft, unloaded_workload
 from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
 from legato.bench.report.console import print_trial, progress_bar
+from legato.bench.report.fleet_figures import FleetFigures, ReplicaFigures
+from legato.bench.report.tally import Tally
 from legato.bench.simulation.fleet import SimulatedFleet
 from legato.bench.simulation.fleet_run import FleetRun, simulate_fleet
+from legato.bench.simulation.replica import ReplicaRun
 from legato.bench.simulation.run import Simulable, SimulatedRun, simulate
 from legato.bench.workload.choice import WorkloadChoice
 from legato.bench.workload.requests import Workload
@@ -21,13 +24,42 @@ def simulate_run(
     workload: Workload,
     name: str,
     trace: TraceWriter | None = None,
+    tally: Tally | None = None,
 ) -> SimulatedRun | FleetRun:
     """As `simulate`, and into a trace, if there is one, which a fleet has not."""
     with progress_bar(name, len(workload)) as on_progress:
         if isinstance(server, SimulatedFleet):
-            return simulate_fleet(server, workload, on_progress)
+            return simulate_fleet(server, workload, on_progress, tally=tally)
         on_records = None if trace is None else trace.write
-        return simulate(server, workload, on_progress, on_records)
+        return simulate(server, workload, on_progress, on_records, tally=tally)
+
+
+def fleet_figures(run: FleetRun) -> FleetFigures:
+    """What a report tells of a fleet."""
+    return FleetFigures(
+        replicas=[_figures(replica) for replica in run.replicas],
+        num_retries=run.num_retries,
+        num_reruns=run.num_reruns,
+        num_lost=run.num_lost,
+    )
+
+
+def _figures(replica: ReplicaRun) -> ReplicaFigures:
+    stats = replica.stats
+    num_prompt, num_cached = stats.num_prefix_cache_queries, stats.num_prefix_cache_hits
+    return ReplicaFigures(
+        replica_id=replica.replica_id,
+        role=replica.role,
+        started_s=replica.started_s,
+        ended_s=replica.ended_s,
+        is_lost=replica.is_lost,
+        num_requests=replica.num_requests,
+        num_steps=replica.num_steps,
+        busy_s=replica.busy_s,
+        cached_share=num_cached / num_prompt if num_prompt else None,
+        num_preemptions=stats.num_preemptions,
+        num_steps_over_budget=stats.num_steps_over_budget,
+    )
 
 
 def simulate_search(

@@ -15,7 +15,9 @@ LOWEST_TOKEN = 1000  # below are special tokens and single bytes
 _NUM_FRESH = 4
 
 
-class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class WorkloadRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     """One request.
 
     Attributes:

@@ -8,6 +8,7 @@ import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_events import AllBlocksCleared, KVEvent
+from legato.core.kv_transfer import KVTransfer
 from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -16,6 +17,7 @@ from legato.core.step_record import RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
 from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.frontend.submissions import Submissions
@@ -43,6 +45,7 @@ class EngineClient:
     Attributes:
         info: of the engine that was started first; those after it have the same configuration.
         defaults: what the checkpoint says about how to generate from it.
+        tickets: what requests say of blocks and other engines.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
         activity: what the engine does, for those who watch.
     """
@@ -60,6 +63,7 @@ class EngineClient:
         self.info = info
         self.vocabulary = vocabulary
         self.defaults = defaults
+        self.tickets = Tickets(config.transfer, info.transfer)
         self.stats = EngineStats()
         self.replicas: dict[str, ReplicaStats] = {}
         self.activity = Activity(self._set_recording, self._set_announcing)
@@ -185,10 +189,16 @@ class EngineClient:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
-            prompts, params, service=service, request_id=request_id, take=take
+            prompts,
+            params,
+            service=service,
+            request_id=request_id,
+            take=take,
+            kv_transfer=kv_transfer,
         )
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -215,8 +225,9 @@ class EngineClient:
     def num_unfinished(self) -> int:
         return len(self._submissions)
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
         """Send what an engine had taken before it died, in the order in which it came."""
+        self.tickets = Tickets(self._supervisor.config.transfer, info.transfer)
         if self.vocabulary.num_ids:  # a caller may go without
             self._supervisor.send(KnowVocabulary(self.vocabulary))
         if self.activity.records.is_wanted:

@@ -5,11 +5,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from legato.core.config import SchedulerConfig
+from legato.core.kv_transfer import KVTransfer
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
 from legato.core.step_record import RequestSent
 from legato.engine.frontend.activity import Activity
+from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.model.vocabulary import Vocabulary
@@ -21,6 +23,7 @@ class Engine(Protocol):
     Attributes:
         info: what there is to know of the model that runs.
         vocabulary: what its tokens stand for.
+        tickets: what requests say of blocks and other engines.
         activity: what it does, for those who watch.
         stats: its numbers, as of the latest step.
         replicas: those of each replica, where it is a fleet; key the replica's id.
@@ -39,6 +42,9 @@ class Engine(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def tickets(self) -> Tickets: ...
 
     @property
     def activity(self) -> Activity: ...
@@ -101,12 +107,15 @@ class Engine(Protocol):
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
 
         Args:
             prompts: token ids of each.
             take: given each delta, as it comes.
+            kv_transfer: what becomes of the blocks of the only prompt between this engine and
+                another, as `tickets` read it.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.

@@ -1,12 +1,14 @@
 """From a tokenized prompt and its settings to the messages that the engine takes."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from legato.core.errors import InvalidRequestError
+from legato.core.kv_transfer import FetchBlocks, KVTransfer
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -23,6 +25,7 @@ def build_requests(
     info: EngineInfo,
     eos_token_ids: tuple[int, ...],
     arrival_time_s: float,
+    kv_transfer: KVTransfer | None = None,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
 
@@ -33,6 +36,7 @@ def build_requests(
         request_id: unique; the engine's ids are this with the completion's index behind it.
         eos_token_ids: the model's, at which it ends its answer.
         arrival_time_s: on the machine's monotonic clock.
+        kv_transfer: what becomes of the prompt's blocks, which only one completion can send.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
@@ -59,6 +63,7 @@ def build_requests(
             service=service,
             eos_token_ids=eos_token_ids,
             arrival_time_s=arrival_time_s,
+            kv_transfer=kv_transfer if index == 0 or isinstance(kv_transfer, FetchBlocks) else None,
         )
         for index in range(params.n)
     ]
@@ -77,6 +82,8 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
     _check_class(request.service, info)
     if params.n != 1 or params.max_tokens is None or params.seed is None:
         raise InvalidRequestError("a request to an engine leaves nothing open")
+    if not math.isfinite(request.arrival_time_s):
+        raise InvalidRequestError("a request arrives at some time")
 
 
 def last_tokens(

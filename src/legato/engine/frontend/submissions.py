@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -95,6 +96,7 @@ class Submissions:
         service: ServiceParams,
         request_id: str,
         take: Take,
+        kv_transfer: KVTransfer | None = None,
     ) -> AsyncGenerator[Submission]:
         """See `Engine.submitted`."""
         submission = Submission(len(prompts) * params.n, take)
@@ -108,6 +110,7 @@ class Submissions:
                     info=self._info,
                     eos_token_ids=self._defaults.eos_token_ids,
                     arrival_time_s=time.monotonic(),
+                    kv_transfer=kv_transfer,
                 )
                 self._check_running()
                 for i, request in enumerate(requests):

@@ -12,7 +12,7 @@ import msgspec
 from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
 from legato.core.outputs import RequestOutput
-from legato.core.plan import Fault, StepPlan, StepResult
+from legato.core.plan import BlockMove, Fault, StepPlan, StepResult
 from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.stats import EngineStats
@@ -21,6 +21,7 @@ from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
 from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
+from legato.engine.loop.transfers import Transfers
 from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
 from legato.executor.untaken_pages import UntakenPages
@@ -30,8 +31,10 @@ from legato.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 10.0
-_GRAMMAR_WAIT_S = 0.001
-"""How long nothing else is done for a grammar, where there is nothing else to do."""
+_WAIT_S = 0.001
+"""How long nothing else is done for a grammar, or blocks, where there is nothing else to do."""
+_TRANSFERS_LOOK_S = 0.02
+"""How often an engine without work looks for blocks that it need not keep for others any more."""
 
 
 class _Flight(NamedTuple):
@@ -63,6 +66,7 @@ class EngineLoop:
         recalibration: what is to be measured then; None where nothing is.
         on_begun: told of each step before it is computed; None where nobody asks.
         grammars: of outputs, compiled and to be compiled.
+        transfers: of blocks from and to other engines; None where there are none.
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class EngineLoop:
         self.untaken: UntakenPages | None = None
         self.recalibration: Recalibration | None = None
         self.on_begun: Callable[[StepBegun], None] | None = None
+        self.transfers: Transfers | None = None
         self._clock = clock
         self._told_s = -math.inf
+        self._waits_for_blocks = False  # when it last looked
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
@@ -89,7 +95,10 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self.grammars.has_ready
+        """Whether a step would bring something: not while all wait for blocks from elsewhere."""
+        if self.grammars.has_ready or (self.transfers is not None and self.transfers.has_news):
+            return True
+        return self._scheduler.has_work and not self._waits_for_blocks
 
     @property
     def idle_s(self) -> float | None:
@@ -97,16 +106,18 @@ class EngineLoop:
         has_more = self.untaken is not None and self.untaken.has_more
         if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
+        if self.transfers is not None and self.transfers.is_waiting:
+            return _WAIT_S if self._waits_for_blocks else _TRANSFERS_LOOK_S
         return None if self.recalibration is None else self.recalibration.wait_s
 
     def use_idle_time(self) -> None:
         """Do a little of what can wait; called where there is no work and no message."""
         if self.grammars.is_compiling:
-            self.grammars.wait(_GRAMMAR_WAIT_S)
+            self.grammars.wait(_WAIT_S)
             return
         if self.untaken is not None and self.untaken.has_more:
             self.untaken.take_slice()
-        elif self.recalibration is not None:
+        elif self.recalibration is not None and not self._waits_for_blocks:
             self.recalibration.go_on()
 
     @property
@@ -116,6 +127,7 @@ class EngineLoop:
             num_failed_steps=self._num_failed_steps,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
+            transfer=None if self.transfers is None else self.transfers.stats,
         )
 
     @property
@@ -151,6 +163,9 @@ class EngineLoop:
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
+        if self.transfers is not None:
+            events = [*events, *self.transfers.take_arrived(now_s)]
+            self._recorder.note_fetched(self.transfers.take_fetched())
         self._recorder.note_events(events, now_s)
         passed, outputs = self.grammars.hold_back(events)
         self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
@@ -169,8 +184,10 @@ class EngineLoop:
             self.recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
+        is_waiting = self.transfers is not None and self.transfers.is_waiting
+        self._waits_for_blocks = is_waiting and self._scheduler.has_work and not self._in_flight
         if not self._in_flight and self.grammars.is_compiling:
-            self.grammars.wait(_GRAMMAR_WAIT_S)
+            self.grammars.wait(_WAIT_S)
         return outputs + self._land() if self._in_flight else outputs
 
     def _take_settings(self) -> None:
@@ -186,14 +203,21 @@ class EngineLoop:
             plan = self._scheduler.plan(planned_s)
             self._tell_of_broken_promise()
             if plan is None:
+                self._begin_transfers(self._kv.take_moves())
                 return
             if self.on_begun is not None:
                 self.on_begun(begun(plan, planned_s))
             started_s = self._clock()
-            if plan.moves:
-                self._executor.move(plan.moves)
+            self._begin_transfers(plan.moves)
             fault = submit(self._executor, plan)
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
+
+    def _begin_transfers(self, moves: Sequence[BlockMove]) -> None:
+        """Have copies made, and then what is written to the blocks that these were made of."""
+        if moves:
+            self._executor.move(moves)
+        if self.transfers is not None:
+            self.transfers.begin(self._clock())
 
     @property
     def _takes_another(self) -> bool:
@@ -215,12 +239,16 @@ class EngineLoop:
         times_s = flight.planned_s, flight.started_s, now_s
         self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
         outputs = self._scheduler.commit(result, now_s)
+        if self.transfers is not None:
+            self.transfers.publish()
         self._note_outputs(outputs, now_s)
         return outputs
 
     def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
         self._recorder.note_outputs(outputs, now_s)
         self.grammars.forget(outputs)
+        if self.transfers is not None:
+            self.transfers.note_ends(outputs)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
         """End the requests to blame for a step that failed, and no others.

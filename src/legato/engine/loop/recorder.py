@@ -8,6 +8,7 @@ from legato.core.plan import StepPlan, StepResult
 from legato.core.request import AddRequest, Event
 from legato.core.stats import SchedulerStats
 from legato.core.step_record import (
+    BlocksFetched,
     ChunkRecord,
     EngineRecord,
     GrammarReady,
@@ -48,6 +49,11 @@ class Recorder:
                 GrammarReady(request_id=request_id, ready_s=now_s, compile_s=seconds)
                 for request_id, seconds in compile_s.items()
             ]
+
+    def note_fetched(self, fetched: Iterable[BlocksFetched]) -> None:
+        """What came from other engines."""
+        if self._is_on:
+            self._records += fetched
 
     def note_step(
         self,

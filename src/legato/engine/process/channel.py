@@ -94,7 +94,12 @@ class Channel:
             if not readable:
                 break
             ends_s = min(ends_s, time.monotonic() + _TURN_S)
-            messages += self._frames.feed(self._read())
+            try:
+                messages += self._frames.feed(self._read())
+            except ChannelClosedError:
+                if not messages:
+                    raise
+                break  # what came before is not lost; the next call tells of the end
         return messages
 
     def _read(self) -> bytes:

@@ -34,7 +34,7 @@ _PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
-_SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
+SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
 At the default, thirty times as long, the threads of a step hold cores that others need, and that
@@ -61,6 +61,7 @@ class EngineProcess:
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
         self._started_s = time.monotonic()
+        self._info: EngineInfo | None = None
         self.loading_s = 0.0
 
     @classmethod
@@ -76,7 +77,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
-            process = ChildProcess(program or _PROGRAM, theirs.fileno(), _SHORT_SPIN)
+            process = ChildProcess(program or _PROGRAM, theirs.fileno(), SHORT_SPIN)
         writer.write(pack_frame(config))
         engine = cls(process, reader, writer)
         try:
@@ -89,6 +90,12 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def info(self) -> EngineInfo:
+        """What `ready` told."""
+        assert self._info is not None, "it is not ready"
+        return self._info
 
     async def ready(self) -> EngineInfo:
         """Wait until the model is loaded.
@@ -111,6 +118,7 @@ class EngineProcess:
             raise EngineDeadError(reason) from lost
         match messages[0]:
             case EngineReady(info):
+                self._info = info
                 self.loading_s = time.monotonic() - self._started_s
                 process_s = self.loading_s - sum(info.start_s.values())
                 parts = in_words({"process": process_s, **info.start_s})

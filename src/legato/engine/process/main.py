@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from legato.core.config import EngineConfig
-from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.garbage import uncollected
-from legato.core.memory import describe_shortage, is_shortage
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
@@ -38,6 +36,7 @@ from legato.engine.process.messages import (
     TellState,
     WatchCache,
 )
+from legato.engine.startup.failure import start_failure
 from legato.engine.startup.parts import StartParts
 
 if TYPE_CHECKING:
@@ -73,16 +72,10 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
             start.end("imports")
             engine, info = make(config)
         info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
-    except (ConfigError, UnsupportedModelError) as error:
-        channel.send(EngineFailed(str(error), is_user_error=True))
-        return 2
     except Exception as error:
-        if is_shortage(error):
-            channel.send(EngineFailed(describe_shortage(error), is_user_error=False))
-            return 1
-        logging.exception("the engine cannot start")
-        channel.send(EngineFailed(f"{type(error).__name__}: {error}", is_user_error=False))
-        return 1
+        failure = start_failure(error)
+        channel.send(failure)
+        return 2 if failure.is_user_error else 1
     # Nor need it look at each cached block, for milliseconds: what steps leave dies young.
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))

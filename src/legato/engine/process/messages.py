@@ -59,6 +59,13 @@ Control = (
 )
 
 
+class TransferAddress(msgspec.Struct, frozen=True):
+    """Where other engines ask for blocks; at port 0 they cannot."""
+
+    host: str
+    port: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the front end needs to know of the model that runs.
 
@@ -71,6 +78,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
+        transfer: where it sends blocks from; None where it has nothing to do with other engines.
         start_s: seconds that the parts of the start took, one after the other; key the part's name.
     """
 
@@ -84,6 +92,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     start_s: dict[str, float] = {}
     has_any_name: bool = False
     device: str = "cpu"
+    transfer: TransferAddress | None = None
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
         """The same, under the names that the API is to give the model, of which "*" is any."""

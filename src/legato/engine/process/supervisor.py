@@ -17,6 +17,7 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
+    EngineInfo,
     Reconfigure,
     StateTold,
     StepAnnounced,
@@ -39,7 +40,7 @@ class EngineListener(Protocol):
     def num_unfinished(self) -> int:
         """Requests that the engine has yet to end; without any it may be silent."""
 
-    def engine_is_ready(self) -> None:
+    def engine_is_ready(self, info: EngineInfo) -> None:
         """There is an engine, which has been sent nothing yet."""
 
     def note_begun(self, step: StepBegun) -> None:
@@ -162,7 +163,7 @@ class EngineSupervisor:
     async def _follow(self, engine: EngineProcess) -> None:
         """Pass on what the engine tells, until it ends."""
         self._engine = engine
-        self._listener.engine_is_ready()
+        self._listener.engine_is_ready(engine.info)
         watching = asyncio.create_task(self._end_if_it_hangs(engine))
         try:
             async for step in engine.steps():

@@ -12,15 +12,19 @@ from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.loop.grammars import Grammars
-from legato.engine.process.messages import EngineInfo
+from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.engine.startup.host import host_machinery
 from legato.engine.startup.machinery import Machinery, Wanted
 from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
-from legato.model.loader import open_checkpoint, resolve_dtype
+from legato.engine.startup.transfers import cache_layout, make_transfers
+from legato.engine.startup.wanted import wanted_of, within_model
+from legato.model.checkpoint import Checkpoint
+from legato.model.loader import open_checkpoint
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato.transfer.protocol import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +39,13 @@ class EngineParts(Machinery):
     """
 
     config: EngineConfig
-    spec: DecoderSpec
+    checkpoint: Checkpoint
     max_model_len: int
     grammars: Grammars
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return self.checkpoint.spec
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
@@ -66,6 +74,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         logger.debug("%s: %s", name, value)
     engine = EngineLoop(scheduler, parts.kv, parts.executor, grammars=parts.grammars)
     engine.untaken = parts.untaken
+    if config.transfer.kv_role is not None:
+        engine.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, _layout(parts))
+        address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
+        info = msgspec.structs.replace(info, transfer=address)
     if known.is_doubtful:
         engine.recalibration = recalibration(parts, step_time)
     return engine, info
@@ -78,7 +90,7 @@ def model_context(config: ModelConfig) -> int:
         ConfigError: there is no such model, or it cannot have what is configured.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    return _max_model_len(config.max_model_len, open_checkpoint(config).spec)
+    return within_model(config.max_model_len, open_checkpoint(config).spec)
 
 
 def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineParts:
@@ -87,38 +99,29 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
     Args:
         start: is told of each part of it.
     """
-    start = start or StartParts()
-    checkpoint = open_checkpoint(config.model)
-    max_model_len = _max_model_len(config.model.max_model_len, checkpoint.spec)
-    device = resolve_device(config.model.device)
-    scheduler_config = config.scheduler.resolve(max_model_len, device.type)
+    grammars = Grammars(config.scheduler.max_waiting)
+    wanted = wanted_of(config, grammars.__getitem__, start or StartParts())
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
-    resolved = msgspec.structs.replace(config, scheduler=scheduler_config)
-    grammars = Grammars(scheduler_config.max_waiting)
-    wanted = Wanted(
-        resolved,
-        checkpoint,
-        resolve_dtype(config.model, checkpoint),
-        device,
-        max_model_len,
-        grammars.__getitem__,
-        start,
-    )
     return EngineParts(
         **vars(_machinery(wanted)),
-        config=resolved,
-        spec=checkpoint.spec,
-        max_model_len=max_model_len,
+        config=wanted.config,
+        checkpoint=wanted.checkpoint,
+        max_model_len=wanted.max_model_len,
         grammars=grammars,
     )
 
 
 def _machinery(wanted: Wanted) -> Machinery:
-    if wanted.device.type == "cpu":
-        return host_machinery(wanted)
-    if find_spec("triton") is None:
+    is_on_cpu = wanted.device.type == "cpu"
+    if not is_on_cpu and find_spec("triton") is None:
         raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if wanted.config.model.tensor_parallel_size > 1:
+        from legato.engine.startup.divided import divided_machinery
+
+        return divided_machinery(wanted)
+    if is_on_cpu:
+        return host_machinery(wanted)
     # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
     from legato.engine.startup.gpu import gpu_machinery
     from legato.gpu.device import CudaDevice
@@ -126,23 +129,10 @@ def _machinery(wanted: Wanted) -> Machinery:
     return gpu_machinery(wanted, CudaDevice(wanted.device))
 
 
-def _max_model_len(wanted: int | None, spec: DecoderSpec) -> int:
-    if wanted is None:
-        return spec.max_model_len
-    if not 1 < wanted <= spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len must be in [2, {spec.max_model_len}] for this model, got {wanted}"
-        )
-    return wanted
-
-
-def resolve_device(wanted: str) -> torch.device:
-    """What "auto" stands for here; raises `ConfigError` where there is no such device."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for, but torch sees no CUDA device")
-    return torch.device(wanted)
+def _layout(parts: EngineParts) -> Layout:
+    return cache_layout(
+        parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
+    )
 
 
 def _describe(parts: EngineParts) -> EngineInfo:
@@ -167,6 +157,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "dtype": _name(model.dtype),
             "device": str(model.device),
             "threads": str(torch.get_num_threads()),
+            **_ranks(config.model.tensor_parallel_size),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,
             "max model length": f"{parts.max_model_len:,} tokens",
@@ -182,6 +173,10 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
         },
     )
+
+
+def _ranks(num_ranks: int) -> dict[str, str]:
+    return {"ranks": str(num_ranks)} if num_ranks > 1 else {}
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -21,8 +21,8 @@ from legato.executor.first_pass import check_forward
 from legato.executor.memory import host_cache_bytes, raising_memory_error, take_memory
 from legato.executor.torch_executor import TorchExecutor
 from legato.executor.untaken_pages import UntakenPages
-from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec, Model
+from legato.model.communicator import ALONE, Communicator
 from legato.model.loader import load_model
 from legato.model.native import (
     NativeKernels,
@@ -40,32 +40,14 @@ logger = logging.getLogger(__name__)
 def host_machinery(wanted: Wanted) -> Machinery:
     """Load the model and make its cache; raises as `build_engine`."""
     config, start, spec = wanted.config, wanted.start, wanted.checkpoint.spec
-    if config.scheduler.num_steps_in_flight != 1:
-        raise ConfigError(
-            "two steps in flight are for a GPU: on a CPU both would want the same cores"
-        )
-    kernels = _native_kernels(config, spec, wanted.dtype, wanted.device)
+    check_steps_in_flight(config)
+    kernels = native_kernels(config, spec, wanted.dtype, wanted.device)
     start.end("description")
-    model = load_model(
-        wanted.checkpoint,
-        dtype=wanted.dtype,
-        device=wanted.device,
-        kernels=kernels,
-        quantization=config.model.quantization,
-    )
-    if isinstance(model, PackedDecoder):
-        model.compile_kernels(
-            num_rows=CPU_ROWS.up_to(wanted.max_rows),
-            num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
-        )
+    model = load_host_model(wanted, kernels)
     start.end("weights")
     cache = wanted_cache(wanted, model.cache)
     kv = make_kv(wanted, cache, host_cache_bytes(config.cache))
-    attention = _attention(model, cache, kv)
-    if config.cache.kv_cache_memory_bytes is not None:
-        num_bytes = kv.num_blocks * kv.block_size * cache.token_bytes
-        logger.info("taking %.2f GiB for the KV cache", num_bytes / 2**30)
-        take_memory(attention.blocks)
+    attention = make_attention(model, cache, kv.num_blocks, config.cache)
     start.end("cache")
     check_forward(
         model,
@@ -87,26 +69,64 @@ def host_machinery(wanted: Wanted) -> Machinery:
         cache,
         kv,
         executor,
+        attention.blocks,
         CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
-        _untaken(config.cache, attention),
+        untaken_pages(config.cache, attention),
     )
 
 
-def _untaken(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
+def check_steps_in_flight(config: EngineConfig) -> None:
+    """Raises `ConfigError`: there are to be several."""
+    if config.scheduler.num_steps_in_flight != 1:
+        raise ConfigError(
+            "two steps in flight are for a GPU: on a CPU both would want the same cores"
+        )
+
+
+def load_host_model(
+    wanted: Wanted, kernels: NativeKernels | None, communicator: Communicator = ALONE
+) -> Model:
+    """A model, or a rank's part of it; raises as `build_engine`."""
+    model = load_model(
+        wanted.checkpoint,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        kernels=kernels,
+        quantization=wanted.config.model.quantization,
+        communicator=communicator,
+    )
+    if isinstance(model, PackedDecoder):
+        model.compile_kernels(
+            num_rows=CPU_ROWS.up_to(wanted.max_rows),
+            num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
+        )
+    return model
+
+
+def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
     return UntakenPages(attention.blocks)
 
 
-def _native_kernels(
-    config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+def native_kernels(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_threads: int | None = None,
 ) -> NativeKernels | None:
-    """What native layers run on; None where PyTorch's kernels are asked for, or have to do."""
+    """What native layers run on; None where PyTorch's kernels are asked for, or have to do.
+
+    Args:
+        num_threads: None takes as many as PyTorch has.
+    """
     wanted = config.model.kernels
     if wanted == "torch":
         return None
-    reason = why_not_native(spec, dtype, device)
+    reason = why_not_native(spec.part(config.model.tensor_parallel_size), dtype, device)
     if not reason and config.cache.block_size % BLOCK_MULTIPLE:
         reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
     known = native_instructions()
@@ -116,19 +136,35 @@ def _native_kernels(
         if wanted == "auto" and (unbuilt := unbuilt_instructions()):
             names = ", ".join(unbuilt)
             logger.warning("no %s kernels were built: the compiler did not know how", names)
-        return NativeKernels(torch.get_num_threads(), known[0] if wanted == "auto" else wanted)
+        return NativeKernels(
+            num_threads or torch.get_num_threads(), known[0] if wanted == "auto" else wanted
+        )
     if wanted != "auto":
         raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
     logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)
     return None
 
 
-def _attention(model: Model, cache: CacheSpec, kv: KVCacheManager) -> AttentionBackend:
-    sizes = {"num_blocks": kv.num_blocks, "block_size": kv.block_size}
+def make_attention(
+    model: Model, cache: CacheSpec, num_blocks: int, config: CacheConfig
+) -> AttentionBackend:
+    """The cache of a model, or of a rank's part of it, whose memory is taken if it has a size.
+
+    Raises:
+        ConfigError: there is no memory for it.
+    """
+    num_bytes = num_blocks * config.block_size * cache.token_bytes
+    sizes = {"num_blocks": num_blocks, "block_size": config.block_size}
     try:
         with raising_memory_error():
-            if isinstance(model, NativeModel):
-                return NativeAttentionBackend(model, cache, **sizes)
-            return TorchAttentionBackend(cache, **sizes, device=model.device)
+            attention: AttentionBackend = (
+                NativeAttentionBackend(model, cache, **sizes)
+                if isinstance(model, NativeModel)
+                else TorchAttentionBackend(cache, **sizes, device=model.device)
+            )
     except MemoryError as error:
-        raise no_memory(kv, cache) from error
+        raise no_memory(num_bytes) from error
+    if config.kv_cache_memory_bytes is not None:
+        logger.info("taking %.2f GiB for the KV cache", num_bytes / 2**30)
+        take_memory(attention.blocks)
+    return attention

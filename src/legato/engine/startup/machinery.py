@@ -27,7 +27,7 @@ class Wanted:
     Attributes:
         config: resolved.
         dtype: of the weights.
-        grammar: of a request's output; asked by the request's id.
+        grammar: of a request's output; asked by the request's id. None where nothing is sampled.
         start: is told of each part of it.
     """
 
@@ -36,7 +36,7 @@ class Wanted:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    grammar: Callable[[str], Grammar]
+    grammar: Callable[[str], Grammar] | None
     start: StartParts
 
     @property
@@ -65,6 +65,7 @@ class Machinery:
 
     Attributes:
         cache: what the cache keeps of each token.
+        blocks: the cache, or rank 0's part of it, [layers, 2, num_blocks, numbers of a block].
         rows: what batches are padded to.
         kernels: the native ones' set of instructions, "torch", or a GPU's "triton".
         untaken: what of the cache's memory may be taken while there is nothing to do.
@@ -74,6 +75,7 @@ class Machinery:
     cache: CacheSpec
     kv: KVCacheManager
     executor: Executor
+    blocks: torch.Tensor
     rows: RowCounts
     kernels: str
     untaken: UntakenPages | None = None
@@ -119,7 +121,6 @@ def make_kv(wanted: Wanted, cache: CacheSpec, memory_bytes: int) -> KVCacheManag
     )
 
 
-def no_memory(kv: KVCacheManager, cache: CacheSpec) -> ConfigError:
-    """For a cache of these blocks."""
-    num_bytes = kv.num_blocks * kv.block_size * cache.token_bytes
+def no_memory(num_bytes: int) -> ConfigError:
+    """For a cache of that size."""
     return ConfigError(f"there is no memory for a KV cache of {num_bytes:,} bytes: {advice()}")

@@ -139,6 +139,7 @@ def calibration_file(parts: "EngineParts") -> CalibrationFile:
         "kernels": parts.kernels,
         "kv cache": str(parts.cache.kept_dtype).removeprefix("torch."),
         "device": _device_name(parts.model.device),
+        "ranks": str(parts.config.model.tensor_parallel_size),
         "threads": str(torch.get_num_threads()),
         "block size": str(parts.kv.block_size),
         "max running": str(parts.config.scheduler.max_num_seqs),

@@ -8,19 +8,32 @@ _BLOCK = 1024
 
 
 def embed(
-    input_source: torch.Tensor, last_token: torch.Tensor, table: torch.Tensor, out: torch.Tensor
+    input_source: torch.Tensor,
+    last_token: torch.Tensor,
+    table: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    first: int = 0,
 ) -> None:
     """Look up the vector of each row's token.
 
     Args:
         input_source: int32 [P]: a token id, or -1 - slot for the token at `last_token[slot]`.
         last_token: int32 [S + 1].
-        table: [V, E].
+        table: [V, E], of tokens from `first` on; others have zeros for a vector.
         out: float32 [P, E]; written.
     """
     num_rows, size = out.shape
     _embed[num_rows, triton.cdiv(size, _BLOCK)](
-        input_source, last_token, table, out, size, table.stride(0), block=_BLOCK
+        input_source,
+        last_token,
+        table,
+        out,
+        size,
+        first,
+        len(table),
+        table.stride(0),
+        block=_BLOCK,
     )
 
 
@@ -31,6 +44,8 @@ def _embed(
     table,
     out,
     size,
+    first,
+    num_tokens,
     table_stride,
     block: tl.constexpr,
 ):
@@ -39,5 +54,7 @@ def _embed(
     token = tl.load(input_source + row)
     if token < 0:
         token = tl.load(last_token - 1 - token)
-    values = tl.load(table + token.to(tl.int64) * table_stride + column, mask=column < size)
+    place = (token - first).to(tl.int64) + tl.zeros([block], tl.int64)
+    is_there = (place >= 0) & (place < num_tokens) & (column < size)
+    values = tl.load(table + place * table_stride + column, mask=is_there, other=0.0)
     tl.store(out + row.to(tl.int64) * size + column, values.to(tl.float32), mask=column < size)

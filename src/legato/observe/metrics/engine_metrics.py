@@ -4,7 +4,7 @@ own counters, as of the latest step."""
 from collections.abc import Callable
 from typing import get_args
 
-from legato.core.stats import CacheInfo, EngineStats
+from legato.core.stats import CacheInfo, EngineStats, TransferStats
 from legato.core.step_record import EndedBy, StepRecord
 from legato.observe.metrics.registry import MetricRegistry
 
@@ -160,6 +160,7 @@ def declare_engine_metrics(
     engine.read_counter(
         "num_engine_restarts", "Deaths of the engine process.", num_restarts, own=True
     )
+    _declare_transfers(registry, lambda: stats().transfer or TransferStats())
     config = (
         str(cache.block_size),
         str(cache.num_blocks),
@@ -175,4 +176,44 @@ def declare_engine_metrics(
         "enable_prefix_caching",
         read=lambda: {config: 1.0},
         for_routers=True,
+    )
+
+
+def _declare_transfers(registry: MetricRegistry, stats: Callable[[], TransferStats]) -> None:
+    transfers = registry.section("Transfers")
+    transfers.read_counter(
+        "kv_transfer_bytes",
+        "Bytes of the KV cache read from other engines.",
+        lambda: stats().num_bytes,
+        own=True,
+    )
+    transfers.read_counter(
+        "kv_transfer_seconds",
+        "How long any of them were being read; bytes over seconds is the link's bandwidth.",
+        lambda: stats().read_s,
+        own=True,
+    )
+    transfers.read_counter(
+        "kv_transfer_prompts_fetched",
+        "Prompts whose blocks all came from another engine, but for what was cached.",
+        lambda: stats().num_fetched,
+        own=True,
+    )
+    transfers.read_counter(
+        "kv_transfer_prompts_recomputed",
+        "Prompts of which blocks did not come, and were computed here; the log says why.",
+        lambda: stats().num_recomputed,
+        own=True,
+    )
+    transfers.read_gauge(
+        "kv_transfer_leases",
+        "Prompts kept for other engines.",
+        lambda: stats().num_leases,
+        own=True,
+    )
+    transfers.read_counter(
+        "kv_transfer_leases_expired",
+        "Prompts that were kept, and that no engine fetched in time.",
+        lambda: stats().num_expired,
+        own=True,
     )

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from legato.core.step_record import ChunkRecord
+from legato.core.step_record import BlocksFetched, ChunkRecord, StepRecord
 from legato.observe.traces.request_story import ObservedStep, RequestStory, read_stories
 
 Cause = Literal[
@@ -20,6 +20,7 @@ Cause = Literal[
     "grammar",
     "queue",
     "memory",
+    "transfer",
     "preemption",
     "own_prefill",
     "others_prefill",
@@ -198,10 +199,24 @@ def _tiles(story: RequestStory) -> list[Tile]:
             begins_s = max(begins_s, before_s)  # it may be planned while the one before it runs
             is_next = next_id is None or record.step_id == next_id
             cause: Cause = "between_steps" if is_next else "unrecorded"
-            tiles.append(Tile(before_s, begins_s, {cause: 1.0}))
+            tiles += _gap(story.fetched, before_s, begins_s, cause)
         tiles.append(Tile(begins_s, record.ended_s, state.shares_in(step), step))
         next_id = record.step_id + 1
     return tiles
+
+
+def _gap(
+    fetched: BlocksFetched | None, start_s: float, end_s: float, cause: Cause
+) -> Iterator[Tile]:
+    """The time between two steps, of which a part may be spent on waiting for blocks."""
+    if fetched is None:
+        begun_s = ended_s = start_s
+    else:
+        begun_s = min(max(fetched.begun_s, start_s), end_s)
+        ended_s = min(max(fetched.ended_s, start_s), end_s)
+    yield Tile(start_s, begun_s, {cause: 1.0})
+    yield Tile(begun_s, ended_s, {"transfer": 1.0})
+    yield Tile(ended_s, end_s, {cause: 1.0})
 
 
 class _State:
@@ -227,7 +242,15 @@ class _State:
         chunk = step.chunks.get(request_id)
         if chunk is not None:
             return self._computing(step, chunk)
+        if self._is_fetching(record):
+            return {"transfer": 1.0}
         return self._passed_over(step) if self._is_running else self._waiting(step)
+
+    def _is_fetching(self, step: StepRecord) -> bool:
+        fetched = self._story.fetched
+        if fetched is None:
+            return False
+        return fetched.begun_s < step.ended_s and step.planned_s < fetched.ended_s
 
     def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
         tokens = _tokens(step)

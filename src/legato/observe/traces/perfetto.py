@@ -12,6 +12,7 @@ import msgspec
 
 from legato.core.step_record import (
     AnswerRecord,
+    BlocksFetched,
     ChunkRecord,
     GrammarReady,
     RequestArrived,
@@ -63,6 +64,8 @@ class PerfettoEvents:
                 yield from self._arrived(line)
             case GrammarReady():
                 yield from self._grammar(line)
+            case BlocksFetched():
+                yield from self._fetched(line)
             case RequestEnded():
                 yield from self._ended(line)
             case AnswerRecord():
@@ -163,6 +166,18 @@ class PerfettoEvents:
             self._waiting_since_s[grammar.request_id] = grammar.ready_s
             args = msgspec.structs.asdict(grammar)
             yield _slice("grammar", (since_s, grammar.ready_s), _REQUESTS, track, args)
+
+    def _fetched(self, fetched: BlocksFetched) -> Iterator[Event]:
+        track = yield from self._track(fetched.request_id)
+        args = msgspec.structs.asdict(fetched)
+        since_s = self._waiting_since_s.pop(fetched.request_id, None)
+        if since_s is not None:
+            yield _slice("waiting", (since_s, fetched.begun_s), _REQUESTS, track, {})
+        if fetched.request_id in self._last_chunk:  # what came first is computed upon already
+            yield _instant("blocks fetched", fetched.ended_s, _REQUESTS, track, args)
+        else:
+            times_s = fetched.begun_s, fetched.ended_s
+            yield _slice("fetching blocks", times_s, _REQUESTS, track, args)
 
     def _ended(self, ended: RequestEnded) -> Iterator[Event]:
         track = yield from self._track(ended.request_id)

@@ -9,6 +9,7 @@ import msgspec
 from legato.core.errors import ConfigError
 from legato.core.step_record import (
     AnswerRecord,
+    BlocksFetched,
     ChunkRecord,
     GrammarReady,
     RequestArrived,
@@ -54,6 +55,7 @@ class RequestStory(msgspec.Struct, kw_only=True):
     answer: AnswerRecord | None = None
     arrived: RequestArrived | None = None
     grammar: GrammarReady | None = None
+    fetched: BlocksFetched | None = None
     ended: RequestEnded | None = None
     replica_ids: list[str] = msgspec.field(default_factory=list)
     steps: list[ObservedStep] = msgspec.field(default_factory=list)
@@ -154,6 +156,9 @@ class _Stories:
             case GrammarReady():
                 story = self._of(line.request_id)
                 story.grammar = story.grammar or line
+            case BlocksFetched():
+                story = self._of(line.request_id)
+                story.fetched = story.fetched or line
             case StepRecord():
                 self._see(ObservedStep(line))
             case RequestEnded():

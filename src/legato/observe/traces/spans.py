@@ -15,6 +15,7 @@ from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     AnswerRecord,
+    BlocksFetched,
     GrammarReady,
     Record,
     RequestArrived,
@@ -50,6 +51,7 @@ class Progress:
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
         self.grammar_s: float | None = None
+        self.fetched_s: float | None = None
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -72,6 +74,9 @@ class Progresses:
             case GrammarReady():
                 if record.request_id in self._progress:
                     self._progress[record.request_id].grammar_s = record.ready_s
+            case BlocksFetched():
+                if record.request_id in self._progress:
+                    self._progress[record.request_id].fetched_s = record.ended_s
             case StepRecord():
                 self._note_step(record)
             case RequestEnded():
@@ -174,6 +179,8 @@ def span_events(progress: list[Progress]) -> Iterator[tuple[str, float]]:
     for completion in progress:
         if completion.grammar_s is not None:
             yield "grammar ready", completion.grammar_s
+        if completion.fetched_s is not None:
+            yield "blocks fetched", completion.fetched_s
         if completion.admitted_s is not None:
             yield "first scheduled", completion.admitted_s
         for preempted_s in completion.preempted_s:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from legato.core.kv_transfer import KVTransfer
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
@@ -15,6 +16,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         operation, is_streamed: as in `AnswerRecord`.
         prompts: token ids of each.
+        kv_transfer: what becomes of its only prompt's blocks between engines.
         field_names: what the client calls what errors may blame; see `naming_fields`.
     """
 
@@ -24,6 +26,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[TokenIds]
     params: SamplingParams
     service: ServiceParams
+    kv_transfer: KVTransfer | None = None
     field_names: dict[str, str] = {}
 
     @classmethod
@@ -34,6 +37,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         *,
         arrival: Arrival,
         operation: str,
+        kv_transfer: KVTransfer | None = None,
         field_names: dict[str, str] | None = None,
     ) -> "Job":
         """What was read of a body.
@@ -48,6 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             prompts=prompts,
             params=asked.params,
             service=asked.service.of_key(arrival.tenant),
+            kv_transfer=kv_transfer,
             field_names=field_names or {},
         )
 

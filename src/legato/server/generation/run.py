@@ -57,6 +57,7 @@ async def running(
             service=job.service,
             request_id=job.arrival.request_id,
             take=take_measured,
+            kv_transfer=job.kv_transfer,
         ) as submission:
             yield submission
     except (InvalidRequestError, OverloadedError) as error:

@@ -11,6 +11,7 @@ import socket
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from legato.core.addresses import is_loopback
 from legato.server.config import ServerConfig
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import host_not_allowed, origin_not_allowed
@@ -37,7 +38,7 @@ class HostNames:
         self._is_any_known = _ANY in allowed or (bool(config.api_keys) and not allowed)
         self._names = {_LOOPBACK, config.host.lower(), *allowed}
         self._domains = (f".{_LOOPBACK}", *(host for host in allowed if host.startswith(".")))
-        self._are_dotless_known = not _is_loopback(config.host)
+        self._are_dotless_known = not is_loopback(config.host)
         if self._are_dotless_known:
             own = socket.gethostname().lower()
             self._names |= {own, f"{own.partition('.')[0]}.local"}
@@ -106,12 +107,6 @@ def _is_own(headers: Headers) -> bool:
 def _is_link(method: str, headers: Headers) -> bool:
     """Whether a browser's whole window goes here, whose page is not shown to the one before."""
     return method in _SAFE_METHODS and headers.get("Sec-Fetch-Dest") == "document"
-
-
-def _is_loopback(host: str) -> bool:
-    if _is_address(host):
-        return ipaddress.ip_address(host).is_loopback
-    return host.lower() == _LOOPBACK
 
 
 def _is_address(name: str) -> bool:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
 from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.engine.frontend.message import (
     TOOL_CALLS,
     Message,
@@ -88,6 +89,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class ChatFunctionDelta(msgspec.Struct, frozen=True):
@@ -152,7 +154,9 @@ class ChatFormat:
         answer_id: str,
         created: int,
         model: str,
+        ticket: KVTransferParams | None = None,
     ) -> None:
+        self._ticket = ticket
         self._vocabulary = vocabulary
         self._syntax = asked.message_syntax
         self._returns_token_ids = asked.returns_token_ids
@@ -173,6 +177,7 @@ class ChatFormat:
             usage=usage,
             prompt_logprobs=UNSET if scored is None else prompt_logprobs(self._vocabulary, scored),
             prompt_token_ids=self._tokens(self._prompt),
+            kv_transfer_params=self._ticket or UNSET,
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> ChatChunk:
@@ -277,6 +282,8 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     asked, prompts = await context.text.generation("chat", body)
+    tickets = context.engine.tickets
+    transfer = tickets.transfer(asked.kv_transfer_params)
     answer_format = ChatFormat(
         context.engine.vocabulary,
         asked,
@@ -284,12 +291,14 @@ async def create_chat_completion(
         answer_id=f"chatcmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
+        ticket=tickets.told(transfer),
     )
     job = Job.of(
         asked,
         prompts,
         arrival=arrival,
         operation="chat",
+        kv_transfer=transfer,
         field_names={"prompt": "messages", "max_tokens": asked.output_limit_name},
     )
     return await respond(context, job, InChunks(answer_format, job, asked))

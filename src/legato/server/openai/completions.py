@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from legato.core.outputs import TokenLogprobs
 from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
@@ -59,6 +60,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageField = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class CompletionFormat:
@@ -73,7 +75,9 @@ class CompletionFormat:
         answer_id: str,
         created: int,
         model: str,
+        ticket: KVTransferParams | None = None,
     ) -> None:
+        self._ticket = ticket
         self._vocabulary = vocabulary
         self._asked = asked
         self._job = job
@@ -89,7 +93,9 @@ class CompletionFormat:
             self._choice(completion, completions[i - i % num_per_prompt].prompt_logprobs or [])
             for i, completion in enumerate(completions)
         ]
-        return self._answer(choices, usage)
+        return msgspec.structs.replace(
+            self._answer(choices, usage), kv_transfer_params=self._ticket or UNSET
+        )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> CompletionAnswer:
         is_first = choice not in self._writers
@@ -174,7 +180,9 @@ class CompletionFormat:
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one prompt or several."""
     asked, prompts = await context.text.generation("completions", body)
-    job = Job.of(asked, prompts, arrival=arrival, operation="text_completion")
+    tickets = context.engine.tickets
+    transfer = tickets.transfer(asked.kv_transfer_params)
+    job = Job.of(asked, prompts, arrival=arrival, operation="text_completion", kv_transfer=transfer)
     answer_format = CompletionFormat(
         context.engine.vocabulary,
         asked,
@@ -182,5 +190,6 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         answer_id=f"cmpl-{arrival.request_id}",
         created=int(time.time()),
         model=context.model_name,
+        ticket=tickets.told(transfer),
     )
     return await respond(context, job, InChunks(answer_format, job, asked))

@@ -57,6 +57,10 @@ class CompletionRequest(GenerationRequest):
     def _check_together(self) -> "CompletionRequest":
         if self.best_of not in (None, 1, self.n):
             raise InvalidRequestError("best_of must be 1 or equal n", param="best_of")
+        if self.kv_transfer_params is not None and len(self.prompt) > 1:
+            raise InvalidRequestError(
+                "kv_transfer_params are of one prompt", param="kv_transfer_params"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequestError(
                 "max_tokens must be at least 1, or 0 with echo: true", param="max_tokens"

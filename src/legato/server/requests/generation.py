@@ -21,6 +21,7 @@ from legato.core.sampling_params import (
 )
 from legato.core.slo import INTERACTIVE, MAX_CACHE_SALT, MAX_PRIORITY, ServiceParams
 from legato.core.tenant import DEFAULT_TENANT, TENANT_PATTERN
+from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.server.requests.neutral import Hints, UnaskedOptions
 from legato.server.requests.output_form import OutputForm
 from legato.server.requests.request_model import AtMost, ModelRequest, Name, RequestModel, only
@@ -105,6 +106,20 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, only(False)] = False
 
 
+class KVTransferRequest(RequestModel):
+    """vLLM's, as its routers send them: what they leave null is told, or decided, by engines."""
+
+    do_remote_prefill: bool = False
+    do_remote_decode: bool = False
+    remote_host: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    transfer_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    signature: Annotated[str, Field(max_length=64)] | None = None
+    is_early: bool = False
+    remote_engine_id: Annotated[str | None, only(None)] = None
+    remote_block_ids: Annotated[list[int] | None, only(None)] = None
+
+
 class GenerationOptions(ModelRequest):
     """What a request for generation may say in whichever API.
 
@@ -155,6 +170,15 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
     stop: Strings | None = None
     prompt_logprobs: NumLogprobs | None = None
     return_token_ids: bool = False
+    kv_transfer_params: KVTransferRequest | None = None
+
+    @property
+    def kv_transfer(self) -> KVTransferParams | None:
+        """What is asked about the prompt's blocks and other engines."""
+        if self.kv_transfer_params is None:
+            return None
+        names = KVTransferParams.__struct_fields__
+        return KVTransferParams(**self.kv_transfer_params.model_dump(include=set(names)))
 
     @model_validator(mode="after")
     def _check_streaming(self) -> "GenerationRequest":
@@ -165,6 +189,11 @@ class GenerationRequest(Hints, UnaskedOptions, OutputForm, GenerationOptions):
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError(
                 "prompt_logprobs is not available with stream: true", param="prompt_logprobs"
+            )
+        asked = self.kv_transfer_params
+        if self.stream and asked is not None and asked.do_remote_decode:
+            raise InvalidRequestError(
+                "do_remote_decode is not available with stream: true", param="kv_transfer_params"
             )
         return self
 

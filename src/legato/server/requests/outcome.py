@@ -5,6 +5,7 @@ import msgspec
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
+from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import ErrorDetail
 
@@ -56,6 +57,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         shows_prompt_logprobs: whether they were asked for by that name, which `params` cannot tell.
         returns_token_ids: whether answers tell the tokens of prompts and completions.
         calls_functions: whether tools were given, and are to be called, by OpenAI's older name.
+        kv_transfer_params: what is asked about the prompt's blocks and other engines.
         message_syntax: how the completions are to be read as messages; None where all is content.
     """
 
@@ -70,6 +72,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shows_prompt_logprobs: bool = False
     returns_token_ids: bool = False
     calls_functions: bool = False
+    kv_transfer_params: KVTransferParams | None = None
     message_syntax: MessageSyntax | None = None
 
 

@@ -344,6 +344,7 @@ def _generation(request: GenerationRequest, **known: Any) -> Generation:
         include_usage=options.include_usage,
         continuous_usage_stats=options.continuous_usage_stats,
         returns_token_ids=request.return_token_ids,
+        kv_transfer_params=request.kv_transfer,
         **known,
     )
 

@@ -1,0 +1,1 @@
+"""What routing is worth to a fleet, in real time and on a virtual clock."""

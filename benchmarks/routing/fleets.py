@@ -1,0 +1,117 @@
+"""Fleets whose replicas compute nothing, in real time and on a virtual clock."""
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import IO
+
+import msgspec
+import psutil
+
+from benchmarks.servers import server_process
+from legato.bench.load.client import Address, connect
+from legato.bench.load.open_loop import send_workload
+from legato.bench.load.record import OnProgress, RequestRecord
+from legato.bench.report.summary import Slos
+from legato.bench.simulation.fleet import SimulatedFleet, Split
+from legato.bench.simulation.fleet_run import simulate_fleet
+from legato.bench.simulation.machine import MeasuredServer
+from legato.bench.simulation.machine_file import load_machine
+from legato.bench.workload.requests import RandomPrompts, Workload
+from legato.core.config import SchedulerConfig
+
+_RAY_CPUS = 0.01
+"""Of each replica: they share what cores there are."""
+_VOCAB_SIZE = 32_000
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """What all routings are tried on.
+
+    Attributes:
+        profile: as of `load_machine`.
+        is_shedding: whether requests are refused that would be late.
+    """
+
+    profile: str
+    num_replicas: int
+    itl_slo_s: float
+    ttft_slo_s: float
+    is_shedding: bool
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            itl_slo_s=self.itl_slo_s, ttft_slo_s=self.ttft_slo_s, shed_load=self.is_shedding
+        )
+
+    @property
+    def slos(self) -> Slos:
+        classes = self.scheduler.classes
+        return Slos(default=classes["interactive"], by_class=classes)
+
+    def command(self, routing: str) -> str:
+        """Starts it: by Ray, or without where that is not installed."""
+        flags = [
+            *("--port", "{port}", "--routing", routing, "--replicas", str(self.num_replicas)),
+            *("--simulate", self.profile, "--replica-cpus", str(_RAY_CPUS)),
+            *("--itl-slo", f"{self.itl_slo_s}s", "--ttft-slo", f"{self.ttft_slo_s}s"),
+            *(("--shed-load",) if self.is_shedding else ()),
+        ]
+        if find_spec("ray") is None:
+            return shlex.join([sys.executable, "-m", "benchmarks.routing.local_fleet", *flags])
+        return shlex.join([sys.executable, "-m", "legato", "fleet", "--log-level", "info", *flags])
+
+
+class RealRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a workload in real time.
+
+    Attributes:
+        records: of all requests, by arrival.
+        cpu_share: of this machine's processors, that were busy meanwhile with whatever there was.
+        late_s: by how much the client itself sent requests too late, each.
+    """
+
+    records: list[RequestRecord]
+    cpu_share: float
+    late_s: list[float]
+
+
+@contextmanager
+def running(fleet: Fleet, routing: str, log: IO[str]) -> Iterator[tuple[psutil.Process, str]]:
+    """The front door's process, and its URL."""
+    with server_process(fleet.command(routing), log) as (process, url):
+        yield psutil.Process(process.pid), url
+
+
+def in_real_time(
+    fleet: Fleet, routing: str, workload: Workload, log: IO[str], on_progress: OnProgress
+) -> RealRun:
+    """Serve a workload by a fleet that has just started."""
+    with running(fleet, routing, log) as (_, url):
+        psutil.cpu_percent()
+        records = asyncio.run(send(url, workload, on_progress))
+        cpu_share = psutil.cpu_percent() / 100.0
+    late_s = [record.sent_s - record.request.arrival_s for record in records]
+    return RealRun(records=records, cpu_share=cpu_share, late_s=late_s)
+
+
+async def send(url: str, workload: Workload, on_progress: OnProgress) -> list[RequestRecord]:
+    """Send each request at its time, with made-up prompts."""
+    prompts = RandomPrompts(vocab_size=_VOCAB_SIZE, seed=0)
+    async with connect(Address(base_url=url)) as client:
+        return await send_workload(client, workload, prompts, on_progress=on_progress)
+
+
+def on_a_virtual_clock(
+    fleet: Fleet, routing: str, workload: Workload, seed: int
+) -> Sequence[RequestRecord]:
+    """Serve it by the simulator of `legato simulate --fleet`."""
+    server = MeasuredServer(
+        machine=load_machine(fleet.profile), scheduler=fleet.scheduler, seed=1000 * seed
+    )
+    simulated = SimulatedFleet(server=server, split=Split(both=fleet.num_replicas), routing=routing)
+    return simulate_fleet(simulated, workload).records

@@ -1,0 +1,90 @@
+"""`legato fleet` where Ray is not installed: the same front door, router and engine processes.
+
+    python -m benchmarks.routing.local_fleet --simulate PROFILE [any flags of `legato fleet`]
+
+Messages go to replicas without a network between. Nobody starts another replica where one has gone.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator, Awaitable
+from functools import partial
+
+from legato.bench.simulation.engine_process import program
+from legato.cli.flags import (
+    add_engine_flags,
+    add_flags,
+    add_server_flags,
+    engine_config,
+    given_fields,
+    server_config,
+)
+from legato.cli.serve import announce
+from legato.core.config import EngineConfig
+from legato.fleet.config import FleetConfig
+from legato.fleet.engine import FleetEngine
+from legato.fleet.replica import Replica
+from legato.fleet.replicas import Line
+from legato.model.defaults import ModelDefaults
+from legato.model.vocabulary import Vocabulary
+from legato.server.run import serve
+
+
+class LocalReplicas:
+    """`Replicas` of one front door, in its own process; their engines are processes below it."""
+
+    death = ""
+
+    def __init__(self, replicas: dict[str, Replica]) -> None:
+        self._replicas = replicas
+        self._unjoined = [*replicas]
+        self._for_ever = asyncio.Event()
+
+    async def attach(self, line: Line) -> AsyncGenerator[bytes]:
+        """See `Replicas.attach`."""
+        if not self._unjoined:
+            await self._for_ever.wait()
+        async for frame in self._replicas[self._unjoined.pop(0)].attach(line.door_id):
+            yield frame
+
+    async def send(self, replica_id: str, door_id: str, frame: bytes) -> None:
+        """See `Replicas.send`."""
+        self._replicas[replica_id].take(door_id, frame)
+
+    async def close(self) -> None:
+        """See `Replicas.close`."""
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+
+
+def main() -> int:
+    arguments = _parse()
+    fleet = FleetConfig(**given_fields(arguments, FleetConfig))
+    config, server = engine_config(arguments), server_config(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    return serve(config, server, on_ready=announce, start_engine=partial(_start, config, fleet))
+
+
+async def _start(
+    config: EngineConfig, fleet: FleetConfig, text: Awaitable[tuple[Vocabulary, ModelDefaults]]
+) -> FleetEngine:
+    steps_last = None if fleet.simulate is None else program(fleet.simulate)
+    replica_ids = [str(place) for place in range(fleet.replicas)]
+    replicas = await asyncio.gather(
+        *(Replica.start(one, config, program=steps_last) for one in replica_ids)
+    )
+    local = LocalReplicas(dict(zip(replica_ids, replicas, strict=True)))
+    return await FleetEngine.start(config, local, text, routing=fleet.routing)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_flags(parser, FleetConfig)
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

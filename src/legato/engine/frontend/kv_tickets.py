@@ -1,0 +1,102 @@
+"""What a request says of its prompt's blocks and other engines, and what it is told of them.
+
+The fields are vLLM's, so that its routers hand them from one engine to the next. A ticket is signed
+with the key that engines share: without it, anybody could have this one connect to anywhere.
+"""
+
+import hashlib
+import hmac
+import secrets
+
+import msgspec
+
+from legato.core.addresses import is_loopback
+from legato.core.config import KVRole, TransferConfig
+from legato.core.errors import InvalidRequestError
+from legato.core.kv_transfer import FetchBlocks, KVTransfer, SendBlocks
+from legato.engine.process.messages import TransferAddress
+from legato.transfer.keys import read_key
+
+_FIELD = "kv_transfer_params"
+
+
+class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Attributes: `is_early` is of a prompt that the other engine may not have heard of yet."""
+
+    do_remote_prefill: bool = False
+    do_remote_decode: bool = False
+    remote_host: str | None = None
+    remote_port: int | None = None
+    transfer_id: str | None = None
+    signature: str | None = None
+    is_early: bool = False
+
+
+class Tickets:
+    """Reads and writes the parameters of one engine.
+
+    Args:
+        address: of the engine; None where it neither sends nor fetches blocks.
+    """
+
+    def __init__(self, config: TransferConfig, address: TransferAddress | None) -> None:
+        self._role: KVRole | None = config.kv_role
+        self._address = address
+        self._key = b"" if address is None else read_key(config)
+
+    def transfer(self, params: KVTransferParams | None) -> KVTransfer | None:
+        """What the engine is to do; None where it is nothing.
+
+        Raises:
+            InvalidRequestError: it cannot, or nobody who has the key asks for it.
+        """
+        if params is None or not (params.do_remote_decode or params.do_remote_prefill):
+            return None
+        if params.do_remote_decode and params.do_remote_prefill:
+            raise _refused("do_remote_decode and do_remote_prefill exclude each other")
+        if params.do_remote_decode:
+            self._check_role("prefill")
+            return SendBlocks(params.transfer_id or secrets.token_hex(16))
+        self._check_role("decode")
+        return self._fetched(params)
+
+    def told(self, transfer: KVTransfer | None) -> KVTransferParams | None:
+        """What whoever continues the prompt is to be given; None where nobody is."""
+        if not isinstance(transfer, SendBlocks):
+            return None
+        assert self._address is not None
+        host, port = self._address.host, self._address.port
+        return KVTransferParams(
+            do_remote_prefill=True,
+            remote_host=host,
+            remote_port=port,
+            transfer_id=transfer.transfer_id,
+            signature=signature(self._key, host, port, transfer.transfer_id),
+        )
+
+    def _fetched(self, params: KVTransferParams) -> FetchBlocks:
+        host, port, transfer_id = params.remote_host, params.remote_port, params.transfer_id
+        if host is None or port is None or transfer_id is None:
+            raise _refused("do_remote_prefill goes with remote_host, remote_port and transfer_id")
+        if not self._key and not is_loopback(host):
+            raise _refused(f"remote_host {host} is another machine, and engines share no key")
+        shown = (params.signature or "").encode()
+        if self._key and not hmac.compare_digest(
+            shown, signature(self._key, host, port, transfer_id).encode()
+        ):
+            raise _refused("the signature is not of an engine that shares this one's key")
+        return FetchBlocks(transfer_id, host, port, params.is_early)
+
+    def _check_role(self, needed: KVRole) -> None:
+        if self._role not in (needed, "both"):
+            raise _refused(f"this server was not started with --kv-role {needed} or both")
+
+
+def signature(key: bytes, host: str, port: int, transfer_id: str) -> str:
+    """That an engine, or a router, which has the key says where blocks are."""
+    ticket = msgspec.json.encode([host, port, transfer_id])
+    return hmac.digest(key, ticket, hashlib.sha256).hex()
+
+
+def _refused(why: str) -> InvalidRequestError:
+    return InvalidRequestError(why, param=_FIELD)

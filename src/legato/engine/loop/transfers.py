@@ -1,0 +1,151 @@
+"""Prompts that this engine computes for others, or has from others, as the loop sees them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.stats import TransferStats
+from legato.core.step_record import BlocksFetched
+from legato.kv.hold import Hold
+from legato.kv.manager import KVCacheManager
+from legato.transfer.transport import Transport
+
+_COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class _Fetched(NamedTuple):
+    """A prompt whose blocks were asked for at `begun_s`."""
+
+    hold: Hold
+    begun_s: float
+
+
+class _Sent:
+    """What is offered of a prompt: its first `num_offered` tokens."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.num_offered = 0
+
+
+class Transfers:
+    """Between the KV manager, which holds blocks for transfers, and what moves them."""
+
+    def __init__(self, kv: KVCacheManager, transport: Transport) -> None:
+        self._kv = kv
+        self._transport = transport
+        self._fetched: dict[str, _Fetched] = {}  # key request id
+        self._sent: dict[str, _Sent] = {}  # key transfer id
+        self._transfer_ids: dict[str, str] = {}  # key request id, of those that are computed
+        self._records: list[BlocksFetched] = []
+        self._num_fetched = self._num_recomputed = 0
+
+    @property
+    def port(self) -> int:
+        """Where other engines ask for blocks; 0 where they cannot."""
+        return self._transport.port
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether blocks are on their way here, or kept for others."""
+        return bool(self._fetched or self._sent)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether blocks have come, or need not be kept any more."""
+        return self._transport.has_arrived or self._transport.exports.has_released
+
+    @property
+    def stats(self) -> TransferStats:
+        link = self._transport.link
+        return TransferStats(
+            num_bytes=link.num_bytes,
+            read_s=link.busy_s,
+            num_fetched=self._num_fetched,
+            num_recomputed=self._num_recomputed,
+            num_leases=len(self._sent),
+            num_expired=self._transport.exports.num_expired,
+        )
+
+    def begin(self, now_s: float) -> None:
+        """Take up what the scheduler has admitted; all copies that it planned have been made."""
+        for hold in self._kv.take_new_holds():
+            match hold.transfer:
+                case FetchBlocks() as source:
+                    self._fetched[hold.request_id] = _Fetched(hold, now_s)
+                    blocks = hold.blocks(hold.start).tolist()
+                    self._transport.fetch(
+                        hold.request_id,
+                        source,
+                        blocks,
+                        start=hold.start,
+                        prompt_digest=hold.prompt_digest,
+                    )
+                case SendBlocks(transfer_id):
+                    self._send(transfer_id, hold)
+
+    def publish(self) -> None:
+        """Offer what the last step has computed."""
+        for transfer_id in self._transfer_ids.values():
+            sent = self._sent[transfer_id]
+            hold = sent.hold
+            num_tokens = hold.num_computed_tokens // hold.block_size * hold.block_size
+            if num_tokens > sent.num_offered:
+                blocks = hold.blocks(sent.num_offered, num_tokens)
+                self._transport.exports.grow(transfer_id, blocks)
+                sent.num_offered = num_tokens
+
+    def note_ends(self, outputs: Iterable[RequestOutput]) -> None:
+        """Whether the prompts of requests that have ended were computed."""
+        for output in outputs:
+            if output.finish_reason is None or output.request_id not in self._transfer_ids:
+                continue
+            transfer_id = self._transfer_ids.pop(output.request_id)
+            if output.finish_reason in _COMPLETE:
+                self._transport.exports.complete(transfer_id)
+            else:
+                self._transport.exports.give_up(transfer_id)
+
+    def take_arrived(self, now_s: float) -> list[BlocksArrived]:
+        """What has come; and blocks that nobody is to fetch any more are let go of."""
+        for transfer_id in self._transport.exports.take_released():
+            hold = self._sent.pop(transfer_id).hold
+            self._transfer_ids.pop(hold.request_id, None)
+            self._kv.let_go(hold.request_id)
+        arrived = self._transport.take_arrived()
+        for event in arrived:
+            if event.is_over:
+                self._end(event, now_s)
+        return arrived
+
+    def take_fetched(self) -> list[BlocksFetched]:
+        """What was fetched since the last time, to its end."""
+        taken, self._records = self._records, []
+        return taken
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        self._transport.close()
+
+    def _end(self, event: BlocksArrived, now_s: float) -> None:
+        hold, begun_s = self._fetched.pop(event.request_id)
+        fetched = BlocksFetched(
+            request_id=event.request_id,
+            begun_s=begun_s,
+            ended_s=now_s,
+            num_tokens=event.num_tokens - hold.start,
+            num_wanted_tokens=hold.end - hold.start,
+        )
+        self._records.append(fetched)
+        if fetched.num_tokens == fetched.num_wanted_tokens:
+            self._num_fetched += 1
+        else:
+            self._num_recomputed += 1
+
+    def _send(self, transfer_id: str, hold: Hold) -> None:
+        if not self._transport.exports.begin(transfer_id, hold.prompt_digest):
+            self._kv.let_go(hold.request_id)  # somebody else has taken the name
+            return
+        self._sent[transfer_id] = _Sent(hold)
+        self._transfer_ids[hold.request_id] = transfer_id

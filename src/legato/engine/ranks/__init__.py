@@ -1,0 +1,1 @@
+"""Processes that each have a part of the model."""

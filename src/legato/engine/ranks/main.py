@@ -1,0 +1,82 @@
+"""The process of a rank but the first: `python -m legato.engine.ranks.main FD`.
+
+It is started by `RankProcesses`, has a part of the model and of the cache, and nothing else.
+"""
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from legato.core.garbage import uncollected
+from legato.core.signals import leave_to_parent
+from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.ranks.hang_up import on_hang_up
+from legato.engine.ranks.messages import BeRank, FromLead, Join, MakeCache, RankReady
+from legato.engine.startup.failure import start_failure
+from legato.model.communicator import RankLostError
+
+logger = logging.getLogger(__name__)
+
+_Message = TypeVar("_Message")
+
+
+def main(fd: int) -> int:
+    leave_to_parent()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    sock = socket.socket(fileno=fd)
+    try:
+        return _follow(Channel(sock, FromLead), sock)
+    except (ChannelClosedError, RankLostError):
+        return 0  # rank 0 tells of it, if that is not gone itself
+    except Exception:
+        logger.exception("a rank fails, and the others end with it")
+        return 1
+
+
+def _follow(channel: Channel, sock: socket.socket) -> int:
+    start = _next(channel, BeRank)
+    try:
+        with uncollected():
+            from legato.engine.startup.rank_part import load_part
+
+            part = load_part(start.config, start.rank)
+            if part.cannot_be_told:
+                on_hang_up([sock], lambda: os._exit(0))
+            channel.send(RankReady())
+            part.join(Path(_next(channel, Join).meeting_point))
+            channel.send(RankReady(part.cache_bytes()))
+            cache = _next(channel, MakeCache)
+            part.make_cache(cache.num_blocks)
+            channel.send(RankReady())
+            follower = part.follower(cache.num_host_slots)
+    except (ChannelClosedError, RankLostError):
+        raise
+    except Exception as error:
+        failure = start_failure(error)
+        logger.error("rank %d cannot start: %s", start.rank, failure.error)
+        channel.send(failure)
+        return 1
+    while True:
+        has_more = part.untaken is not None and part.untaken.has_more
+        messages = channel.receive(wait_s=0.0 if has_more else None)
+        if not messages and part.untaken is not None:
+            part.untaken.take_slice()
+        for message in messages:
+            report = follower.do(message)
+            if report is not None:
+                channel.send(report)
+
+
+def _next(channel: Channel, kind: type[_Message]) -> _Message:
+    message: Any
+    [message] = channel.receive(wait_s=None)
+    assert isinstance(message, kind), message
+    return message
+
+
+if __name__ == "__main__":
+    # Without taking anything down: what a GPU waits for may never come.
+    os._exit(main(int(sys.argv[1])))

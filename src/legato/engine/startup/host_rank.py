@@ -1,0 +1,111 @@
+"""A rank on a CPU."""
+
+from pathlib import Path
+
+import torch
+
+from legato.core.rows import CPU_ROWS
+from legato.engine.startup.host import (
+    check_steps_in_flight,
+    load_host_model,
+    make_attention,
+    native_kernels,
+    untaken_pages,
+)
+from legato.engine.startup.machinery import Machinery, Wanted, wanted_cache
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.first_pass import check_forward
+from legato.executor.memory import host_cache_bytes
+from legato.executor.ranks.agreement import Agreement
+from legato.executor.ranks.divided import DividedModel
+from legato.executor.ranks.follower import HostFollower
+from legato.executor.ranks.lead import LeadAttention, LeadExecutor, LeadModel
+from legato.executor.ranks.messages import Followers
+from legato.executor.untaken_pages import UntakenPages
+from legato.kv.manager import KVCacheManager
+from legato.model.base import CacheSpec
+from legato.model.decoder import Decoder
+from legato.model.native import NativeModel
+from legato.model.process_group import ProcessGroup
+
+
+class HostRank:
+    """A `RankPart`. Ranks share the machine's cores.
+
+    Attributes:
+        attention: with this rank's heads.
+    """
+
+    cannot_be_told = False
+    attention: AttentionBackend
+    untaken: UntakenPages | None = None
+
+    def __init__(self, wanted: Wanted, rank: int) -> None:
+        config, num_ranks = wanted.config, wanted.config.model.tensor_parallel_size
+        check_steps_in_flight(config)
+        self._wanted = wanted
+        self._num_threads = max(1, torch.get_num_threads() // num_ranks)
+        kernels = native_kernels(
+            config,
+            wanted.checkpoint.spec,
+            wanted.dtype,
+            wanted.device,
+            num_threads=self._num_threads,
+        )
+        self._kernels = "torch" if kernels is None else kernels.instructions
+        self._group = ProcessGroup(rank, num_ranks)
+        agreement = Agreement(self._group)
+        model = load_host_model(wanted, kernels, agreement)
+        assert isinstance(model, Decoder | NativeModel)
+        self._divided = DividedModel(model, agreement)
+
+    def join(self, meeting_point: Path) -> None:
+        self._group.join(meeting_point)
+
+    def cache_bytes(self) -> int:
+        return host_cache_bytes(self._wanted.config.cache)
+
+    def make_cache(self, num_blocks: int) -> None:
+        model, config = self._divided.own, self._wanted.config.cache
+        cache = wanted_cache(self._wanted, model.cache)
+        self.attention = make_attention(model, cache, num_blocks, config)
+        self.untaken = untaken_pages(config, self.attention)
+
+    def follower(self, num_host_slots: int) -> HostFollower:
+        torch.set_num_threads(self._torch_threads)
+        return HostFollower(self._divided, self.attention, num_host_slots=num_host_slots)
+
+    def machinery(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> Machinery:
+        wanted = self._wanted
+        model = LeadModel(self._divided, followers, num_torch_threads=self._torch_threads)
+        attention = LeadAttention(self.attention)
+        check_forward(
+            model,
+            attention,
+            block_size=kv.block_size,
+            vocab_size=wanted.checkpoint.spec.vocab_size,
+            max_len=wanted.max_model_len,
+        )
+        wanted.start.end("first pass")
+        executor = LeadExecutor(
+            model,
+            attention,
+            kv.block_size,
+            num_host_slots=kv.num_host_slots,
+            grammar=wanted.grammar,
+            followers=followers,
+        )
+        return Machinery(
+            model,
+            cache,
+            kv,
+            executor,
+            attention.blocks,
+            CPU_ROWS,
+            self._kernels,
+            self.untaken,
+        )
+
+    @property
+    def _torch_threads(self) -> int:
+        return self._divided.own.num_torch_threads or self._num_threads

@@ -1,0 +1,103 @@
+"""What moves blocks to and from other engines, where that is asked for."""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+
+import torch
+
+from legato.core.addresses import is_loopback
+from legato.core.config import TransferConfig
+from legato.core.errors import ConfigError
+from legato.engine.loop.transfers import Transfers
+from legato.kv.manager import KVCacheManager
+from legato.model.base import CacheSpec
+from legato.model.checkpoint import Checkpoint
+from legato.transfer.keys import read_key
+from legato.transfer.local_mover import LocalMover
+from legato.transfer.memory import CacheMemory
+from legato.transfer.mover import Mover
+from legato.transfer.nixl_mover import NixlMover
+from legato.transfer.protocol import Layout
+from legato.transfer.transport import Transport
+
+_SAMPLED = 64
+"""Numbers of each weight that tell one checkpoint from another."""
+
+
+def nixl_mover(config: TransferConfig, memory: CacheMemory) -> Mover:
+    """What joins processes, on one machine or several."""
+    return NixlMover(new_name(), memory, is_local=is_loopback(config.kv_transfer_host))
+
+
+def local_mover(_config: TransferConfig, memory: CacheMemory) -> Mover:
+    """What joins engines in one process."""
+    return LocalMover(new_name(), memory)
+
+
+def new_name() -> str:
+    """Of a mover; no other one has it."""
+    return f"legato-{secrets.token_hex(8)}"
+
+
+def make_transfers(
+    config: TransferConfig,
+    kv: KVCacheManager,
+    blocks: torch.Tensor,
+    layout: Layout,
+    make_mover: Callable[[TransferConfig, CacheMemory], Mover] = nixl_mover,
+) -> Transfers:
+    """Begin to listen for other engines, unless this one only fetches.
+
+    Args:
+        blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
+        layout: of these.
+
+    Raises:
+        ConfigError: it cannot be done here, or would be open to everybody.
+    """
+    if blocks.device.type != "cpu":
+        raise ConfigError("--kv-role moves blocks of a CPU's cache, and not yet of a GPU's")
+    key = read_key(config)
+    memory = CacheMemory(
+        address=blocks.data_ptr(),
+        num_planes=blocks.shape[0] * blocks.shape[1],
+        num_blocks=blocks.shape[2],
+        block_bytes=blocks.shape[3] * blocks.itemsize,
+    )
+    transport = Transport(
+        make_mover(config, memory),
+        memory,
+        block_size=kv.block_size,
+        layout=layout,
+        host=config.kv_transfer_host,
+        port=None if config.kv_role == "decode" else config.kv_transfer_port,
+        key=key,
+        lease_s=config.kv_lease_s,
+    )
+    return Transfers(kv, transport)
+
+
+def cache_layout(
+    checkpoint: Checkpoint, cache: CacheSpec, *, block_size: int, kernels: str
+) -> Layout:
+    """What must be the same in two engines for blocks to mean the same in both."""
+    return {
+        "the checkpoint": _fingerprint(checkpoint),
+        "--block-size": str(block_size),
+        "--kv-cache-dtype": str(cache.kept_dtype).removeprefix("torch."),
+        "the number of layers": str(cache.num_layers),
+        "the size of a token's keys": str(cache.layer_numbers),
+        "--kernels": kernels,
+    }
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    """Of a few numbers of each weight."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(checkpoint.tensors(torch.device("cpu")), key=lambda pair: pair[0]):
+        parts = [weight] if isinstance(weight, torch.Tensor) else [weight.codes, weight.scales]
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        for part in parts:
+            digest.update(part.flatten()[:_SAMPLED].to(torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""Rank 0, which has the scheduler and samples: what its executor computes, all ranks compute."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legato.core.plan import BlockMove
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.batch import PackedBatch
+from legato.executor.ranks.agreement import FailedElsewhereError
+from legato.executor.ranks.divided import DividedModel
+from legato.executor.ranks.messages import Followers, Forward, Logits, Moves, RankReport, ToRank
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.base import CacheSpec, NamedWeights, StepAttention
+from legato.model.communicator import RankLostError
+
+
+@dataclass(frozen=True)
+class LeadStep:
+    """A step's batch, whose block tables are bound when all ranks are at it."""
+
+    batch: PackedBatch
+    own: AttentionBackend
+
+    def begin(self) -> StepAttention:
+        return self.own.begin_step(self.batch)
+
+    def attend(self, *_: object, **__: object) -> torch.Tensor:
+        raise TypeError("only a divided model runs on a divided cache")
+
+
+class LeadAttention:
+    """An `AttentionBackend` for a `LeadModel`.
+
+    Args:
+        own: rank 0's part of the cache.
+    """
+
+    def __init__(self, own: AttentionBackend) -> None:
+        self._own = own
+
+    @property
+    def blocks(self) -> torch.Tensor:
+        return self._own.blocks
+
+    def begin_step(self, batch: PackedBatch) -> LeadStep:
+        return LeadStep(batch, self._own)
+
+
+class LeadModel:
+    """A `Model` that has the other ranks compute with it.
+
+    Where a part cannot be computed, it raises what that rank did, `MemoryError` or another. Where a
+    rank is lost, all of them are, and whatever is tried from then on fails.
+
+    Args:
+        num_torch_threads: of rank 0.
+    """
+
+    def __init__(
+        self, divided: DividedModel, followers: Followers, *, num_torch_threads: int
+    ) -> None:
+        self._divided = divided
+        self._followers = followers
+        self.num_torch_threads = num_torch_threads
+
+    @property
+    def cache(self) -> CacheSpec:
+        """Of rank 0's part."""
+        return self._divided.own.cache
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._divided.own.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._divided.own.device
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Of rank 0's part: each reads its own, at the same time."""
+        return self._divided.own.num_weight_bytes
+
+    def load_weights(self, weights: NamedWeights) -> None:
+        """Of rank 0's part."""
+        self._divided.own.load_weights(weights)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        *,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
+        assert isinstance(attention, LeadStep)
+        return self._on_all(
+            Forward.of(attention.batch, num_layers),
+            lambda: self._divided.forward(input_ids, positions, attention.begin, num_layers),
+        )
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._on_all(Logits(len(hidden)), lambda: self._divided.compute_logits(hidden))
+
+    def _on_all(self, message: ToRank, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        try:
+            self._followers.tell(message)
+            return compute()
+        except FailedElsewhereError:
+            raise _failure(self._followers.reports()) from None
+        except RankLostError:
+            self._followers.give_up()
+            raise
+        except Exception:
+            self._followers.reports()
+            raise
+        except BaseException:  # an interrupt leaves the others in the midst of it
+            self._followers.give_up()
+            raise
+
+
+def _failure(reports: Sequence[RankReport]) -> Exception:
+    """What the other ranks raised, as one error."""
+    failed = [report for report in reports if report.error is not None]
+    words = "; ".join(str(report.error) for report in failed)
+    is_out_of_memory = all(report.is_out_of_memory for report in failed)
+    return MemoryError(words) if is_out_of_memory else RuntimeError(words)
+
+
+class LeadExecutor(TorchExecutor):
+    """An executor of a `LeadModel`."""
+
+    def __init__(self, *parts: Any, followers: Followers, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self._followers = followers
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._followers.tell(Moves(tuple(moves)))
+        super().move(moves)

@@ -1,0 +1,131 @@
+"""Ranks of a model that is divided among GPUs.
+
+Each has a part of the model and of the cache, and computes every step from the same inputs, of
+which rank 0 tells the others. What a GPU waits for, no other rank can end: where one of them
+fails in what all have begun, all processes end.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from legato.core.plan import BlockMove
+from legato.executor.ranks.messages import DeviceStep, Followers, Moves, RowLogits, ToRank
+from legato.executor.sequences import BegunStep
+from legato.gpu.block_table import Int32s, Int64s, change_table
+from legato.gpu.device import Device
+from legato.gpu.executor import GpuExecutor
+from legato.gpu.host_blocks import HostBlocks
+from legato.gpu.step_inputs import HostStep, StagedInputs, StepSize
+from legato.gpu.step_loader import StepLoader
+from legato.gpu.step_program import Runner, StepProgram
+from legato.model.communicator import RankLostError
+
+
+class LeadExecutor(GpuExecutor):
+    """Rank 0's, which has the scheduler and samples; see `GpuExecutor`."""
+
+    def __init__(
+        self,
+        program: StepProgram,
+        device: Device,
+        runner: Runner,
+        *,
+        followers: Followers,
+        depth: int,
+        **settings: Any,
+    ) -> None:
+        super().__init__(program, device, runner, depth=depth, **settings)
+        self._followers = followers
+        self._loader = StepLoader(program, device, depth=depth, tell=self._tell)
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        self._followers.tell(Moves(tuple(moves)))
+        with self._as_others_do():
+            super().move(moves)
+
+    def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
+        with self._as_others_do():
+            return super()._forward(step)
+
+    def _logits_of(self, rows: Int32s) -> torch.Tensor:
+        self._followers.tell(RowLogits(rows.tobytes()))
+        with self._as_others_do():
+            return super()._logits_of(rows)
+
+    def _tell(self, step: HostStep) -> None:
+        self._followers.tell(
+            DeviceStep(*step.size, step.words.tobytes(), step.table_changes.tobytes())
+        )
+
+    @contextmanager
+    def _as_others_do(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._followers.give_up()  # they wait for what this rank has not asked of its GPU
+            if not isinstance(error, Exception):
+                raise
+            raise RankLostError(f"rank 0 failed: {error}") from error
+
+
+class GpuFollower:
+    """Any other rank: a `Follower` that has its GPU do what rank 0 has its own do.
+
+    Args:
+        runner: has graphs of the same steps as rank 0's.
+        depth: most steps in flight.
+        num_host_slots: blocks that host memory is kept for.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        device: Device,
+        runner: Runner,
+        *,
+        depth: int,
+        num_host_slots: int,
+    ) -> None:
+        self._program = program
+        self._device = device
+        self._runner = runner
+        self._host_blocks = HostBlocks(device, program.blocks, num_host_slots)
+        self._staged = StagedInputs(device, program.max_words, depth + 1)
+
+    @torch.inference_mode()
+    def do(self, message: ToRank) -> None:
+        match message:
+            case DeviceStep():
+                self._forward(_host_step(message))
+            case RowLogits(rows):
+                model = self._program.model
+                index = self._device.upload(_copied(rows, np.int32))
+                model.compute_logits(model.hidden_of(index, self._program.residual))
+            case Moves(moves):
+                self._host_blocks.move(moves)
+            case _:
+                raise TypeError(f"not for a rank on a GPU: {type(message).__name__}")
+
+    def _forward(self, step: HostStep) -> None:
+        num_words = self._program.layout(step.size).num_words
+        assert len(step.words) == num_words, "rank 0 has other steps"
+        self._staged.next()[:num_words] = step.words
+        change_table(self._device, self._program.block_table, step.table_changes)
+        self._staged.copy(self._program.words, num_words)
+        self._runner.forward(step.size)
+
+
+def _host_step(message: DeviceStep) -> HostStep:
+    return HostStep(
+        StepSize(message.num_rows, message.num_samples, message.has_chunks),
+        _copied(message.words, np.int32),
+        _copied(message.table_changes, np.int64).reshape(2, -1),
+    )
+
+
+def _copied(data: bytes, dtype: type[np.int32] | type[np.int64]) -> Any:
+    return np.frombuffer(bytearray(data), dtype=dtype)

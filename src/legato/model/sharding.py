@@ -1,0 +1,77 @@
+"""Which part of each weight a rank has.
+
+Projections whose outputs are divided ("colwise") come before those whose inputs are ("rowwise"), so
+that attention and MLP each end in one sum over all ranks (Shoeybi et al., 2019, arXiv:1909.08053).
+The words, and which projection is which, are those of transformers' `base_model_tp_plan`.
+"""
+
+import re
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from legato.model.communicator import Communicator, part_size
+from legato.model.quantization import BLOCK, QuantizedWeight, plain
+
+_Weight = torch.Tensor | QuantizedWeight
+Division = Literal["colwise", "rowwise"]
+
+_OF_LAYER: dict[str, Division] = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+"""Key a module of a layer; those that are not here are whole on every rank."""
+_OF_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+_NAME = re.compile(r"model\.layers\.\d+\.(.+)\.(weight|bias)")
+
+
+def shard(name: str, weight: _Weight, communicator: Communicator) -> _Weight:
+    """A rank's part of a weight, which may share memory with the whole.
+
+    Args:
+        name: in transformers' checkpoints.
+        weight: whose size divides evenly, unless it has a row for each token.
+    """
+    if communicator.size == 1:
+        return weight
+    if name in _OF_VOCABULARY:
+        return _rows(weight, communicator)
+    match = _NAME.fullmatch(name)
+    division = _OF_LAYER.get(match[1]) if match else None
+    if division == "colwise":
+        return _rows(weight, communicator)
+    if match is None or division is None:
+        return weight
+    return _columns(weight, communicator) if match[2] == "weight" else _once(weight, communicator)
+
+
+def _rows(weight: _Weight, communicator: Communicator) -> _Weight:
+    """Padded with zeros, so that all ranks have as many."""
+    num_rows = part_size(weight.shape[0], communicator.size)
+    first = communicator.rank * num_rows
+
+    def part(values: torch.Tensor) -> torch.Tensor:
+        own = values[first : first + num_rows]
+        num_missing = num_rows - len(own)
+        return F.pad(own, (0, 0) * (own.ndim - 1) + (0, num_missing)) if num_missing else own
+
+    return weight.map(part) if isinstance(weight, QuantizedWeight) else part(weight)
+
+
+def _columns(weight: _Weight, communicator: Communicator) -> _Weight:
+    """Of a matrix; its codes stay codes where no block of them is cut in two."""
+    num_columns = weight.shape[1] // communicator.size
+    if isinstance(weight, QuantizedWeight) and num_columns % BLOCK == 0:
+        return weight.map(lambda values: values.chunk(communicator.size, dim=1)[communicator.rank])
+    return plain(weight).chunk(communicator.size, dim=1)[communicator.rank]
+
+
+def _once(bias: _Weight, communicator: Communicator) -> _Weight:
+    """Of a sum over all ranks, to which it must be added only once."""
+    return bias if communicator.rank == 0 else torch.zeros_like(plain(bias))

@@ -1,0 +1,212 @@
+"""Fetches the blocks of one prompt, as they come to be computed elsewhere."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from legato.core.kv_transfer import FetchBlocks
+from legato.transfer.link_use import LinkUse
+from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.mover import Mover, Read, TransferError
+from legato.transfer.protocol import (
+    Ask,
+    Challenge,
+    Connection,
+    Done,
+    FromExporter,
+    Gone,
+    Hello,
+    Layout,
+    Refusal,
+    Told,
+    Welcome,
+    is_proof,
+    new_nonce,
+    proof,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.001
+_EARLY_LOOK_S = 0.02
+_MOST_BYTES = 1 << 26
+"""Read at a stroke, so that what has come is used while the rest does."""
+
+
+class Wanted(NamedTuple):
+    """Blocks to be filled with those of a prompt.
+
+    Attributes:
+        prompt_digest: as of `Hold`.
+        first: the index in the prompt of the first of `block_ids`.
+        note: told each time how many of them hold what they should.
+    """
+
+    source: FetchBlocks
+    prompt_digest: bytes
+    block_ids: Sequence[int]
+    first: int
+    note: Callable[[int], object]
+
+
+class Fetcher:
+    """Reads blocks of other engines into this one's cache.
+
+    Args:
+        key, layout: as of `ExportService`.
+        patience_s: how long another engine may take for anything.
+
+    Attributes:
+        link: what it has read.
+    """
+
+    def __init__(
+        self, mover: Mover, memory: CacheMemory, layout: Layout, key: bytes, *, patience_s: float
+    ) -> None:
+        self._mover = mover
+        self._memory = memory
+        self._layout = layout
+        self._key = key
+        self._patience_s = patience_s
+        self.link = LinkUse()
+        self._peers: dict[bytes, str] = {}  # key a mover's metadata, value its name
+
+    async def fetch(self, wanted: Wanted) -> None:
+        """Fill blocks, as far as there is anything, and have the prompt let go of there.
+
+        Nothing is written to the blocks any more when this returns.
+
+        Raises:
+            TransferError: why there is no more.
+        """
+        source = wanted.source
+        try:
+            async with asyncio.timeout(self._patience_s):
+                streams = await asyncio.open_connection(source.host, source.port)
+        except (OSError, OverflowError, ValueError) as error:  # it may be no address
+            raise TransferError(f"no engine answers there: {error}") from error
+        connection = Connection(*streams, FromExporter, timeout_s=self._patience_s)
+        try:
+            welcome = await self._greet(connection)
+            peer = self._connect(welcome.metadata)
+            there = CacheMemory(
+                address=welcome.address,
+                num_planes=self._memory.num_planes,
+                num_blocks=welcome.num_blocks,
+                block_bytes=self._memory.block_bytes,
+            )
+            try:
+                await self._follow(connection, peer, there, wanted)
+            except TransferError:
+                self._forget(welcome.metadata)
+                raise
+        finally:
+            connection.close()
+
+    async def _greet(self, connection: Connection) -> Welcome:
+        challenge = await connection.receive()
+        if not isinstance(challenge, Challenge):
+            raise TransferError("it does not begin with a challenge")
+        nonce = new_nonce()
+        shown = proof(self._key, "fetch", challenge.nonce)
+        await connection.send(Hello(nonce, shown, self._layout))
+        welcome = await connection.receive()
+        if isinstance(welcome, Refusal):
+            raise TransferError(f"it refuses: {welcome.reason}")
+        if not isinstance(welcome, Welcome):
+            raise TransferError("it neither welcomes nor refuses")
+        if not is_proof(welcome.proof, self._key, "export", nonce):
+            raise TransferError("the keys of the two engines differ")
+        return welcome
+
+    def _connect(self, metadata: bytes) -> str:
+        if metadata not in self._peers:
+            self._peers[metadata] = self._mover.connect(metadata)
+        return self._peers[metadata]
+
+    def _forget(self, metadata: bytes) -> None:
+        peer = self._peers.pop(metadata, None)
+        if peer is not None:
+            self._mover.disconnect(peer)
+
+    async def _follow(
+        self,
+        connection: Connection,
+        peer: str,
+        there: CacheMemory,
+        asked: Wanted,
+    ) -> None:
+        """Read what is offered until all is there; each answer vouches for what was read."""
+        ours, theirs = asked.block_ids, list[int]()  # those that are wanted, in the prompt's order
+        num_known = num_read = 0
+        gives_up_s = time.monotonic() + self._patience_s
+        while num_read < len(ours):
+            told = await self._ask(connection, asked, num_known, gives_up_s)
+            asked.note(num_read)
+            if told.block_ids:
+                gives_up_s = time.monotonic() + self._patience_s
+            theirs += told.block_ids[max(0, asked.first - num_known) :]
+            num_known += len(told.block_ids)
+            end = min(len(theirs), len(ours), num_read + self._most_blocks)
+            if end > num_read:
+                if max(theirs[num_read:end]) >= there.num_blocks:
+                    raise TransferError("it offers blocks that it does not have")
+                spans = self._memory.spans(ours[num_read:end], there, theirs[num_read:end])
+                await self._read(connection, peer, spans)
+                num_read = end
+            elif told.is_complete:
+                break
+            elif time.monotonic() > gives_up_s:
+                raise TransferError("nothing more is computed there")
+        await connection.send(Done(asked.source.transfer_id))
+        if isinstance(await connection.receive(), Gone):
+            raise TransferError("the blocks were given up before they were read")
+        asked.note(num_read)
+
+    async def _ask(
+        self, connection: Connection, asked: Wanted, num_known: int, gives_up_s: float
+    ) -> Told:
+        source = asked.source
+        while True:
+            await connection.send(Ask(source.transfer_id, asked.prompt_digest, num_known))
+            told = await connection.receive()
+            if isinstance(told, Told):
+                return told
+            is_to_come = source.is_early and not num_known and time.monotonic() < gives_up_s
+            if not isinstance(told, Gone) or not is_to_come:
+                raise TransferError("it keeps no such prompt of that name")
+            await asyncio.sleep(_EARLY_LOOK_S)
+
+    @property
+    def _most_blocks(self) -> int:
+        return max(1, _MOST_BYTES // (self._memory.num_planes * self._memory.block_bytes))
+
+    async def _read(self, connection: Connection, peer: str, spans: Spans) -> None:
+        """Copy, and come back when nothing is written any more."""
+        num_bytes = 0
+        self.link.begin()
+        try:
+            await self._copy(connection, self._mover.read(peer, spans))
+            num_bytes = int(spans[:, 2].sum())
+        finally:
+            self.link.end(num_bytes)
+
+    async def _copy(self, connection: Connection, read: Read) -> None:
+        ends_s = time.monotonic() + self._patience_s
+        try:
+            while (state := read.state()) == "running":
+                if connection.is_lost or time.monotonic() > ends_s:
+                    raise TransferError("the other engine is lost")
+                await asyncio.sleep(_LOOK_S)
+        except BaseException:
+            await _stopped(read)
+            raise
+        if state == "failed":
+            raise TransferError("the other engine cannot be read from")
+
+
+async def _stopped(read: Read) -> None:
+    while read.state() == "running" and not read.cancel():
+        await asyncio.sleep(_EARLY_LOOK_S)

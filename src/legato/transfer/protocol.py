@@ -1,0 +1,174 @@
+"""What engines say to each other before and while blocks are moved.
+
+    fetching engine                     the engine that has them
+                                    <-  Challenge
+    Hello                           ->
+                                    <-  Welcome, or Refusal
+    Ask, as often as it has read    ->
+                                    <-  Offer, or Gone
+    Done                            ->
+                                    <-  Released, or Gone
+
+Frames are as in `engine/process/channel.py`, of a bounded length, and nothing in them is pickled.
+Both sides show that they have the shared key before anything is told; without a key, both are on
+one machine.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import struct
+from typing import Annotated, Any
+
+import msgspec
+
+from legato.transfer.exports import Offer
+from legato.transfer.mover import TransferError
+
+_LENGTH = struct.Struct("<I")
+_MOST_BYTES = 1 << 20
+NONCE_BYTES = 32
+
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+TransferId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Layout = dict[str, str]
+"""What must be the same for blocks to mean the same; key its name, value as one reads it."""
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    nonce: Nonce
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Attributes: `proof` is the fetching side's of the challenge."""
+
+    nonce: Nonce
+    proof: bytes
+    layout: Layout
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Where blocks can be read.
+
+    Attributes:
+        proof: of `Hello.nonce`.
+        metadata: of the mover.
+        address, num_blocks: as of `CacheMemory`.
+    """
+
+    proof: bytes
+    metadata: bytes
+    address: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    reason: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """What there is of a prompt beside its first `num_known` blocks.
+
+    Attributes:
+        prompt_digest: of the prompt that they are wanted for.
+    """
+
+    transfer_id: TransferId
+    prompt_digest: bytes
+    num_known: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """As `Offer`."""
+
+    block_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    is_complete: bool
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is kept under that name, nor was when the last blocks were read."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """All has been read that is wanted."""
+
+    transfer_id: TransferId
+
+
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """It was kept until now, and is not any longer."""
+
+
+FromFetcher = Hello | Ask | Done
+FromExporter = Challenge | Welcome | Refusal | Told | Gone | Released
+
+
+class Connection:
+    """One end of a connection between two engines.
+
+    Args:
+        message_type: of what comes in.
+        timeout_s: how long the other end may take for a message.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        message_type: Any,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder = msgspec.msgpack.Decoder(message_type)
+        self.timeout_s = timeout_s
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other end has closed it."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    async def send(self, message: FromFetcher | FromExporter) -> None:
+        """Raises `TransferError`."""
+        body = msgspec.msgpack.encode(message)
+        try:
+            self._writer.write(_LENGTH.pack(len(body)) + body)
+            async with asyncio.timeout(self.timeout_s):
+                await self._writer.drain()
+        except OSError as error:  # a timeout is one
+            raise TransferError(f"the connection is lost: {error}") from error
+
+    async def receive(self) -> Any:
+        """The next message; raises `TransferError` where it is none, or does not come."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                length = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))[0]
+                if length > _MOST_BYTES:
+                    raise TransferError(f"a message of {length:,} bytes")
+                return self._decoder.decode(await self._reader.readexactly(length))
+        except (OSError, EOFError) as error:
+            raise TransferError(f"the connection is lost: {error}") from error
+        except msgspec.DecodeError as error:
+            raise TransferError(f"not a message: {error}") from error
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def proof(key: bytes, side: str, nonce: bytes) -> bytes:
+    """That `side`, "fetch" or "export", has the key."""
+    return hmac.digest(key, side.encode() + nonce, hashlib.sha256)
+
+
+def is_proof(shown: bytes, key: bytes, side: str, nonce: bytes) -> bool:
+    return hmac.compare_digest(shown, proof(key, side, nonce))
+
+
+def told(offer: Offer | None) -> Told | Gone:
+    return Gone() if offer is None else Told(offer.block_ids, offer.is_complete)

@@ -1,0 +1,115 @@
+"""Tells other engines which blocks they may read."""
+
+import asyncio
+import time
+
+from legato.transfer.exports import Exports, Offer
+from legato.transfer.memory import CacheMemory
+from legato.transfer.mover import Mover, TransferError
+from legato.transfer.protocol import (
+    Ask,
+    Challenge,
+    Connection,
+    Done,
+    FromFetcher,
+    Gone,
+    Hello,
+    Layout,
+    Refusal,
+    Released,
+    Welcome,
+    is_proof,
+    new_nonce,
+    proof,
+    told,
+)
+
+_HELLO_S = 5.0
+_WAIT_S, _LOOK_S = 0.1, 0.002
+"""How long an answer waits for blocks that are still being computed, and how often it looks."""
+_MOST_CONNECTIONS = 256
+
+
+class ExportService:
+    """Serves connections of engines that fetch.
+
+    Args:
+        key: that both sides have.
+        layout: of the blocks; whoever has another one is refused.
+    """
+
+    def __init__(
+        self, exports: Exports, mover: Mover, memory: CacheMemory, layout: Layout, key: bytes
+    ) -> None:
+        self._exports = exports
+        self._mover = mover
+        self._memory = memory
+        self._layout = layout
+        self._key = key
+        self._num_connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to its end."""
+        self._num_connections += 1
+        connection = Connection(reader, writer, FromFetcher, timeout_s=_HELLO_S)
+        try:
+            if self._num_connections <= _MOST_CONNECTIONS and await self._welcome(connection):
+                # Between two messages, the other side may read for as long as its lease.
+                connection.timeout_s = self._exports.lease_s
+                while True:
+                    await self._answer(connection)
+        except TransferError:
+            pass  # it is done, or gone, and its lease runs out
+        finally:
+            self._num_connections -= 1
+            connection.close()
+
+    async def _welcome(self, connection: Connection) -> bool:
+        nonce = new_nonce()
+        await connection.send(Challenge(nonce))
+        hello = await connection.receive()
+        if not isinstance(hello, Hello) or not is_proof(hello.proof, self._key, "fetch", nonce):
+            await connection.send(Refusal("the keys of the two engines differ"))
+            return False
+        differing = sorted(
+            name
+            for name in self._layout.keys() | hello.layout.keys()
+            if self._layout.get(name) != hello.layout.get(name)
+        )
+        if differing:
+            words = [
+                f"{n} is {self._layout.get(n)} here and not {hello.layout.get(n)}"
+                for n in differing
+            ]
+            await connection.send(Refusal("; ".join(words)[:1000]))
+            return False
+        await connection.send(
+            Welcome(
+                proof(self._key, "export", hello.nonce),
+                self._mover.metadata,
+                self._memory.address,
+                self._memory.num_blocks,
+            )
+        )
+        return True
+
+    async def _answer(self, connection: Connection) -> None:
+        match await connection.receive():
+            case Ask() as ask:
+                await connection.send(told(await self._offer(ask)))
+            case Done(transfer_id):
+                is_kept = self._exports.release(transfer_id)
+                await connection.send(Released() if is_kept else Gone())
+            case _:
+                raise TransferError("it says hello again")
+
+    async def _offer(self, ask: Ask) -> Offer | None:
+        """What is new, once something is, or the prompt is known to have no more."""
+        ends_s = time.monotonic() + _WAIT_S
+        while True:
+            offer = self._exports.ask(ask.transfer_id, ask.prompt_digest, ask.num_known)
+            if offer is None or offer.block_ids or offer.is_complete:
+                return offer
+            if time.monotonic() > ends_s:
+                return offer
+            await asyncio.sleep(_LOOK_S)

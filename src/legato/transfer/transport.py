@@ -1,0 +1,162 @@
+"""The thread of an engine process that moves blocks, as its loop sees it."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from legato.core.errors import ConfigError
+from legato.core.kv_transfer import BlocksArrived, FetchBlocks
+from legato.transfer.exports import Exports
+from legato.transfer.fetch import Fetcher, Wanted
+from legato.transfer.link_use import LinkUse
+from legato.transfer.memory import CacheMemory
+from legato.transfer.mover import Mover, TransferError
+from legato.transfer.protocol import Layout
+from legato.transfer.service import ExportService
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class Transport:
+    """Offers prompts to other engines, and fetches theirs.
+
+    All that takes time is done in a thread of its own. It listens from the start on, if at all.
+
+    Args:
+        mover: of the cache's memory; used by that thread alone from here on.
+        memory: the cache.
+        block_size: tokens of a block.
+        port: where it listens, 0 for any that is free; None where it only fetches.
+        layout, key: as of `ExportService`.
+        lease_s: as of `Exports`, and how long another engine may take for anything.
+
+    Raises:
+        ConfigError: nothing can listen there.
+    """
+
+    def __init__(
+        self,
+        mover: Mover,
+        memory: CacheMemory,
+        *,
+        block_size: int,
+        layout: Layout,
+        host: str,
+        port: int | None,
+        key: bytes,
+        lease_s: float,
+    ) -> None:
+        self.exports = Exports(lease_s)
+        self._mover = mover
+        self._block_size = block_size
+        self._service = ExportService(self.exports, mover, memory, layout, key)
+        self._fetcher = Fetcher(mover, memory, layout, key, patience_s=lease_s)
+        self._arrived: deque[BlocksArrived] = deque()
+        self._told_s = 0.0  # of the link's time
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="transfer", daemon=True)
+        self._thread.start()
+        try:
+            self.port = 0 if port is None else self._wait_for(self._listen(host, port))
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot listen for other engines on {host}:{port}: {error}"
+            ) from None
+
+    def fetch(
+        self,
+        request_id: str,
+        source: FetchBlocks,
+        block_ids: Sequence[int],
+        *,
+        start: int,
+        prompt_digest: bytes,
+    ) -> None:
+        """Begin to fill blocks with a prompt's tokens from `start` on.
+
+        What comes of it is told by `take_arrived`, to its end.
+        """
+        num_arrived = 0
+
+        def note(num_blocks: int) -> None:
+            nonlocal num_arrived
+            if num_blocks > num_arrived:
+                num_arrived = num_blocks
+                self._arrived.append(arrived())
+
+        def arrived(*, is_over: bool = False) -> BlocksArrived:
+            busy_s = self.link.busy_s
+            read_s, self._told_s = busy_s - self._told_s, busy_s
+            return BlocksArrived(
+                request_id=request_id,
+                num_tokens=start + num_arrived * self._block_size,
+                read_s=read_s,
+                is_over=is_over,
+            )
+
+        async def fetch() -> None:
+            first = start // self._block_size
+            try:
+                await self._fetcher.fetch(Wanted(source, prompt_digest, block_ids, first, note))
+            except TransferError as error:
+                at = f"{source.host}:{source.port}"
+                logger.warning("the rest of a prompt is not fetched from %s: %s", at, error)
+            finally:
+                self._arrived.append(arrived(is_over=True))
+
+        def begin() -> None:
+            task = self._loop.create_task(fetch())
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
+
+        self._loop.call_soon_threadsafe(begin)
+
+    @property
+    def link(self) -> LinkUse:
+        """What was fetched over it."""
+        return self._fetcher.link
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._arrived)
+
+    def take_arrived(self) -> list[BlocksArrived]:
+        """What is new since the last time."""
+        taken: list[BlocksArrived] = []
+        while self._arrived:
+            taken.append(self._arrived.popleft())
+        return taken
+
+    def close(self) -> None:
+        """End the thread; nothing is written to the cache any more."""
+        if self._thread.is_alive():
+            self._wait_for(self._stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._mover.close()
+
+    def _wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self, host: str, port: int) -> int:
+        self._server = await asyncio.start_server(self._service.serve, host, port)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def _stop(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,67 @@
+"""Ranks as processes: that they die with one another, and what is seen of it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from legato import AsyncEngineArgs, AsyncLLM, SamplingParams
+
+_PATIENCE_S = 60.0
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+PROMPT: Any = {"prompt_token_ids": list(range(3, 40))}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    return {
+        "model": str(tmp_path),
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 2**22,
+        "tensor_parallel_size": 2,
+    }
+
+
+def processes(program: str) -> list[psutil.Process]:
+    """Those that this one started, and that these did."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if program in child.cmdline()]
+
+
+def rank() -> psutil.Process:
+    [process] = processes("legato.engine.ranks.main")
+    return process
+
+
+async def tokens(llm: AsyncLLM) -> list[int]:
+    [*_, whole] = [generation async for generation in llm.generate(PROMPT, GREEDY)]
+    return list(whole.outputs[0].token_ids)
+
+
+async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]) -> None:
+    config = AsyncEngineArgs(**settings)
+    async with AsyncLLM.from_engine_args(config, skip_tokenizer_init=True) as llm:
+        undisturbed = await tokens(llm)
+        [engine] = processes("legato.engine.process.main")
+        first = rank()
+        for process in (engine, first):
+            sockets = process.net_connections(kind="inet")
+            assert all(sock.laddr.ip == "127.0.0.1" for sock in sockets)
+        first.kill()
+        assert await tokens(llm) == undisturbed
+        assert not engine.is_running()
+        [engine] = processes("legato.engine.process.main")
+        second = rank()
+        engine.kill()
+        await asyncio.to_thread(second.wait, _PATIENCE_S)
+    assert not processes("legato.engine.ranks.main")

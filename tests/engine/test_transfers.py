@@ -1,0 +1,420 @@
+"""One engine computes prompts and another continues them, both in this process."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import LlamaConfig
+
+from legato.core.config import EngineConfig, TransferConfig
+from legato.core.kv_transfer import FetchBlocks, SendBlocks
+from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AbortRequest, AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.stats import TransferStats
+from legato.core.step_record import BlocksFetched
+from legato.core.token_ids import token_array
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.startup.build import load_parts
+from legato.engine.startup.transfers import cache_layout, local_mover, make_transfers
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.scheduler import Scheduler
+from legato.transfer.memory import CacheMemory
+from legato.transfer.mover import Mover
+from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
+from tests.kv.conservation import check_blocks
+from tests.model.conftest import TINY
+from tests.model.test_dummy import described
+
+LEASE_S = 1.0
+PROMPT = [7 * i % 61 for i in range(300)]
+NUM_TOKENS = 6
+
+
+class Engine(EngineLoop):
+    """A tiny model's.
+
+    Args:
+        make_mover: of what joins it to others; None is for others in this process.
+        settings: fields of `EngineConfig`'s parts.
+
+    Attributes:
+        port: where others fetch blocks.
+        token_bytes: of a token's keys and values.
+        kv: the cache.
+        outputs: all that came; key request id.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        make_mover: Callable[[TransferConfig, CacheMemory], Mover] = local_mover,
+        **settings: Any,
+    ) -> None:
+        fields = {
+            "kv_transfer_port": 0,
+            "kv_lease_s": LEASE_S,
+            "kv_cache_memory_bytes": 2**22,
+            "block_size": 16,
+            "max_num_batched_tokens": 32,
+            **settings,
+        }
+        config = EngineConfig.of(
+            model=str(model), load_format="dummy", dtype="float32", kernels="torch", **fields
+        )
+        parts = load_parts(config)
+        assert isinstance(parts.kv, KVCacheManager)
+        self.kv = parts.kv
+        scheduler = Scheduler(
+            parts.config.scheduler, max_model_len=parts.max_model_len, kv=parts.kv
+        )
+        super().__init__(scheduler, parts.kv, parts.executor)
+        layout = cache_layout(
+            parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
+        )
+        self.layout = layout
+        self.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, layout, make_mover)
+        self.port = self.transfers.port
+        self.token_bytes = parts.cache.token_bytes
+        self.outputs: dict[str, list[RequestOutput]] = {}
+
+    def close(self) -> None:
+        assert self.transfers is not None
+        self.transfers.close()
+
+    def go(self, *events: AddRequest | AbortRequest) -> None:
+        """One turn of an engine process."""
+        for output in self.step(events):
+            self.outputs.setdefault(output.request_id, []).append(output)
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for output in self.outputs.get(request_id, []) for t in output.new_token_ids]
+
+    def end(self, request_id: str) -> RequestOutput | None:
+        outputs = self.outputs.get(request_id, [])
+        return outputs[-1] if outputs and outputs[-1].finish_reason is not None else None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is held for anybody."""
+        check_blocks(self.kv)
+        return self.kv.num_free_blocks == self.kv.num_blocks
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return described(
+        tmp_path_factory.mktemp("model"),
+        LlamaConfig(**TINY | {"max_position_embeddings": 512}),
+        dtype="float32",
+    )
+
+
+@pytest.fixture
+def prefill(model: Path) -> Iterator[Engine]:
+    with closing(Engine(model)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def decode(model: Path) -> Iterator[Engine]:
+    with closing(Engine(model)) as engine:
+        yield engine
+
+
+def asked(request_id: str, prompt: list[int] = PROMPT, **fields: Any) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=token_array(prompt),
+        params=SamplingParams(temperature=0.0, seed=0, max_tokens=fields.pop("max_tokens", 6)),
+        **fields,
+    )
+
+
+def sent(request_id: str, prompt: list[int] = PROMPT) -> AddRequest:
+    return asked(request_id, prompt, max_tokens=1, kv_transfer=SendBlocks(request_id))
+
+
+def fetched(
+    request_id: str, source: Engine, prompt: list[int] = PROMPT, *, is_early: bool = False
+) -> AddRequest:
+    return fetched_from(request_id, source.port, prompt, is_early=is_early)
+
+
+def fetched_from(
+    request_id: str, port: int, prompt: list[int] = PROMPT, *, is_early: bool = False
+) -> AddRequest:
+    transfer = FetchBlocks(request_id, "127.0.0.1", port, is_early)
+    return asked(request_id, prompt, kv_transfer=transfer)
+
+
+def transferred(engine: Engine) -> TransferStats:
+    assert engine.stats.transfer is not None
+    return engine.stats.transfer
+
+
+def run(*engines: Engine, until: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 30.0
+    while not until():
+        assert time.monotonic() < ends_s, "it does not come to that"
+        for engine in engines:
+            if engine.has_work:
+                engine.go()
+        time.sleep(0.0005)
+
+
+def expected(model: Path, prompt: list[int] = PROMPT, **settings: Any) -> list[int]:
+    with closing(Engine(model, **settings)) as engine:
+        engine.go(asked("alone", prompt))
+        run(engine, until=lambda: engine.end("alone") is not None)
+        return engine.tokens("alone")
+
+
+def test_a_prompt_computed_elsewhere_goes_on_as_if_it_had_been_computed_here(
+    model: Path, prefill: Engine, decode: Engine
+) -> None:
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    assert not prefill.is_clean, "it is kept"
+    assert transferred(prefill).num_leases == 1
+    decode.set_recording(is_on=True)
+    decode.go(fetched("a", prefill))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    last = decode.end("a")
+    assert last is not None
+    assert last.num_cached_tokens == 288, "18 of 19 blocks"
+    told = transferred(decode)
+    assert (told.num_fetched, told.num_recomputed) == (1, 0)
+    assert told.num_bytes == 288 * decode.token_bytes
+    assert told.read_s > 0.0
+    [record] = [r for r in decode.take_records() if isinstance(r, BlocksFetched)]
+    assert (record.num_tokens, record.num_wanted_tokens) == (288, 288)
+    assert record.begun_s < record.ended_s
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_blocks_come_while_the_prompt_is_computed(prefill: Engine, decode: Engine) -> None:
+    """The engine that fetches hears of the prompt first."""
+    decode.go(fetched("a", prefill, is_early=True))
+    run(decode, until=lambda: not decode.has_work)
+    seen: set[int] = set()
+
+    def look() -> bool:
+        [*holds] = decode.kv._holds.values()
+        seen.update(hold.num_computed_tokens for hold in holds)
+        return decode.end("a") is not None
+
+    prefill.go(sent("a"))
+    while prefill.end("a") is None:
+        prefill.go()
+        for _ in range(10):
+            if decode.has_work:
+                decode.go()
+            look()
+            time.sleep(0.002)
+    run(prefill, decode, until=look)
+    assert len(seen - {0, 288}) > 2, seen
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_only_what_is_not_cached_is_fetched(model: Path, prefill: Engine, decode: Engine) -> None:
+    decode.go(asked("before", PROMPT[:100]))
+    prefill.go(sent("a"))
+    run(prefill, decode, until=lambda: None not in (prefill.end("a"), decode.end("before")))
+    decode.go(fetched("a", prefill))
+    [hold] = decode.kv._holds.values()
+    assert (hold.start, hold.end) == (96, 288)
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_two_that_begin_alike_each_fetch_their_own_part(
+    model: Path, prefill: Engine, decode: Engine
+) -> None:
+    prompts = {"a": PROMPT, "b": PROMPT[:200] + [1] * 60, "c": PROMPT}
+    for request_id, prompt in prompts.items():
+        prefill.go(sent(request_id, prompt))
+    run(prefill, until=lambda: all(map(prefill.end, prompts)))
+    for request_id, prompt in prompts.items():
+        decode.go(fetched(request_id, prefill, prompt))
+    run(prefill, decode, until=lambda: all(map(decode.end, prompts)))
+    for request_id, prompt in prompts.items():
+        assert decode.tokens(request_id) == expected(model, prompt)
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_where_nobody_answers_the_prompt_is_computed(model: Path, decode: Engine) -> None:
+    with closing(Engine(model)) as gone:
+        pass
+    decode.go(fetched("a", gone))
+    run(decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    assert decode.is_clean
+
+
+def test_what_nobody_keeps_is_computed(model: Path, prefill: Engine, decode: Engine) -> None:
+    decode.go(fetched("a", prefill))
+    run(decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    assert decode.is_clean
+
+
+def test_another_prompts_blocks_are_not_taken(model: Path, prefill: Engine, decode: Engine) -> None:
+    """Or whoever knows a name could have what follows it be computed from something else."""
+    other = [1] * 300
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    decode.go(fetched("a", prefill, other))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model, other)
+    assert decode.end("a").num_cached_tokens == 0  # type: ignore[union-attr]
+
+
+def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
+    model: Path, prefill: Engine, decode: Engine
+) -> None:
+    decode.go(fetched("a", prefill, is_early=True))
+    prefill.go(sent("a"))
+    for _ in range(4):
+        prefill.go()
+    run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+    prefill.close()
+    run(decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    last = decode.end("a")
+    assert last is not None
+    assert 0 < last.num_cached_tokens < 288
+    assert transferred(decode).num_recomputed == 1
+    assert decode.is_clean
+
+
+def test_what_nobody_fetches_is_given_up_when_its_lease_ends(prefill: Engine) -> None:
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    ended_s = time.monotonic()
+    run(prefill, until=lambda: prefill.is_clean)
+    assert time.monotonic() - ended_s >= 0.5 * LEASE_S
+    told = transferred(prefill)
+    assert (told.num_leases, told.num_expired) == (0, 1)
+
+
+def test_a_decode_that_dies_half_way_leaves_nothing_behind(model: Path, prefill: Engine) -> None:
+    with closing(Engine(model)) as decode:
+        decode.go(fetched("a", prefill, is_early=True))
+        prefill.go(sent("a"))
+        for _ in range(4):
+            prefill.go()
+        run(decode, until=lambda: decode.kv._holds["a"].num_computed_tokens > 0)
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    run(prefill, until=lambda: prefill.is_clean)
+
+
+def test_a_prefill_that_is_aborted_lets_the_other_engine_compute(
+    model: Path, prefill: Engine, decode: Engine
+) -> None:
+    decode.go(fetched("a", prefill, is_early=True))
+    prefill.go(sent("a"))
+    for _ in range(3):
+        prefill.go()
+    prefill.go(AbortRequest(request_id="a"))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.tokens("a") == expected(model)
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_a_request_that_is_aborted_while_its_blocks_arrive_leaves_nothing_behind(
+    prefill: Engine, decode: Engine
+) -> None:
+    decode.go(fetched("a", prefill, is_early=True))
+    prefill.go(sent("a"))
+    decode.go(AbortRequest(request_id="a"))
+    last = decode.end("a")
+    assert last is not None
+    assert last.finish_reason is FinishReason.ABORT
+    run(prefill, decode, until=lambda: prefill.end("a") is not None)
+    run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+def test_another_layout_is_refused(
+    model: Path, prefill: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    with closing(Engine(model, block_size=32)) as decode:
+        decode.go(fetched("a", prefill))
+        run(decode, until=lambda: decode.end("a") is not None)
+        assert decode.tokens("a") == expected(model)
+    assert "--block-size is 16 here and not 32" in caplog.text
+
+
+def test_another_key_is_refused(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ports = []
+    for name in ("one", "another"):
+        (tmp_path / name).write_text(f"{name}, of sixteen bytes at least")
+        ports.append({"kv_transfer_key_file": str(tmp_path / name)})
+    with (
+        closing(Engine(model, **ports[0])) as prefill,
+        closing(Engine(model, **ports[1])) as decode,
+    ):
+        prefill.go(sent("a"))
+        decode.go(fetched("a", prefill, is_early=True))
+        run(prefill, decode, until=lambda: decode.end("a") is not None)
+        assert decode.tokens("a") == expected(model)
+    assert "the keys of the two engines differ" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\xff\xff\xff\x7f", b"\x03\x00\x00\x00abc", b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["nothing", "too long", "no message", "HTTP"],
+)
+def test_what_no_engine_says_harms_nobody(prefill: Engine, decode: Engine, said: bytes) -> None:
+    async def speak() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", prefill.port)
+        writer.write(said)
+        await writer.drain()
+        writer.close()
+
+    asyncio.run(speak())
+    prefill.go(sent("a"))
+    decode.go(fetched("a", prefill, is_early=True))
+    run(prefill, decode, until=lambda: decode.end("a") is not None)
+    assert decode.end("a").num_cached_tokens == 288  # type: ignore[union-attr]
+
+
+def test_who_only_fetches_listens_nowhere(model: Path, prefill: Engine) -> None:
+    with closing(Engine(model, kv_role="decode")) as decode:
+        assert decode.port == 0
+        decode.go(fetched("a", prefill, is_early=True))
+        prefill.go(sent("a"))
+        run(prefill, decode, until=lambda: decode.end("a") is not None)
+        assert decode.end("a").num_cached_tokens == 288  # type: ignore[union-attr]
+
+
+def test_who_does_not_show_the_key_is_told_nothing(prefill: Engine) -> None:
+    async def greet() -> Any:
+        streams = await asyncio.open_connection("127.0.0.1", prefill.port)
+        connection = Connection(*streams, FromExporter, timeout_s=5.0)
+        assert isinstance(await connection.receive(), Challenge)
+        await connection.send(Hello(new_nonce(), b"guessed", prefill.layout))
+        return await connection.receive()
+
+    assert isinstance(asyncio.run(greet()), Refusal)
+
+
+def test_messages_to_the_engine_carry_it() -> None:
+    for transfer in (SendBlocks("a"), FetchBlocks("a", "127.0.0.1", 1, True)):
+        message = asked("a", kv_transfer=transfer).kv_transfer
+        decoded = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(message), type=SendBlocks | FetchBlocks
+        )
+        assert decoded == transfer

@@ -1,0 +1,101 @@
+"""What rank 0 of several GPUs tells the others, and what becomes of that."""
+
+from typing import Any
+
+import pytest
+
+from legato.core.plan import BlockMove
+from legato.engine.errors import EngineFaultError
+from legato.engine.process.channel import pack, unpacker
+from legato.engine.ranks.messages import FromLead
+from legato.executor.ranks.messages import RankReport, ToRank
+from legato.gpu.ranks import GpuFollower, LeadExecutor
+from legato.model.communicator import RankLostError
+from tests.gpu.executors import MAX_LEN, Engine, request
+from tests.gpu.host_twin import HostTwin
+from tests.gpu.token_program import TokenProgram, greedy
+
+BLOCKS = {"block_size": 4, "num_blocks": 24}
+DEPTH = 2
+
+
+def program_of(device: HostTwin) -> TokenProgram:
+    return TokenProgram(device, num_slots=2 * DEPTH, max_len=MAX_LEN, **BLOCKS)
+
+
+class Followers:
+    """One, behind frames; `told` by rank 0 until it is given up."""
+
+    def __init__(self) -> None:
+        device = HostTwin()
+        self.program = program_of(device)
+        self.follower = GpuFollower(
+            self.program, device, self.program, depth=DEPTH, num_host_slots=8
+        )
+        self.told: list[ToRank] = []
+        self.is_given_up = False
+
+    def tell(self, message: ToRank) -> None:
+        if self.is_given_up:
+            raise RankLostError("given up")
+        received: Any = unpacker(FromLead).decode(pack(message))
+        self.told.append(received)
+        assert self.follower.do(received) is None
+
+    def reports(self) -> list[RankReport]:
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
+def engine_of(followers: Followers) -> tuple[Engine, TokenProgram]:
+    device = HostTwin()
+    program = program_of(device)
+    executor = LeadExecutor(
+        program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
+    )
+    settings = {"max_num_seqs": 2, "max_num_batched_tokens": 9, "admission_optimism": 1.0}
+    return Engine(executor, num_slots=8, **settings, **BLOCKS), program
+
+
+def test_every_rank_has_the_same_inputs() -> None:
+    """Behind chunks, preemption and blocks that are swapped out and in."""
+    followers = Followers()
+    engine, program = engine_of(followers)
+    prompts = {f"{i}": [(i + 3 * j) % 40 for j in range(20 + i)] for i in range(5)}
+    tokens = engine.run([request(name, prompt, max_tokens=30) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert tokens[name] == greedy(prompt, 30), name
+    other = followers.program
+    assert other.num_runs == program.num_runs > 20
+    assert other.words.equal(program.words)
+    assert other.block_table.equal(program.block_table)
+    assert not other.last_token.any(), "it samples nothing"
+
+
+def test_where_rank_0_fails_all_are_given_up() -> None:
+    """They wait on their GPUs for what it has not asked of its own."""
+    followers = Followers()
+    engine, program = engine_of(followers)
+    program.faults[2] = MemoryError("full")
+    with pytest.raises(EngineFaultError, match="full"):
+        engine.run([request("it", list(range(20)), max_tokens=3)])
+    assert followers.is_given_up
+
+
+def test_blocks_are_moved_on_all_ranks() -> None:
+    followers = Followers()
+    device = HostTwin()
+    program = program_of(device)
+    executor = LeadExecutor(
+        program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
+    )
+    for each in (program, followers.program):
+        each.blocks[:] = each.blocks.new_zeros(())
+        each.blocks[:, :, 3] = 7.0
+    executor.move([BlockMove(3, 5, to_host=True)])
+    executor.move([BlockMove(9, 5, to_host=False)])
+    for each in (program, followers.program):
+        assert (each.blocks[:, :, 9] == 7.0).all()
+        assert not each.blocks[:, :, 8].any()
