@@ -49,7 +49,7 @@ def _runs(process: psutil.Process) -> bool:
 
 def engines(fleet: ServerProcess) -> list[psutil.Process]:
     below = psutil.Process(fleet.process.pid).children(recursive=True)
-    return [process for process in below if _ENGINE in process.cmdline()]
+    return [process for process in below if _runs(process) and _ENGINE in process.cmdline()]
 
 
 def completed(fleet: ServerProcess, prompt: str, max_tokens: int) -> httpx.Response:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -102,10 +103,18 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         deployed.stop()
 
 
-def num_tokens(stream: httpx.Response) -> int:
-    lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
-    assert lines[-1] == "[DONE]", lines[-1]
-    return sum(bool(json.loads(line)["choices"]) for line in lines[:-1])
+def num_tokens(url: str, max_tokens: int, has_begun: threading.Event) -> int:
+    """Of a stream, once it has come to its end."""
+    body = {"prompt": "Go on", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=180) as stream:
+        lines: list[str] = []
+        for line in stream.iter_lines():
+            has_begun.set()
+            lines += [line.removeprefix("data: ")] if line else []
+    assert lines[-1] == "[DONE]", lines[-2:]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert all("choices" in chunk for chunk in chunks), chunks[-1]
+    return sum(bool(chunk["choices"]) for chunk in chunks)
 
 
 def test_an_answer_has_one_id(deployed: Deployed) -> None:
@@ -135,17 +144,16 @@ def test_what_has_no_place_behind_proxies_is_refused_by_name() -> None:
 
 
 def test_replicas_are_replaced_under_load_and_no_stream_is_lost(deployed: Deployed) -> None:
-    body = {"prompt": "Go on", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with (
-        ThreadPoolExecutor(4) as threads,
-        httpx.stream("POST", f"{deployed.url}/v1/completions", json=body, timeout=120) as stream,
-    ):
+    has_begun = threading.Event()
+    with ThreadPoolExecutor(6) as threads:
+        streamed = threads.submit(num_tokens, deployed.url, 1500, has_begun)
+        assert has_begun.wait(60)
         redeployed = threads.submit(deployed.deploy, itl_slo_s="0.4")
         answers = []
         while not redeployed.done():
             answers += threads.map(lambda i: deployed.completed(f"Tell {i}", 5), range(3))
         redeployed.result()
-        assert num_tokens(stream) == 1500
+        assert streamed.result() == 1500
     assert {answer.status_code for answer in answers} == {200}
     assert deployed.completed("And now", 5).status_code == 200
 
