@@ -46,7 +46,7 @@ async def _start(
     replicas = InProcessReplicas(config, profile)
     await asyncio.gather(*map(replicas.add, REPLICAS))
     engine = await FleetEngine.start(
-        config, replicas, text, routing="round-robin", is_only_door=True
+        config, [replicas], text, routing="round-robin", is_only_door=True
     )
     await joined(engine, len(REPLICAS))
     return engine
