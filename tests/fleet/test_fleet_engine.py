@@ -17,10 +17,13 @@ from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
+from legato.fleet import link as link_module
+from legato.fleet import replica as replica_module
 from legato.fleet.messages import Brought, FromReplica, Joined, Sent
 from legato.fleet.replica import Replica
 from tests.fleet.in_process import (
     CONFIG,
+    LONG,
     SHORT,
     InProcessReplicas,
     begun,
@@ -151,3 +154,26 @@ async def test_a_replica_believes_no_frame_unchecked(tmp_path: Path) -> None:
     finally:
         await frames.aclose()
         await replica.close()
+
+
+async def test_a_front_door_that_says_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died, far away; and one that has nothing to send says so."""
+    monkeypatch.setattr(replica_module, "_MOST_SILENT_S", 2.0)
+    monkeypatch.setattr(link_module, "_SPEAK_EVERY_S", 0.1)
+    async with fleet(tmp_path, 1) as (engine, replicas):
+        [replica] = replicas.by_id.values()
+        silent = replica.attach("silent")
+        await anext(silent)
+        request = AddRequest(
+            request_id="a",
+            prompt_token_ids=token_array((1, 2, 3)),
+            params=msgspec.structs.replace(LONG, seed=0),
+        )
+        replica.take("silent", pack(Sent(events=[request], sent_s=0.0)))
+        async for _ in silent:
+            pass
+        assert len(replica._doors) == 1
+        assert not replica._owners
+        assert not engine.num_restarts

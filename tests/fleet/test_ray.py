@@ -1,14 +1,17 @@
 """`legato fleet` as it runs: Ray's processes, real HTTP, and engines that only last."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fleet.in_process import write_profile
 from tests.server.launch import ServerProcess, wait_until
@@ -46,7 +49,7 @@ def _runs(process: psutil.Process) -> bool:
 
 def engines(fleet: ServerProcess) -> list[psutil.Process]:
     below = psutil.Process(fleet.process.pid).children(recursive=True)
-    return [process for process in below if _ENGINE in process.cmdline()]
+    return [process for process in below if _runs(process) and _ENGINE in process.cmdline()]
 
 
 def completed(fleet: ServerProcess, prompt: str, max_tokens: int) -> httpx.Response:
@@ -99,3 +102,42 @@ def test_a_replica_that_is_killed_under_load_loses_nothing_silently(fleet: Serve
     )
     assert completed(fleet, "Go on", 5).status_code == 200
     wait_until(lambda: len(engines(fleet)) == 2, "Ray started no other replica")
+
+
+def test_replicas_come_under_strain_and_go_after_it(tmp_path: Path) -> None:
+    flags = ["--replicas", "1", "--max-replicas", "2", "--replica-cpus", "0.1"]
+    flags += ["--upscale-delay", "1s", "--downscale-delay", "1s", "--max-num-seqs", "4"]
+    flags += ["--simulate", write_profile(tmp_path), "--ttft-slo", "200ms"]
+    server = ServerProcess(flags, tmp_path / "fleet.log", command="fleet")
+    try:
+        with ThreadPoolExecutor(80) as threads:
+            is_over = threading.Event()
+
+            def keep_asking(i: int) -> list[int]:
+                codes = []
+                while not is_over.is_set():
+                    codes.append(completed(server, f"Tell {i}", 100).status_code)
+                return codes
+
+            asked = [threads.submit(keep_asking, i) for i in range(40)]
+            try:
+                wait_until(lambda: len(engines(server)) == 2, "no other replica was started")
+                wait_until(lambda: len(server_replicas(server)) == 2, "it gets nothing to do")
+            finally:
+                is_over.set()
+            codes = {code for one in asked for code in one.result()}
+        assert codes == {200}
+        wait_until(lambda: len(server_replicas(server)) == 1, "none of the replicas has gone")
+        assert completed(server, "Go on", 5).status_code == 200
+    finally:
+        server.stop()
+
+
+def server_replicas(server: ServerProcess) -> set[str]:
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {
+        sample.labels["replica"]
+        for family in families
+        for sample in family.samples
+        if sample.name == "legato:replica_requests_running"
+    }

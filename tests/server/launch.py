@@ -1,5 +1,6 @@
 """Starts a real server in a process of its own and looks at it from outside."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ class ServerProcess:
     Args:
         before: called in the new process, before it is the server.
         command: another of legato's, which serves too.
+        program: another module, which takes the flags alone.
 
     Attributes:
         url: without "/v1".
@@ -37,9 +39,11 @@ class ServerProcess:
         log: Path,
         before: Callable[[], object] | None = None,
         command: str = "serve",
+        program: str | None = None,
     ) -> None:
         self.log = log
-        arguments = [sys.executable, "-m", "legato", command, "--port", "0", *flags]
+        what = ["legato", command] if program is None else [program]
+        arguments = [sys.executable, "-m", *what, "--port", "0", *flags]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
                 arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=before
@@ -102,6 +106,12 @@ def running_server(
         yield server
     finally:
         server.stop()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def wait_until(condition: Callable[[], bool], failure: str) -> None:

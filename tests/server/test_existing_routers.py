@@ -1,6 +1,5 @@
 """Other projects' routers in front of two servers: `vllm-router` and `sglang-router`."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.launch import MODEL, ServerProcess, running_server, wait_until
+from tests.server.launch import MODEL, ServerProcess, free_port, running_server, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -53,12 +52,6 @@ def running_router(
     finally:
         router.kill()
         router.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def is_answered(url: str) -> bool:

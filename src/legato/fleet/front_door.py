@@ -104,6 +104,13 @@ class FrontDoor:
         if not self._engine.is_alive:
             raise RuntimeError(self._engine.death)
 
+    async def __del__(self) -> None:
+        """Leave the replicas, which else would wait for it before they end."""
+        for part in self._tracing:
+            await part.stop()
+        await self._engine.close()
+        await self._text.close()
+
 
 def app(settings: dict[str, Any]) -> Application:
     """What `serve run legato.fleet:app` runs.
@@ -122,6 +129,7 @@ def app(settings: dict[str, Any]) -> Application:
         name="front-door",
         max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=_DRAIN_S,
+        max_surge_percent=100,  # another takes connections before one is ended
     )
     pools = [replicas_app(config, fleet, pool) for pool in fleet.pools]
     return deployment.bind(pack(config), pack(server), fleet.routing, *pools)

@@ -1,6 +1,7 @@
 """One replica that a front door is joined to."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 
@@ -14,6 +15,7 @@ from legato.routing.request import Role
 
 _MOST_AT_ONCE = 64
 """Events of a frame."""
+_SPEAK_EVERY_S = 10.0
 
 _UNPACKER = unpacker(FromReplica)
 
@@ -78,16 +80,22 @@ class Link:
     async def send_all(self) -> None:
         """Send what is put, for ever; raises where the replica is lost.
 
-        One frame is on its way at a time; what is put meanwhile goes together in the next.
+        One frame is on its way at a time; what is put meanwhile goes together in the next. Where
+        there is nothing to send, that is told now and then: who says nothing is taken to be dead.
         """
         while True:
-            await self._has_more.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_more.wait(), _SPEAK_EVERY_S)
             self._has_more.clear()
+            await self._send_some()
             while self._waiting:
-                events = self._waiting[:_MOST_AT_ONCE]
-                del self._waiting[:_MOST_AT_ONCE]
-                frame = pack(Sent(events=events, sent_s=time.monotonic()))
-                await self._replicas.send(self.replica_id, self.line.door_id, frame)
+                await self._send_some()
+
+    async def _send_some(self) -> None:
+        events = self._waiting[:_MOST_AT_ONCE]
+        del self._waiting[:_MOST_AT_ONCE]
+        frame = pack(Sent(events=events, sent_s=time.monotonic()))
+        await self._replicas.send(self.replica_id, self.line.door_id, frame)
 
     async def messages(self) -> AsyncGenerator[FromReplica]:
         """What the replica tells, until it ends; raises where it is lost."""

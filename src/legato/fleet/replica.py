@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 _TELL_EVERY_S = 1.0
 _MOST_UNREAD = 4096
 """Frames that may wait for a front door; one that is further behind is left."""
+_MOST_SILENT_S = 60.0
+"""One that has sent nothing for so long is taken to be dead."""
 
 
 class _Door:
@@ -64,12 +66,14 @@ class _Door:
         frames: what it is to be told; None at the end.
         records: of steps, that go to it with the next frame.
         is_recording, is_announcing: whether it has asked for all records, and for steps that begin.
+        heard_s: when it last sent anything.
     """
 
     def __init__(self) -> None:
         self.frames = asyncio.Queue[bytes | None]()
         self.records: list[EngineRecord] = []
         self.is_recording = self.is_announcing = False
+        self.heard_s = time.monotonic()
 
 
 class Replica:
@@ -184,7 +188,8 @@ class Replica:
             sent = self._unpacker.decode(frame)
         except (msgspec.DecodeError, ValueError) as error:
             raise InvalidRequestError(f"no frame of a front door: {error}") from error
-        later_s = time.monotonic() - sent.sent_s
+        now_s = self._doors[door_id].heard_s = time.monotonic()
+        later_s = now_s - sent.sent_s
         for event in sent.events:
             self._take(door_id, event, later_s)
 
@@ -285,6 +290,7 @@ class Replica:
                 self._tell_all(Tells(state=self.state, transfer=self.info.transfer))
             for door_id in [one for one, door in self._doors.items() if door.records]:
                 self._bring(door_id, [])
+            self._leave_the_silent()
 
     async def _ask_state(self) -> None:
         try:
@@ -317,8 +323,18 @@ class Replica:
         frames.put_nowait(pack(message))
         if frames.qsize() > _MOST_UNREAD:
             logger.error("front door %s reads nothing: it is left", door_id)
-            self._leave(door_id)
-            frames.put_nowait(None)
+            self._send_away(door_id)
+
+    def _leave_the_silent(self) -> None:
+        since_s = time.monotonic() - _MOST_SILENT_S
+        for door_id in [one for one, door in self._doors.items() if door.heard_s < since_s]:
+            logger.error("front door %s says nothing: it is left", door_id)
+            self._send_away(door_id)
+
+    def _send_away(self, door_id: str) -> None:
+        frames = self._doors[door_id].frames
+        self._leave(door_id)
+        frames.put_nowait(None)
 
     def _end_doors(self) -> None:
         for door in self._doors.values():

@@ -74,6 +74,7 @@ class _Page:
         self._context = context
         self._engine = context.engine
         self._told: SchedulerConfig | None = None
+        self._told_replicas: list[str] | None = None
         self._told_s = 0.0
         self._totals_s = 0.0
         self._was_draining = False
@@ -118,6 +119,9 @@ class _Page:
         if update.now_s - self._totals_s >= _IDLE_S:
             self._totals_s = update.now_s
             update = replace(update, totals=self._totals())
+        if (replicas := list(engine.replicas)) != self._told_replicas:
+            self._told_replicas = replicas
+            update = replace(update, replicas=replicas)
         if engine.scheduler_config is not self._told:
             self._told = engine.scheduler_config
             flags = shlex.join(part_flags(self._told))

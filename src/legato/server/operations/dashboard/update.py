@@ -63,6 +63,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
         settings: in the first event and whenever they have changed; with them `flags`, which start
             a server with these.
         about, history: in the first event.
+        replicas: ids of those that there are, in the first event and whenever they have changed;
+            none where the server has an engine of its own.
     """
 
     now_s: float
@@ -79,3 +81,4 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     flags: str | UnsetType = UNSET
     about: About | UnsetType = UNSET
     history: History | UnsetType = UNSET
+    replicas: list[str] | UnsetType = UNSET

@@ -20,7 +20,7 @@ export function drawLanes(canvas, state, view, palette) {
   const rowHeight = Math.max(LOWEST, Math.min(TALLEST, time.bottom / Math.max(1, streams.length)));
   const numRows = Math.min(streams.length, Math.floor(time.bottom / rowHeight));
   const shown = streams.slice(0, numRows);
-  const scene = { context, time, palette, lateFromS: lateFrom(state), open: state.runningStep };
+  const scene = { context, time, palette, lateFromS: lateFrom(state), open: state.runningSteps };
   time.drawGrid(context, palette);
   shown.forEach((stream, row) => {
     const lane = { top: row * rowHeight, height: rowHeight, middle: (row + 0.5) * rowHeight };
@@ -50,6 +50,11 @@ function visible(state, time) {
   return [...state.streams.values()]
     .filter(({ endedS }) => endedS === null || endedS > time.startS)
     .sort((a, b) => a.lane - b.lane);
+}
+
+/** The step that computes some of its prompt just now. */
+function openStep(stream, { open }) {
+  return open.find(({ prefills }) => prefills.has(stream.id));
 }
 
 /** How long a stream has waited for its next token by now, where that is long already. */
@@ -83,13 +88,14 @@ function drawStream(scene, stream, lane) {
   }
   drawTokens(scene, chunks.filter((chunk) => chunk.samples), lane);
   if (openGap(stream, scene) !== null) drawGap(scene, stream.lastTokenS, time.endS, lane);
-  const numTokens = scene.open?.prefills.get(stream.id);
-  if (numTokens) drawChunk(scene, scene.open.startS, time.endS, numTokens, lane);
+  const open = openStep(stream, scene);
+  if (open) drawChunk(scene, open.startS, time.endS, open.prefills.get(stream.id), lane);
 }
 
-function drawWaiting({ context, time, palette, open }, stream, lane) {
+function drawWaiting(scene, stream, lane) {
+  const { context, time, palette } = scene;
   if (stream.numPrompt === null) return;
-  const begunS = open?.prefills.has(stream.id) ? open.startS : time.endS;
+  const begunS = openStep(stream, scene)?.startS ?? time.endS;
   const untilS = stream.chunks[0]?.startS ?? stream.endedS ?? begunS;
   line(context, time.x(stream.arrivedS), lane.middle, time.x(untilS), lane.middle, palette.muted,
     { width: 2, dash: [2, 3] });
@@ -147,7 +153,7 @@ function drawInside({ context, palette }, text, [from, to], lane, colour) {
 
 /** What lies at a place of a stream's lane. */
 function tell(scene, stream, x) {
-  const { time, open } = scene;
+  const { time } = scene;
   const prompt = stream.numPrompt === null ? "" : `, prompt of ${counted(stream.numPrompt, "token")}`;
   const head = `${name(stream)}: ${counted(stream.numOutput, "token")} of output${prompt}`;
   if (x < time.left) return [head, `${stream.phase}, ${stream.id}`];
@@ -159,7 +165,8 @@ function tell(scene, stream, x) {
     const took = duration(inside.endS - inside.startS);
     return [head, `a chunk of ${counted(inside.numTokens, "token")}, ${took}`];
   }
-  if (open?.prefills.has(stream.id) && atS >= open.startS) {
+  const open = openStep(stream, scene);
+  if (open && atS >= open.startS) {
     const since = duration(time.endS - open.startS);
     return [head, `a chunk of ${counted(open.prefills.get(stream.id), "token")}, for ${since} now`];
   }

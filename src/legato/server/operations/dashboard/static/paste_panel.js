@@ -99,10 +99,9 @@ export class PastePanel {
 
   /** Of the tokens that the running step computes of a stream, those that it should be through with. */
   #numUnderWay(stream) {
-    const step = this.state.runningStep;
-    const numTokens = (stream && step?.prefills.get(stream.id)) ?? 0;
-    if (!numTokens || !step.predictedS) return 0;
-    return numTokens * Math.min(1, (this.state.nowS() - step.startS) / step.predictedS);
+    const step = this.state.runningSteps.find(({ prefills }) => prefills.has(stream?.id));
+    if (!step?.predictedS) return 0;
+    return step.prefills.get(stream.id) * Math.min(1, (this.state.nowS() - step.startS) / step.predictedS);
   }
 
   #toggleStreams() {

@@ -12,6 +12,9 @@ const MOST_LATENCIES = 10_000;
 const LOST_S = 3;
 const INTERACTIVE = "interactive";
 
+/** The one engine of a server that has no replicas. */
+const ALONE = "";
+
 /**
  * One request. `numPrompt` is null for one of which only steps are known; `hasGaps` is whether
  * records of it were lost.
@@ -45,7 +48,7 @@ export class LiveState {
     this.latest = null; // update
     this.totals = null;
     this.about = null;
-    this.numBlocks = this.numCached = 0;
+    this.replicas = []; // ids; none where the server has an engine of its own
     this.offsetS = 0;
     this.heardS = 0; // of the server at all
     this.#clear();
@@ -54,7 +57,8 @@ export class LiveState {
   #clear() {
     this.streams = new Map(); // key request id
     this.steps = [];
-    this.begun = new Map(); // key step id; those that have not ended, in order
+    this.begun = new Map(); // key replica, values those that have not ended, by their ids, in order
+    this.lastSteps = new Map(); // key replica
     this.gaps = []; // {atS, seconds}
     this.ttfts = [];
   }
@@ -72,18 +76,28 @@ export class LiveState {
     return this.steps.at(-1) ?? null;
   }
 
-  /** The step that is being computed; null where none is known to be. */
-  get runningStep() {
-    const [step] = this.begun.values();
-    if (!step) return null;
-    return { ...step, startS: Math.max(step.startS, this.lastStep?.endS ?? -Infinity) };
+  /** The step that each engine computes, where one is known. */
+  get runningSteps() {
+    return [...this.begun].flatMap(([replica, begun]) => {
+      const [step] = begun.values();
+      const endedS = this.lastSteps.get(replica)?.endS ?? -Infinity;
+      return step ? [{ ...step, startS: Math.max(step.startS, endedS) }] : [];
+    });
   }
 
-  /** Blocks of the KV cache, as the latest step left it; null before the first. */
+  /** The one of these that runs for longest; null where there is none. */
+  get runningStep() {
+    return this.runningSteps.reduce((one, other) => (one?.startS < other.startS ? one : other), null);
+  }
+
+  /** Blocks of the KV caches, as the latest steps left them; null before the first. */
   get cache() {
-    if (!this.numBlocks) return null;
-    const numUsed = Math.round(this.stats.kv_usage * this.numBlocks);
-    return { numBlocks: this.numBlocks, numUsed, numCached: this.numCached };
+    const steps = [...this.lastSteps.values()];
+    if (!steps.length) return null;
+    const sum = (name) => steps.reduce((total, step) => total + step[name], 0);
+    const numBlocks = sum("numBlocks");
+    const numUsed = Math.round(this.stats.kv_usage * numBlocks);
+    return { numBlocks, numUsed, numCached: Math.min(sum("numCached"), numBlocks - numUsed) };
   }
 
   /** Running and waiting requests, in order of arrival. */
@@ -94,7 +108,7 @@ export class LiveState {
   /** Requests that run, with those that the step under way has admitted, and all others. */
   get counts() {
     if (!this.latest) return { running: 0, waiting: 0 };
-    const admitted = [...(this.runningStep?.prefills.keys() ?? [])]
+    const admitted = this.runningSteps.flatMap(({ prefills }) => [...prefills.keys()])
       .filter((id) => this.streams.get(id)?.phase === "waiting");
     const running = this.stats.num_running + admitted.length;
     return { running, waiting: Math.max(0, this.latest.num_unfinished - running) };
@@ -103,7 +117,9 @@ export class LiveState {
   /** Take in one event of the server. */
   take(update) {
     if (update.about) this.#begin(update);
-    else if (update.num_restarts !== this.latest.num_restarts) this.#endAll(update.now_s);
+    else if (update.num_restarts !== this.latest.num_restarts && !this.replicas.length) {
+      this.#endAll(update.now_s); // of a replica that is lost, what ran is told to have ended
+    }
     this.offsetS = Math.max(this.offsetS, update.now_s - performance.now() / 1000);
     this.heardS = update.now_s;
     const numDropped = this.latest?.num_dropped ?? 0;
@@ -111,6 +127,7 @@ export class LiveState {
     if (update.settings) this.settings = update.settings;
     if (update.settings) this.flags = update.flags;
     if (update.totals) this.totals = update.totals;
+    if (update.replicas) this.#setReplicas(update.replicas);
     for (const record of update.records) this.#record(record);
     if (!update.num_unfinished) this.begun.clear();
     if (numDropped !== update.num_dropped) this.#lose(update);
@@ -130,6 +147,16 @@ export class LiveState {
     const live = new Set(unfinished.map((record) => record.request_id));
     for (const stream of this.streams.values()) {
       if (!live.has(stream.id)) stream.endedS = stream.heardS;
+    }
+  }
+
+  #setReplicas(replicas) {
+    this.replicas = replicas;
+    for (const replica of this.lastSteps.keys()) {
+      if (replica !== ALONE && !replicas.includes(replica)) {
+        this.lastSteps.delete(replica);
+        this.begun.delete(replica);
+      }
     }
   }
 
@@ -172,22 +199,25 @@ export class LiveState {
   #begun(record) {
     const prefills = new Map(Object.entries(record.prefill_tokens)); // key request id
     const numPrefill = [...prefills.values()].reduce((sum, count) => sum + count, 0);
-    this.begun.set(record.step_id, {
-      startS: record.planned_s, limitS: record.limit_s, predictedS: record.predicted_s,
+    if (!this.begun.has(record.replica_id)) this.begun.set(record.replica_id, new Map());
+    this.begun.get(record.replica_id).set(record.step_id, {
+      replica: record.replica_id, startS: record.planned_s, limitS: record.limit_s, predictedS: record.predicted_s,
       budget: record.budget_tokens, numDecode: record.num_decode_tokens, numPrefill, prefills,
     });
   }
 
   #step(record) {
     const step = {
-      startS: record.planned_s, endS: record.ended_s, limitS: record.limit_s,
-      predictedS: record.predicted_s, budget: record.budget_tokens, numDecode: 0, numPrefill: 0,
+      replica: record.replica_id, startS: record.planned_s, endS: record.ended_s,
+      limitS: record.limit_s, predictedS: record.predicted_s, budget: record.budget_tokens,
+      numDecode: 0, numPrefill: 0, numBlocks: record.num_blocks,
+      numCached: record.num_cached_blocks,
     };
-    for (const id of this.begun.keys()) {
-      if (id <= record.step_id) this.begun.delete(id);
+    const begun = this.begun.get(record.replica_id);
+    for (const id of begun?.keys() ?? []) {
+      if (id <= record.step_id) begun.delete(id);
     }
-    this.numBlocks = record.num_blocks;
-    this.numCached = record.num_cached_blocks;
+    this.lastSteps.set(record.replica_id, step);
     for (const [id, numCached] of Object.entries(record.admitted)) {
       this.#stream(id, record.planned_s).numComputed = numCached;
     }

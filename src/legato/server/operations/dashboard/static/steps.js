@@ -1,6 +1,6 @@
 /** What each step holds, and how long it takes, on the time axis of the lanes. */
 
-import { begin, describe, drawScale, line, niceTop } from "./canvas.js";
+import { begin, describe, drawScale, label, line, niceTop } from "./canvas.js";
 import { counted, duration, integer, setting } from "./format.js";
 import { Timeline } from "./timeline.js";
 import { explain } from "./tooltip.js";
@@ -8,25 +8,72 @@ import { explain } from "./tooltip.js";
 const GAP = 16;
 const THINNEST = 3; // of a few decodes under a budget of hundreds, to be seen
 const TOLD_AFTER_S = 0.25; // that a step runs
+const NAME_LENGTH = 10; // of a replica's id
 
-/** Draw the steps of `state` as of `view` ({endS, windowS}). */
+/** Draw the steps of `state` as of `view` ({endS, windowS}): those of replicas a lane each. */
 export function drawSteps(canvas, state, view, palette) {
   const { context, width, height } = begin(canvas);
   const time = new Timeline(width, height, view);
   const steps = state.steps.filter((step) => step.endS > time.startS);
-  const running = state.runningStep;
-  if (running) steps.push({ ...running, endS: Math.max(running.startS, time.endS), isOpen: true });
+  for (const running of state.runningSteps) {
+    steps.push({ ...running, endS: Math.max(running.startS, time.endS), isOpen: true });
+  }
   time.drawGrid(context, palette);
-  const middle = Math.round(time.bottom * 0.52);
   const scene = { context, steps, time, palette };
-  drawTokens(scene, { top: 8, bottom: middle - GAP / 2 });
-  drawDurations(scene, { top: middle + GAP / 2, bottom: time.bottom - 1 });
-  describe(canvas, `Composition of the steps, ${stepSummary(state, time.endS)}`);
-  explain(canvas, (x) => {
+  if (state.replicas.length) drawReplicas(scene, state.replicas);
+  else drawEngine(scene);
+  const of = state.replicas.length ? ` of ${counted(state.replicas.length, "replica")}` : "";
+  describe(canvas, `Composition of the steps${of}, ${stepSummary(state, time.endS)}`);
+  explain(canvas, (x, y) => {
     const atS = time.timeAt(x);
-    const step = x < time.left ? null : steps.findLast(({ startS, endS }) => startS <= atS && atS <= endS);
+    const replica = state.replicas[Math.floor((y / time.bottom) * state.replicas.length)];
+    const step = x < time.left ? null : steps.findLast((one) =>
+      one.startS <= atS && atS <= one.endS && (replica ?? one.replica) === one.replica);
     return step ? tell(step) : null;
   });
+}
+
+function drawEngine(scene) {
+  const { time } = scene;
+  const middle = Math.round(time.bottom * 0.52);
+  drawTokens(scene, { top: 8, bottom: middle - GAP / 2 });
+  drawDurations(scene, { top: middle + GAP / 2, bottom: time.bottom - 1 });
+}
+
+/** As high as its tokens are many, decodes below; a step that was late is underlined. */
+function drawReplicas({ context, steps, time, palette }, replicas) {
+  const most = Math.max(8, ...steps.map((step) => step.numDecode + step.numPrefill));
+  const height = time.bottom / replicas.length;
+  replicas.forEach((replica, row) => {
+    const bottom = (row + 1) * height - 1;
+    const scale = (height - 4) / most;
+    label(context, replica.slice(-NAME_LENGTH), 0, bottom - height / 2, palette.text);
+    line(context, time.left, bottom, time.right, bottom, palette.line);
+    time.clipped(context, () => {
+      for (const step of steps.filter((one) => one.replica === replica)) {
+        const [x, width] = drawContent({ context, time, palette }, step, bottom, scale);
+        if (isLate(step)) line(context, x, bottom, x + width, bottom, palette.late, { width: 3 });
+      }
+    });
+  });
+}
+
+/** A step's tokens on a line, decodes below; returns where it is, and how wide. */
+function drawContent({ context, time, palette }, step, bottom, scale) {
+  const [x, width] = extent(step, time);
+  const decode = step.numDecode && Math.max(THINNEST, step.numDecode * scale);
+  const prefill = step.numPrefill * scale;
+  context.fillStyle = palette.decode;
+  context.fillRect(x, bottom - decode, width, decode);
+  if (prefill) {
+    context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
+    context.fillRect(x, bottom - decode - prefill, width, prefill);
+  }
+  return [x, width, decode + prefill];
+}
+
+function isLate(step) {
+  return step.limitS !== null && step.endS - step.startS > step.limitS;
 }
 
 function drawTokens({ context, steps, time, palette }, area) {
@@ -36,18 +83,10 @@ function drawTokens({ context, steps, time, palette }, area) {
   drawScale(context, time, area, top, { name: "tokens", text: integer }, palette);
   time.clipped(context, () => {
     for (const step of steps) {
-      const [x, width] = extent(step, time);
-      const decode = step.numDecode && Math.max(THINNEST, step.numDecode * scale);
-      const prefill = step.numPrefill * scale;
-      context.fillStyle = palette.decode;
-      context.fillRect(x, area.bottom - decode, width, decode);
-      if (prefill) {
-        context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
-        context.fillRect(x, area.bottom - decode - prefill, width, prefill);
-      }
+      const [x, width, tall] = drawContent({ context, time, palette }, step, area.bottom, scale);
       const slack = (step.budget - step.numDecode - step.numPrefill) * scale;
       if (!step.limitS && slack > 0) {
-        drawSlack(context, x, area.bottom - decode - prefill - slack, width, slack, palette);
+        drawSlack(context, x, area.bottom - tall - slack, width, slack, palette);
       }
     }
   });
@@ -63,9 +102,8 @@ function drawDurations({ context, steps, time, palette }, area) {
   time.clipped(context, () => {
     steps.forEach((step, i) => {
       const [x, width] = extent(step, time);
-      const isLate = step.limitS !== null && seconds[i] > step.limitS;
       const tall = seconds[i] * scale;
-      context.fillStyle = isLate ? palette.late : palette.muted;
+      context.fillStyle = isLate(step) ? palette.late : palette.muted;
       context.fillRect(x, area.bottom - tall, width, tall);
       if (step.limitS > seconds[i]) {
         const slack = (step.limitS - seconds[i]) * scale;
