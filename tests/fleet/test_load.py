@@ -10,6 +10,7 @@ from legato.core.outputs import RefusalReason
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.engine.errors import OverloadedError
+from legato.engine.frontend.completion import Completion
 from legato.fleet.autoscaling import strain, wanted_replicas
 from legato.fleet.engine import FleetEngine
 from tests.fleet.in_process import (
@@ -101,15 +102,17 @@ async def test_replicas_come_under_strain_and_go_after_it_and_no_stream_is_lost(
 ) -> None:
     scheduler = SchedulerConfig(max_num_seqs=4, itl_slo_s=0.5, ttft_slo_s=0.2)
     async with fleet(tmp_path, 1, config=EngineConfig(scheduler=scheduler)) as (engine, replicas):
-        nums = [1]
-        streams = [asyncio.create_task(complete(engine, [i] * 50, _SOME)) for i in range(1, 60)]
-        while nums[-1] != 3:
-            await asyncio.sleep(0.2)
-            nums.append(await scaled(engine, replicas, most=3))
-        streams += [asyncio.create_task(complete(engine, [i] * 50, _SOME)) for i in range(60, 90)]
-        while nums[-1] != 1:
-            await asyncio.sleep(0.2)
-            nums.append(await scaled(engine, replicas, most=3))
+        streams: list[asyncio.Task[Completion]] = []
+        for wanted, num_at_once in ((3, 60), (1, 0)):
+            num = 1
+            while num != wanted:
+                new = num_at_once - sum(not one.done() for one in streams)
+                streams += [
+                    asyncio.create_task(complete(engine, [i] * 50, _SOME))
+                    for i in range(1, 1 + new)
+                ]
+                await asyncio.sleep(0.2)
+                num = await scaled(engine, replicas, most=3)
         done = await asyncio.gather(*streams)
         assert [len(one.token_ids) for one in done] == [100] * len(streams)
         assert not engine.num_restarts

@@ -21,8 +21,6 @@ from legato.routing.router import NoReplicaError, Router
 
 _MOST_HASHED_TOKENS = 2**14
 """Of a prompt, by which it is known where it is cached; each block takes a few microseconds."""
-_MOST_TRIES = 3
-"""Replicas that a request is sent to, one after the other, where each refuses it."""
 _FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 
 
@@ -182,11 +180,7 @@ class Dispatcher:
         self.placed.end_half(half)
         self._end(half.request_id)
         one = self._asked.request(half.request_id)
-        has_others = any(
-            view.is_accepting and view.role == half.link.role and view.replica_id not in refusals
-            for view in self._router.replicas.values()
-        )
-        if one is None or len(refusals) == _MOST_TRIES or not has_others:
+        if one is None or not self._router.may_try_again(refusals, half.link.role):
             return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
         self._totals.note_tried_again(one.request.service.tenant)
         self.send(one.request, refusals)

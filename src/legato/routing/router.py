@@ -20,9 +20,11 @@ ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
 }
 """Key the name by which a user asks for it."""
 
-
 _CONTINUING: tuple[Role, ...] = ("both", "decode", "prefill")
 """Who sends a request's tokens: the first of which there are any."""
+
+_MOST_TRIES = 3
+"""Replicas that a request is sent to, one after the other, where each refuses it."""
 
 
 class NoReplicaError(Exception):
@@ -144,6 +146,10 @@ class Router:
         placement = Placement(prefill=prefill, decode=view.replica_id)
         self._routed[request.request_id] = request, placement
         return placement
+
+    def may_try_again(self, refused_by: Collection[str], role: Role) -> bool:
+        """Whether what replicas of a role refused may go to another of that role."""
+        return len(refused_by) < _MOST_TRIES and bool(self._accepting(role, refused_by))
 
     def note_prefilled(self, request_id: str, now_s: float) -> None:
         """The replica that only computes its prompt has done so."""

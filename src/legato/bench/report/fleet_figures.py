@@ -44,12 +44,14 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All of them.
 
     Attributes:
+        num_tried_again: times that a request which a replica refused was sent to another.
         num_retries: times that clients sent a refused request again.
         num_reruns: requests that were run elsewhere, as the replica died that they waited for.
         num_lost: requests that a dead replica ended.
     """
 
     replicas: list[ReplicaFigures]
+    num_tried_again: int
     num_retries: int
     num_reruns: int
     num_lost: int
@@ -63,7 +65,8 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
             "of these died": str(sum(one.is_lost for one in self.replicas)),
             "replica hours": f"{served_s / 3600.0:.2f}",
             "busy": f"{busy_s / served_s:.1%}" if served_s else NOTHING,
-            "refused requests sent again": str(self.num_retries),
+            "refused, and tried elsewhere": str(self.num_tried_again),
+            "refused, and sent again": str(self.num_retries),
             "run elsewhere": str(self.num_reruns),
             "lost with a replica": str(self.num_lost),
         }

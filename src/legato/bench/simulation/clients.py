@@ -135,6 +135,10 @@ class SimulatedClients:
         """What is asked for by a message that was sent, and has not ended."""
         return self._workload[self._open[request_id].place]
 
+    def message(self, request_id: str) -> AddRequest:
+        """By which it was sent."""
+        return self._open[request_id].message
+
     def begin_again(self, request_id: str) -> AddRequest | None:
         """The message by which a request is run elsewhere of which nothing has come.
 

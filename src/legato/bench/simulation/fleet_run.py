@@ -22,6 +22,7 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
         records: of the requests that were sent, by arrival; none where they were tallied.
         duration_s: from the start of the run to the last step, on the virtual clock.
         replicas: all that have served, those that died among them.
+        num_tried_again: times that a request which a replica refused was sent to another.
         num_retries: times that clients sent a refused request again.
         num_reruns: requests that were run elsewhere, as the replica died that they waited for.
         num_lost: requests that a dead replica ended.
@@ -30,6 +31,7 @@ class FleetRun(msgspec.Struct, frozen=True, kw_only=True):
     records: list[RequestRecord]
     duration_s: float
     replicas: list[ReplicaRun]
+    num_tried_again: int = 0
     num_retries: int = 0
     num_reruns: int = 0
     num_lost: int = 0
@@ -84,6 +86,7 @@ def simulate_fleet(
         records=[] if tally is not None else clients.records(),
         duration_s=simulation.now_s,
         replicas=simulation.replica_runs(),
+        num_tried_again=simulation.num_tried_again,
         num_retries=clients.num_retries,
         num_reruns=simulation.num_reruns,
         num_lost=simulation.num_lost,

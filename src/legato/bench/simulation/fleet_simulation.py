@@ -35,7 +35,7 @@ class FleetSimulation:
         tally: as of `SimulatedClients`.
 
     Attributes:
-        num_reruns, num_lost: as in `FleetRun`.
+        num_tried_again, num_reruns, num_lost: as in `FleetRun`.
     """
 
     def __init__(self, fleet: SimulatedFleet, workload: Workload, tally: Tally | None) -> None:
@@ -43,16 +43,17 @@ class FleetSimulation:
         # Requests come to the router, which has none of a replica's work to do for them.
         delivers = msgspec.structs.replace(fleet.server.delays, intake_s=0.0, intake_token_s=0.0)
         self.clients = SimulatedClients(workload, delivers, tally, max_retries=fleet.max_retries)
-        self.num_reruns = self.num_lost = 0
+        self.num_tried_again = self.num_reruns = self.num_lost = 0
         self._fleet = fleet
         self._delays = fleet.server.delays
         self._classes = fleet.server.scheduler.classes
         self._random = random.Random(fleet.seed)
         self._events: list[tuple[float, int, int, Callable[[], bool]]] = []  # a heap
         self._order = count()
-        # Key a request that has not ended, value where it is; those without a first token; and
-        # those that no replica was there for.
+        # Key a request that has not ended, value where it is, or which replicas refused it and when
+        # to try there again; those without a first token; and those that no replica was there for.
         self._placements: dict[str, Placement] = {}
+        self._refusals: dict[str, dict[str, float]] = {}
         self._waiting: set[str] = set()
         self._unplaced: list[AddRequest] = []
         self._router = Router(fleet.routing, fleet.server.scheduler.tenant_weights)
@@ -156,13 +157,10 @@ class FleetSimulation:
     def _lose(self, replica: SimulatedReplica, request_id: str) -> None:
         """What has not begun is run elsewhere, once; the rest ends with an error."""
         placement = self._placements.pop(request_id)
+        self._refusals.pop(request_id, None)
         has_begun = request_id not in self._waiting
         self._waiting.discard(request_id)
-        self._handovers.give_up(request_id, self.now_s)
-        for replica_id in {placement.prefill, placement.decode} - {replica.replica_id, None}:
-            other = self._replicas.get(replica_id or "")
-            if other is not None:
-                self._deliver(other, AbortRequest(request_id=request_id), self.now_s)
+        self._forget_elsewhere(replica, placement, request_id)
         again = None if has_begun else self.clients.begin_again(request_id)
         if again is not None:
             self.num_reruns += 1
@@ -191,7 +189,11 @@ class FleetSimulation:
 
     def _route(self, message: AddRequest) -> None:
         try:
-            placement = self._router.route(self._routed(message), self.now_s)
+            placement = self._router.route(
+                self._routed(message),
+                self.now_s,
+                without=self._refusals.get(message.request_id, ()),
+            )
         except NoReplicaError:
             self._unplaced.append(message)
             return
@@ -267,6 +269,9 @@ class FleetSimulation:
         outputs = [output for output in outputs if output.request_id in placements]
         if replica.role == "prefill":
             outputs = self._note_prefilled(outputs)
+        if any(output.finish_reason is FinishReason.REFUSED for output in outputs):
+            finals = [self._final(replica, output) for output in outputs]
+            outputs = [output for output in finals if output is not None]
         for output in outputs:
             if output.request_id in waiting and output.new_token_ids:
                 waiting.discard(output.request_id)
@@ -286,21 +291,45 @@ class FleetSimulation:
                 self._router.note_prefilled(output.request_id, self.now_s)
         return [output for output in outputs if output.finish_reason is FinishReason.REFUSED]
 
+    def _final(self, replica: SimulatedReplica, output: RequestOutput) -> RequestOutput | None:
+        """What a replica brought; None where it has refused a request that another may take.
+
+        What one of two pools refuses is refused: it is not simulated that others of it are asked.
+        """
+        request_id = output.request_id
+        is_refused = output.finish_reason is FinishReason.REFUSED
+        if not is_refused or self._placements[request_id].prefill is not None:
+            return output
+        refusals = self._refusals.setdefault(request_id, {})
+        refusals[replica.replica_id] = output.retry_after_s or 0.0
+        if not self._router.may_try_again(refusals, replica.role):
+            return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
+        self.num_tried_again += 1
+        del self._placements[request_id]
+        self._router.note_end(request_id, 0, self.now_s)
+        self._route(self.clients.message(request_id))
+        return None
+
     def _end(self, replica: SimulatedReplica, output: RequestOutput) -> None:
         request_id = output.request_id
         placement = self._placements.pop(request_id)
+        self._refusals.pop(request_id, None)
         self._waiting.discard(request_id)
         is_served = output.finish_reason is FinishReason.LENGTH
         num_tokens = self.clients.request(request_id).num_output_tokens if is_served else 0
         self._router.note_end(request_id, num_tokens, self.now_s)
-        if placement.prefill is None or is_served:
-            return
-        # One of the two has refused it: the other one is to forget it.
-        is_first = replica.role == "prefill"
-        other = self._replicas.get(placement.decode if is_first else placement.prefill)
-        if other is not None:
-            self._deliver(other, AbortRequest(request_id=request_id), self.now_s)
+        if not is_served:
+            self._forget_elsewhere(replica, placement, request_id)
+
+    def _forget_elsewhere(
+        self, replica: SimulatedReplica, placement: Placement, request_id: str
+    ) -> None:
+        """Have the other of two replicas forget what one has refused, or died with."""
         self._handovers.give_up(request_id, self.now_s)
+        for replica_id in {placement.prefill, placement.decode} - {replica.replica_id, None}:
+            other = self._replicas.get(replica_id or "")
+            if other is not None:
+                self._deliver(other, AbortRequest(request_id=request_id), self.now_s)
 
     # Replicas tell of themselves.
 

@@ -38,6 +38,7 @@ def fleet_figures(run: FleetRun) -> FleetFigures:
     """What a report tells of a fleet."""
     return FleetFigures(
         replicas=[_figures(replica) for replica in run.replicas],
+        num_tried_again=run.num_tried_again,
         num_retries=run.num_retries,
         num_reruns=run.num_reruns,
         num_lost=run.num_lost,
