@@ -89,10 +89,36 @@ def test_messages_are_as_vllm_sends_them(publisher: CachePublisher) -> None:
 
 def test_who_comes_later_is_told_all_that_is_there(publisher: CachePublisher) -> None:
     publisher.publish([AllBlocksCleared(), stored()])
+    subscribers = []
     for _ in range(2):  # of the same topic, too
+        subscribers.append(Subscriber(publisher.endpoint))
         watcher = CacheWatcher()
-        watcher.take(Subscriber(publisher.endpoint).events())
+        watcher.take(subscribers[-1].events())
         assert watcher.hashes == {*NAMES}
+
+
+def test_all_is_told_anew_once_to_those_alone_who_hear_it(publisher: CachePublisher) -> None:
+    subscriber = Subscriber(publisher.endpoint)
+    assert subscriber.events() == [AllBlocksCleared()]
+    elsewhere = zmq.Context.instance().socket(zmq.SUB)
+    elsewhere.setsockopt(zmq.SUBSCRIBE, b"another topic")
+    elsewhere.connect(publisher.endpoint)
+    assert not subscriber.socket.poll(1500), "it would be told each second"
+    elsewhere.close(linger=0)
+
+
+def test_what_is_not_kept_any_more_is_told_anew(publisher: CachePublisher) -> None:
+    """Rather than sent again."""
+    subscriber = Subscriber(publisher.endpoint)
+    subscriber.take()
+    publisher._buffer = ReplayBuffer(max_batches=1)
+    for event in (stored(0, 1), stored(1, 3)):
+        publisher.publish([event])
+        subscriber.take()
+    assert publisher.replay_endpoint is not None
+    asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    asking.send_multipart([b"", (0).to_bytes(8, "big")])
+    assert subscriber.events()[0] == AllBlocksCleared()
 
 
 def test_what_was_missed_is_sent_again(publisher: CachePublisher) -> None:
@@ -104,9 +130,8 @@ def test_what_was_missed_is_sent_again(publisher: CachePublisher) -> None:
         sent.append(subscriber.take())
     assert publisher.replay_endpoint is not None
     asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
-    for nonsense in ([b""], [b"", b"12"], [b"what", (0).to_bytes(8, "big")], [b"x" * 2000]):
-        asking.send_multipart(nonsense)
-    asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    for nonsense in ([b""], [b"", b"12"], [b"what", (0).to_bytes(8, "big")]):
+        asking.send_multipart(nonsense)  # which is not answered
     asking.send_multipart([b"", (2).to_bytes(8, "big")])
     for number, payload in sent[1:]:
         again = [b"", TOPIC.encode(), number.to_bytes(8, "big"), payload]

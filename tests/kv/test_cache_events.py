@@ -1,0 +1,32 @@
+"""What a cache tells, once somebody watches."""
+
+from legato.core.block_hash import block_hashes
+from legato.core.kv_events import AllBlocksCleared, BlockStored
+from legato.kv.manager import KVCacheManager
+from tests.kv.requests import request_for
+
+SIZE = 4
+PROMPT = [*range(100, 113)]
+NAMES = block_hashes(PROMPT, SIZE)
+
+
+def test_each_event_is_told_once() -> None:
+    kv = KVCacheManager(num_blocks=16, block_size=SIZE)
+    kv.watch()
+    assert kv.take_events() == [AllBlocksCleared()]
+    assert kv.take_events() == []
+
+
+def test_what_becomes_computed_at_a_stroke_is_told_from_its_beginning_on() -> None:
+    """Where two prompts part, too: who hears of a block has heard of the one before it."""
+    kv = KVCacheManager(num_blocks=16, block_size=SIZE)
+    kv.watch()
+    first, second = request_for("a", PROMPT), request_for("b", [*PROMPT[:8], 1, 2, 3, 4, 5])
+    assert kv.reserve(first)
+    assert kv.reserve(second)
+    kv.take_events()
+    first.num_computed_tokens = len(PROMPT)
+    kv.commit(first)
+    told = [event for event in kv.take_events() if isinstance(event, BlockStored)]
+    assert [name for event in told for name in event.block_hashes] == NAMES
+    assert [event.parent_block_hash for event in told] == [None, NAMES[1]]
