@@ -163,10 +163,10 @@ async def test_a_replica_tells_of_no_request_of_another(tmp_path: Path) -> None:
     """Not that it ended, either."""
     async with fleet(tmp_path, 2, "round-robin") as (engine, _):
         own = asyncio.create_task(answered(engine, "a", max_tokens=200))
-        while not engine._placed._halves:
+        while not engine._dispatcher.placed._halves:
             assert not own.done()
             await asyncio.sleep(0)
-        [(sent_id, half)] = engine._placed._halves.items()
+        [(sent_id, half)] = engine._dispatcher.placed._halves.items()
         [other] = (link for link in engine._links.values() if link is not half.link)
         end = RequestOutput(request_id=sent_id, finish_reason=FinishReason.STOP)
         lie = Brought(outputs=[end], stats=EngineStats(), kv_events=[], sent_s=time.monotonic())

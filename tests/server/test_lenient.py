@@ -146,7 +146,7 @@ def test_what_asks_for_something_is_refused_by_its_name(
     answer = http.post(path, json={**body, **asks})
     assert answer.status_code == 400
     *_, name = asks
-    assert answer.json()["error"]["param"] == name
+    assert answer.json()["error"]["param"].partition(".")[0] == name
 
 
 @pytest.mark.parametrize(

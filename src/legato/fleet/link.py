@@ -85,7 +85,8 @@ class Link:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_more.wait(), _SPEAK_EVERY_S)
+                async with asyncio.timeout(_SPEAK_EVERY_S):
+                    await self._has_more.wait()
             self._has_more.clear()
             await self._send_some()
             while self._waiting:

@@ -52,7 +52,8 @@ class Subscription(Generic[_Record]):
     async def gather(self, seconds: float) -> None:
         """Let records come together for so long, or until it is closed."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
 
     def close(self) -> None:
         """Take no more records; those that wait may still be taken."""
