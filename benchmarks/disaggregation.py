@@ -349,7 +349,7 @@ def _plot(results: dict[str, list[Round]], path: Path, load: Load) -> None:
     left.set_title(f"TTFT of prompts of {load.num_tokens:,} tokens", loc="left", fontsize=10)
     right.set_title("Gaps between tokens meanwhile", loc="left", fontsize=10)
     left.set_ylabel("share of them")
-    right.set_xscale("log")
+    right.set_xlim(left=0)
     for axis in (left, right):
         axis.set_xlabel("seconds")
         axis.grid(alpha=0.3)
