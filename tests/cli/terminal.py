@@ -33,10 +33,16 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._keyboard, text.encode())
 
-    def wait_for(self, text: bytes) -> None:
-        """Until it is shown."""
+    def wait_for(self, text: bytes, *, typing: str = "") -> None:
+        """Until it is shown.
+
+        Args:
+            typing: is typed now, and again while nothing comes: input() of CPython waits on where a
+                signal comes just before it begins to.
+        """
         deadline_s = time.monotonic() + _PATIENCE_S
         while text not in self.shown:
+            self.type(typing)
             assert time.monotonic() < deadline_s, f"no {text!r} in {self.shown!r}"
             if select.select([self._keyboard], [], [], 1.0)[0]:
                 self.shown += os.read(self._keyboard, 1 << 16)

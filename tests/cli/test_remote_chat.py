@@ -85,8 +85,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess) -> None
     terminal.type("\x03")
     terminal.wait_for(b"> ")
     server.wait_for_metric("num_requests_running", 0)
-    terminal.type("\x03")  # with nothing to stop
-    terminal.wait_for(b"/exit or Ctrl-D ends")
+    terminal.wait_for(b"/exit or Ctrl-D ends", typing="\x03")  # with nothing to stop
     terminal.type("/exit\n")
     assert terminal.process.wait(60) == 0
     assert b"Traceback" not in terminal.shown
