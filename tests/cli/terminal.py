@@ -41,11 +41,13 @@ class Terminal:
                 signal comes just before it begins to.
         """
         deadline_s = time.monotonic() + _PATIENCE_S
+        self.type(typing)
         while text not in self.shown:
-            self.type(typing)
             assert time.monotonic() < deadline_s, f"no {text!r} in {self.shown!r}"
             if select.select([self._keyboard], [], [], 1.0)[0]:
                 self.shown += os.read(self._keyboard, 1 << 16)
+            else:
+                self.type(typing)
         self.shown = self.shown.partition(text)[2]
 
 

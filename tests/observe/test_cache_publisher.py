@@ -129,6 +129,8 @@ def test_what_was_missed_is_sent_again(publisher: CachePublisher) -> None:
         publisher.publish([event])
         sent.append(subscriber.take())
     assert publisher.replay_endpoint is not None
+    too_much = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
+    too_much.send_multipart([b"x" * 2000])  # which ends a connection, and no other
     asking = Subscriber(publisher.replay_endpoint, zmq.DEALER).socket
     for nonsense in ([b""], [b"", b"12"], [b"what", (0).to_bytes(8, "big")]):
         asking.send_multipart(nonsense)  # which is not answered

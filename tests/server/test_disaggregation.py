@@ -1,13 +1,12 @@
 """Prompts are computed by one server and continued by another, which NIXL joins."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from psutil import CONN_LISTEN
 
 from legato.engine.frontend.kv_tickets import signature
 from legato.transfer.nixl_mover import nixl_package
-from tests.server.launch import ServerProcess, running_server, wait_until
+from tests.server.launch import ServerProcess, free_port, running_server, wait_until
 
 pytestmark = [
     pytest.mark.fleet,
@@ -31,12 +30,6 @@ LEASE_S = 5.0
 _HITS = "prefix_cache_hits_total"
 _USAGE = "kv_cache_usage_perc"
 _BYTES = "kv_transfer_bytes_total"
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def flags(role: str, key: Path) -> list[str]:

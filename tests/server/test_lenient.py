@@ -125,7 +125,6 @@ def test_the_openai_client_sends_hints(client: openai.OpenAI) -> None:
                 {"no_stop_trim": True},
                 {"return_hidden_states": True},
                 {"stream_options": {"include_usage": True}},
-                {"kv_transfer_params": {"a": 1}},
             )
         ),
         ("/v1/chat/completions", CHAT, {"echo": True}),
@@ -146,7 +145,18 @@ def test_what_asks_for_something_is_refused_by_its_name(
     answer = http.post(path, json={**body, **asks})
     assert answer.status_code == 400
     *_, name = asks
-    assert answer.json()["error"]["param"].partition(".")[0] == name
+    assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)]
+)
+def test_a_field_of_a_transfer_that_nobody_knows_is_refused_by_its_name(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = http.post(path, json={**body, "kv_transfer_params": {"a": 1}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "kv_transfer_params.a"
 
 
 @pytest.mark.parametrize(
