@@ -12,12 +12,12 @@ _TOP, _HEIGHT, _APART = 42, 62, 82
 
 
 def fleet() -> str:
-    """SVG: the router sends a request where its promise is most likely kept."""
+    """SVG: the router sends a request where it breaks the fewest promises."""
     canvas = Canvas(
         820,
         300,
-        "Clients ask one server, whose router sends each request to the replica that would keep "
-        "its promise, by what replicas tell of their caches and forecasts",
+        "Clients ask one server, whose router sends each request where it breaks the fewest "
+        "promises, by what replicas tell of their caches and forecasts",
     )
     middle = _TOP + _APART + _HEIGHT / 2
     canvas.box(10, middle - 25, 90, 50, ["clients"])
@@ -35,6 +35,6 @@ def fleet() -> str:
             canvas.arrow([(340, here - 9), (500, y + _HEIGHT / 2 - 9)], "the prompt", is_way=True)
     told = "each tells of blocks that it caches or forgets at once, of its forecasts each second"
     canvas.text(810, 26, told, "faint", "end")
-    why = "chosen: where the promise is kept, and of these where the request ends soonest"
+    why = "chosen: where the fewest promises are broken, its own and those of others"
     canvas.text(810, 290, why, "faint", "end")
     return canvas.svg()
