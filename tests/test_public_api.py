@@ -100,6 +100,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "policy",
         "prefill_order",
         "enable_chunked_prefill",
+        "speculative",
         "calibrate",
         "calibration_dir",
         "skip_tokenizer_init",

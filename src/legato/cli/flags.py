@@ -14,6 +14,7 @@ import msgspec
 from legato.cli.values import (
     SLO_CLASS,
     byte_size,
+    count_or_word,
     duration_s,
     gap_promise,
     lines_of,
@@ -75,6 +76,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
         "metavar": SLO_CLASS,
     },
     "weights": {"type": weights, "action": AddItems},
+    "count_or_word": {"type": count_or_word},
 }
 """What argparse is told of a field, beside its choices and its description."""
 
@@ -197,7 +199,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: Field, quantile_dest: str |
     settings = dict(_BY_KIND[field.kind])
     if quantile_dest is not None:
         settings = {"action": GapPromise, "quantile_dest": quantile_dest}
-    if field.choices:
+    if field.kind == "choice":
         settings["choices"] = field.choices
     if field.flag.metavar is not None:
         settings["metavar"] = field.flag.metavar

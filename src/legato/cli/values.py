@@ -37,6 +37,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_or_word(text: str) -> int | str:
+    """A whole number above 0, or a word, which is its field's to check."""
+    return count(text) if text.isdecimal() else text
+
+
 def whole(text: str) -> int:
     """A whole number from 0 on."""
     if not text.isdecimal():

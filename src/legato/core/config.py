@@ -26,6 +26,7 @@ Quantization = Literal["int8", "int4", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
+Speculative = Annotated[int, msgspec.Meta(ge=1, le=64)] | Literal["auto", "off"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
 Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
@@ -281,6 +282,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     enable_chunked_prefill: Annotated[
         bool, Flag("compute long prompts in chunks, not each whole in one step")
     ] = True
+    speculative: Annotated[
+        Speculative,
+        Flag(
+            "tokens guessed ahead of a stream and verified in one step, which changes when tokens "
+            "come, never which: auto drafts what is worth its time, a number that many a stream "
+            "as long as the step ends in time",
+            metavar="auto|off|K",
+        ),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,6 +338,12 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     @property
     def promises_ttft(self) -> bool:
         return any(slo.ttft_s is not None for slo in self.classes.values())
+
+    @property
+    def most_samples(self) -> int:
+        """Rows of a step that may be sampled: a stream's next each, and drafts."""
+        assert self.max_num_seqs is not None
+        return self.max_num_seqs + (0 if self.speculative == "off" else max(64, self.max_num_seqs))
 
     def whole_prompt_tokens(self, max_model_len: int) -> int:
         """A step that holds the longest prompt beside all decodes."""

@@ -39,9 +39,11 @@ Kind = Literal[
     "names",
     "classes",
     "weights",
+    "count_or_word",
 ]
 """How a value is written on a command line: "texts" with commas, "names" with spaces between them;
-"classes" are `SloClass`es, "weights" numbers, by name.
+"classes" are `SloClass`es, "weights" numbers, by name; "count_or_word" is a number or one of the
+field's choices.
 """
 
 _BY_TYPE: dict[Any, Kind] = {
@@ -52,6 +54,7 @@ _BY_TYPE: dict[Any, Kind] = {
     dict: "classes",
 }
 _BY_UNIT: dict[str, Kind] = {"_s": "duration", "_bytes": "size"}  # key the name's suffix
+_UNIONS = (Union, UnionType)
 _POWERS = {"T": 2**40, "G": 2**30, "M": 2**20, "K": 2**10}
 
 
@@ -176,13 +179,21 @@ def _field(config: type[Config], info: msgspec.structs.FieldInfo, type_: Any) ->
         default=info.default_factory() if has_factory else info.default,
         kind=kind,
         option=f"--{name}",
-        choices=get_args(plain) if kind == "choice" else (),
+        choices=_choices(kind, plain),
         group=flag.group or config.flag_group,
         flag=flag,
     )
 
 
+def _choices(kind: Kind, plain: Any) -> tuple[str, ...]:
+    if kind == "count_or_word":
+        plain = next(one for one in get_args(plain) if get_origin(one) is Literal)
+    return get_args(plain) if kind in ("choice", "count_or_word") else ()
+
+
 def _kind(name: str, plain: Any) -> Kind:
+    if get_origin(plain) in _UNIONS:
+        return "count_or_word"
     if plain == dict[str, float]:
         return "weights"
     by_type = _BY_TYPE.get(get_origin(plain) or plain)
@@ -193,15 +204,16 @@ def _kind(name: str, plain: Any) -> Kind:
 
 
 def _without_none(type_: Any) -> Any:
-    if get_origin(type_) not in (Union, UnionType):
+    if get_origin(type_) not in _UNIONS:
         return type_
-    (plain,) = (one for one in get_args(type_) if one is not NoneType)
-    return plain
+    plain = [one for one in get_args(type_) if one is not NoneType]
+    return plain[0] if len(plain) == 1 else type_
 
 
 def _refusal(field: Field, value: Any, reason: str) -> str:
     if field.choices:
-        return f"{field.name} is one of {', '.join(field.choices)}, got {value!r}"
+        number = "a number, " if field.kind == "count_or_word" else ""
+        return f"{field.name} is {number}one of {', '.join(field.choices)}, got {value!r}"
     got = "" if "got" in reason else f", got {value!r}"
     return f"{field.name}: {reason[0].lower()}{reason[1:]}{got}"
 

@@ -6,7 +6,13 @@ import msgspec
 
 from legato.core.outputs import TokenLogprobs
 from legato.core.request import AddRequest
-from legato.core.step_record import ChunkKind, EndedBy, Obstacle
+from legato.core.step_record import (
+    ChunkKind,
+    DrafterName,
+    DraftsEndedBy,
+    EndedBy,
+    Obstacle,
+)
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
@@ -19,7 +25,9 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             chunk reaches the request's last token, and 1 more for each draft.
         kind: what it is to everybody: to the step-time model, to metrics and to traces.
         ended_by: why a prefill chunk is no longer; None for others.
-        draft_token_ids: guesses that the chunk's last tokens are; all before them are known.
+        draft_token_ids: guesses that the chunk's last tokens are; all before them are known, or
+            come with a step in flight.
+        drafter: whose guesses they are; None where there are none.
     """
 
     request_id: str
@@ -30,6 +38,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     kind: ChunkKind
     ended_by: EndedBy | None = None
     draft_token_ids: tuple[int, ...] = ()
+    drafter: DrafterName | None = None
 
     @property
     def end(self) -> int:
@@ -87,7 +96,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         ended_requests: ids whose state the executor may drop before this step.
         preempted: ids that gave up their blocks for this step to fit.
         moves: copies to be made, in this order and once, before the step.
-        admitted, held_by: as in `StepRecord`, as are the next.
+        admitted, held_by, drafts_ended_by: as in `StepRecord`, as are the next.
         predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take. With
             steps in flight, its beginning is the predicted end of the last of these.
     """
@@ -100,6 +109,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[BlockMove, ...] = ()
     admitted: dict[str, int] = msgspec.field(default_factory=dict)
     held_by: Obstacle | None = None
+    drafts_ended_by: DraftsEndedBy | None = None
     predicted_s: float | None = None
     limit_s: float | None = None
     budget_tokens: int = 0

@@ -26,8 +26,21 @@ prompt's blocks are not free; beside it, streams would not get their tokens in t
 kept for other tenants."""
 
 
+DrafterName = Literal["own", "recent", "model"]
+"""Who drafts: an index over the request's own tokens, or over recent outputs of its tenant; a draft
+model."""
+
+DraftsEndedBy = Literal["proposals", "worth", "time_budget", "token_budget", "memory"]
+"""Why a step holds no more drafts: nothing more was proposed; the next were not worth their time;
+the step may take no longer, or hold no more tokens; there were no blocks for them."""
+
+
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
-    """Tokens [start, start + num_tokens) of one request; the rest as in `ScheduledChunk`."""
+    """Tokens [start, start + num_tokens) of one request; the rest as in `ScheduledChunk`.
+
+    Attributes:
+        num_accepted: of its drafts, those that were right.
+    """
 
     request_id: str
     start: int
@@ -35,6 +48,13 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     num_samples: int
     kind: ChunkKind
     ended_by: EndedBy | None
+    drafter: DrafterName | None = None
+    num_accepted: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        """Its last tokens that are guesses."""
+        return self.num_samples - 1 if self.kind == "verify" else 0
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
@@ -53,6 +73,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
         admitted: requests that came to run; key request id, value those of its tokens that were
             computed already.
         preempted: requests that lost their blocks.
+        drafts_ended_by: why there are no more drafts; None where none were asked for.
         held_by: what kept the first waiting request out; None where none waited, or none was
             looked at.
         failed: requests whose chunk could not be computed.
@@ -83,6 +104,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    drafts_ended_by: DraftsEndedBy | None = None
     replica_id: str = ""
 
     @property
@@ -94,6 +116,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     def num_decode_tokens(self) -> int:
         """Tokens of running streams: the next of each, and drafts of those behind it."""
         return sum(chunk.num_tokens for chunk in self.chunks if chunk.kind != "prefill")
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Those of them that are drafts."""
+        return sum(chunk.num_drafts for chunk in self.chunks)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were right."""
+        return sum(chunk.num_accepted for chunk in self.chunks)
 
     @property
     def went_as_planned(self) -> bool:

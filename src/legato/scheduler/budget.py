@@ -3,7 +3,7 @@
 import math
 from typing import Protocol
 
-from legato.core.step_record import EndedBy
+from legato.core.step_record import DraftsEndedBy, EndedBy
 from legato.scheduler.step_costs import ROW_BOUNDS
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -35,6 +35,10 @@ class StepBudget(Protocol):
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
         """Whether the step, the decodes in `shape` among it, ends in time."""
+        ...
+
+    def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        """What keeps the step, the drafts in `shape` among it, from running; None for nothing."""
         ...
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
@@ -90,6 +94,9 @@ class TokenBudget:
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return True
 
+    def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        return "token_budget" if self.is_exceeded(shape, limit_s) else None
+
     def paces(self, streams: StepShape, limit_s: float) -> bool:  # noqa: ARG002
         return True
 
@@ -134,6 +141,14 @@ class TimeBudget:
         if limit_s == UNLIMITED or not self._model.is_known:
             return True
         return self._model.seconds(shape) * self._model.caution <= limit_s
+
+    def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        if limit_s < UNLIMITED:
+            # Nobody's token may be late for what is no more than a guess.
+            caution = self._model.caution
+            if not self._model.is_known or self._model.seconds(shape) * caution > limit_s:
+                return "time_budget"
+        return self._tokens.drafts_bound(shape, limit_s)
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
         if limit_s == UNLIMITED or not self._model.is_known:

@@ -1,6 +1,6 @@
 """Shorter chunks where memory runs out in a step."""
 
-from legato.core.step_record import EndedBy
+from legato.core.step_record import DraftsEndedBy, EndedBy
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.step_shape import StepShape
 
@@ -42,6 +42,9 @@ class MemoryBudget:
 
     def fits_decode(self, shape: StepShape, limit_s: float) -> bool:
         return self._budget.fits_decode(shape, limit_s)
+
+    def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        return self._budget.drafts_bound(shape, limit_s)
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
         return self._budget.paces(streams, limit_s)

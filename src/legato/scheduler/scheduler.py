@@ -6,7 +6,7 @@ argument, blocks are asked of a KV manager, and the executor is never seen.
 
 import math
 from collections import ChainMap, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
@@ -17,8 +17,10 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest, Event, Request
 from legato.core.slo import INTERACTIVE
 from legato.core.stats import SchedulerStats
+from legato.core.step_record import DraftsEndedBy
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, TimeBudget, TokenBudget
+from legato.scheduler.drafting import Drafting
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
@@ -35,6 +37,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
+from legato.speculation.drafter import Drafter
 
 _LOOKED_UP = 2
 """Waiting requests a step whose hits are brought up to date, in orders that look at them."""
@@ -71,6 +74,7 @@ class Scheduler:
         config: resolved, so that nothing in it is left to be decided.
         max_model_len: tokens at which a request ends; the cache must hold at least one such.
         step_time: what is believed of the duration of steps; it learns from every step.
+        drafters: that are asked what may come next, where `speculative` is not off.
 
     Attributes:
         broken_promise: as in `SchedulerStats`.
@@ -83,6 +87,7 @@ class Scheduler:
         max_model_len: int,
         kv: KVCacheManager,
         step_time: StepTimeModel | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.prefill_order is not None
@@ -92,6 +97,7 @@ class Scheduler:
         self._tenants = Tenants(config.tenant_weights)
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
+        self._drafters = drafters
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
@@ -174,6 +180,7 @@ class Scheduler:
         # Where memory has run out, that is found out again: a whole prompt could not wait for it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]
+        self._drafting = self._make_drafting(config)
         assert config.max_num_batched_tokens is not None
         self._idle_limit_s = config.idle_limit_s
         self._lateness = Lateness(
@@ -186,6 +193,13 @@ class Scheduler:
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
         )
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
+
+    def _make_drafting(self, config: SchedulerConfig) -> Drafting | None:
+        if config.speculative == "off" or not self._drafters:
+            return None
+        return Drafting(
+            self._drafters, config.speculative, self._budget, self._step_time, config.most_samples
+        )
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests, aborts and blocks that arrived; returns the ends known at once."""
@@ -228,13 +242,14 @@ class Scheduler:
         if self._in_flight and step.must_wait:
             return None
         self._fill(step)
+        drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
         self._num_preemptions += len(step.preempted)
         self._admitted |= step.admitted
         self._preempted += [request.request_id for request in step.preempted]
         self._note_budget(step)
         if not step.chunks:
             return None
-        plan = self._finish(step)
+        plan = self._finish(step, drafts_ended_by)
         self._take_off(plan, step, now_s, begins_s)
         self._num_steps += 1
         self._ended.clear()
@@ -316,7 +331,7 @@ class Scheduler:
         self._in_flight.append(_Flight(plan, step.shape, now_s, ends_s, step.first_blocks))
         self._kv.begin_step()
 
-    def _finish(self, step: StepBuilder) -> StepPlan:
+    def _finish(self, step: StepBuilder, drafts_ended_by: DraftsEndedBy | None) -> StepPlan:
         assert self._config.max_num_batched_tokens is not None
         model = self._step_time
         return StepPlan(
@@ -328,6 +343,7 @@ class Scheduler:
             moves=self._kv.take_moves(),
             admitted=self._admitted,
             held_by=step.held_by,
+            drafts_ended_by=drafts_ended_by,
             predicted_s=model.seconds(step.shape) if model.is_known else None,
             limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
             budget_tokens=self._config.max_num_batched_tokens,
@@ -443,6 +459,8 @@ class Scheduler:
                 break
         if done.is_complete:
             request.complete()
+        if self._drafting is not None and num_taken and request.finish_reason is None:
+            self._drafting.advance(request)
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
             return None
         return RequestOutput(
@@ -460,6 +478,8 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         self._queues.remove(request)
         self._kv.release(request)
+        for drafter in self._drafters:
+            drafter.forget(request)
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:

@@ -13,6 +13,7 @@ from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.turns import PrefillTurns
+from legato.speculation.drafter import Draft
 
 _PATIENCE_S = 10.0
 """How long a begun prompt may go without a chunk worth having, because that does not fit beside the
@@ -112,7 +113,7 @@ class StepBuilder:
         Nobody is preempted while a step is in flight: it may be one that the step computes.
         """
         return (
-            any(request.waits_for_token for request in self._streams)
+            any(r.waits_for_token or r.has_drafts_in_flight for r in self._streams)
             or not all(
                 self._kv.reserve(r)
                 for r in self._streams
@@ -120,6 +121,16 @@ class StepBuilder:
             )
             or self._yielding_request() is not None
         )
+
+    @property
+    def drafting_streams(self) -> list[Request]:
+        """Those that have their next token in the step, all tokens before which are known."""
+        return [
+            request
+            for request in self._streams
+            if request.request_id in self._in_step
+            and request.num_expected_tokens == request.num_tokens + 1
+        ]
 
     @property
     def is_over_budget(self) -> bool:
@@ -185,6 +196,37 @@ class StepBuilder:
                 break
             self._add_decodes([request])
         self._add_prefills(best_effort=True)
+
+    def draft(self, request: Request, draft: Draft, num_drafts: int) -> bool:
+        """Put the first `num_drafts` tokens of a draft behind a stream's next one.
+
+        Returns:
+            whether there were blocks for all of them.
+        """
+        num_tokens = request.num_expected_tokens
+        request.num_expected_tokens += num_drafts - 1
+        has_room = self._kv.reserve(request)
+        count = num_drafts if has_room else max(0, request.num_reserved_tokens - num_tokens + 1)
+        request.num_expected_tokens = num_tokens + count
+        request.num_scheduled_tokens += count
+        if count:
+            place, chunk = next(
+                (i, chunk)
+                for i, chunk in enumerate(self.chunks)
+                if chunk.request_id == request.request_id
+            )
+            self.shape.add_drafts(chunk.start + 1, count)
+            self.chunks[place] = ScheduledChunk(
+                request.request_id,
+                chunk.start,
+                1 + count,
+                self._kv.block_ids(request),
+                1 + count,
+                "verify",
+                draft_token_ids=tuple(draft.token_ids[:count]),
+                drafter=draft.drafter,
+            )
+        return has_room
 
     def _add_prefills(self, *, best_effort: bool, most: int | None = None) -> None:
         """Prompts by rank, begun ones and waiting ones alike; `most` bounds the chunks."""

@@ -13,8 +13,8 @@ from legato.scheduler.step_shape import StepShape, chunk_area
 ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
-NUM_TERMS = 7 + len(ROW_BOUNDS) + 1
-ROW_TERMS = slice(7, NUM_TERMS)
+NUM_TERMS = 9 + len(ROW_BOUNDS) + 1
+ROW_TERMS = slice(9, NUM_TERMS)
 """Those of `row_s` in `StepCosts.vector`."""
 
 
@@ -27,6 +27,7 @@ class StepCosts(
         step_s: of any step, as reading the weights is.
         row_s: of a token in the batch, one a segment between the `ROW_BOUNDS`.
         decode_row_s, decode_context_s: of a decode, and of a key that it reads.
+        draft_row_s, draft_context_s: the same of a draft.
         chunk_s: of a prefill chunk, whatever its length.
         area_s: of a query-key pair in the attention of a prefill chunk.
         context_s: of a key that a prefill chunk reads.
@@ -42,6 +43,8 @@ class StepCosts(
     area_s: float = 0.0
     context_s: float = 0.0
     sample_s: float = 0.0
+    draft_row_s: float = 0.0
+    draft_context_s: float = 0.0
     rows: RowCounts = CPU_ROWS
 
     def __post_init__(self) -> None:
@@ -53,7 +56,9 @@ class StepCosts(
     @classmethod
     def from_vector(cls, vector: np.ndarray, rows: RowCounts = CPU_ROWS) -> "StepCosts":
         """Inverse of `vector`: float [NUM_TERMS]."""
-        step, decode_row, decode_context, chunk, area, context, sample, *row = map(float, vector)
+        values = map(float, vector)
+        step, decode_row, decode_context, chunk, area, context, sample, *others = values
+        draft_row, draft_context, *row = others
         return cls(
             step_s=step,
             row_s=tuple(row),
@@ -63,6 +68,8 @@ class StepCosts(
             area_s=area,
             context_s=context,
             sample_s=sample,
+            draft_row_s=draft_row,
+            draft_context_s=draft_context,
             rows=rows,
         )
 
@@ -77,6 +84,8 @@ class StepCosts(
             self.area_s,
             self.context_s,
             self.sample_s,
+            self.draft_row_s,
+            self.draft_context_s,
             *self.row_s,
         )
 
@@ -90,6 +99,8 @@ class StepCosts(
             + shape.prefill_area * self.area_s
             + shape.prefill_context * self.context_s
             + shape.num_samples * self.sample_s
+            + shape.num_draft_rows * self.draft_row_s
+            + shape.draft_context * self.draft_context_s
             + self.rows_s(shape.num_tokens)
         )
 
@@ -167,6 +178,8 @@ def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
         shape.prefill_area,
         float(shape.prefill_context),
         float(shape.num_samples),
+        float(shape.num_draft_rows),
+        float(shape.draft_context),
     ]
     num_rows, low = rows.padded(shape.num_tokens), 0
     for bound in (*ROW_BOUNDS, num_rows):

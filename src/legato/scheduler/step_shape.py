@@ -10,10 +10,12 @@ class StepShape:
     """Counts over the chunks of one step, filled in as the step is put together.
 
     The attention of a chunk of n tokens starting at s covers n rows of s + (n + 1) / 2 keys on
-    average. Verifying drafts costs what prefill does, whose rows share what they read.
+    average. A stream with drafts counts as a decode and, apart from it, as its drafts' rows, which
+    share what they read with it.
 
     Attributes:
         decode_context: keys read by the decode rows, summed.
+        num_draft_rows, draft_context: the same of drafts.
         prefill_area: query-key pairs of the prefill chunks.
         prefill_context: keys read by the prefill chunks, summed over chunks: each is read once for
             all rows of its chunk.
@@ -22,7 +24,9 @@ class StepShape:
 
     __slots__ = (
         "decode_context",
+        "draft_context",
         "num_decode_rows",
+        "num_draft_rows",
         "num_prefill_chunks",
         "num_prefill_tokens",
         "num_samples",
@@ -33,6 +37,8 @@ class StepShape:
     def __init__(self) -> None:
         self.num_decode_rows = 0
         self.decode_context = 0.0
+        self.num_draft_rows = 0
+        self.draft_context = 0.0
         self.num_prefill_chunks = 0
         self.num_prefill_tokens = 0
         self.prefill_area = 0.0
@@ -62,13 +68,23 @@ class StepShape:
         self.prefill_context += start + num_tokens
         self.num_samples += samples
 
+    def copy(self) -> "StepShape":
+        """One that changes apart from it."""
+        shape = StepShape()
+        for name in StepShape.__slots__:
+            setattr(shape, name, getattr(self, name))
+        return shape
+
     @property
     def num_tokens(self) -> int:
-        return self.num_decode_rows + self.num_prefill_tokens
+        return self.num_decode_rows + self.num_draft_rows + self.num_prefill_tokens
 
     def add(self, chunk: ScheduledChunk | ChunkRecord) -> None:
         if chunk.kind == "decode":
             self.add_decode(chunk.start + 1)
+        elif chunk.kind == "verify":
+            self.add_decode(chunk.start + 1)
+            self.add_drafts(chunk.start + 1, chunk.num_tokens - 1)
         else:
             self.add_prefill(chunk.start, chunk.num_tokens, samples=chunk.num_samples)
 
@@ -83,6 +99,16 @@ class StepShape:
         self.num_decode_rows += len(contexts)
         self.decode_context += sum(contexts)
         self.num_samples += len(contexts)
+
+    def add_drafts(self, context: float, count: int) -> None:
+        """Add drafts to a decode.
+
+        Args:
+            context: keys that the decode reads; its drafts read one more each.
+        """
+        self.num_draft_rows += count
+        self.draft_context += count * (context + 0.5 * (count + 1))
+        self.num_samples += count
 
     def remove_decode(self, context: float) -> None:
         """Undo `add_decode`."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from legato.core.outputs import RequestOutput
-from legato.core.plan import StepPlan, StepResult
+from legato.core.plan import ChunkResult, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest, Event
 from legato.core.stats import SchedulerStats
 from legato.core.step_record import (
@@ -81,15 +81,11 @@ class Recorder:
                 predicted_s=plan.predicted_s,
                 limit_s=plan.limit_s,
                 budget_tokens=plan.budget_tokens,
-                chunks=tuple(
-                    ChunkRecord(
-                        c.request_id, c.start, c.num_tokens, c.num_samples, c.kind, c.ended_by
-                    )
-                    for c in plan.chunks
-                ),
+                chunks=tuple(_recorded(c, result.chunks.get(c.request_id)) for c in plan.chunks),
                 admitted=plan.admitted,
                 preempted=plan.preempted,
                 held_by=plan.held_by,
+                drafts_ended_by=plan.drafts_ended_by,
                 failed=tuple(result.faults),
                 ran_out_of_memory=result.ran_out_of_memory,
                 num_running=stats.num_running,
@@ -123,6 +119,20 @@ def begun(plan: StepPlan, planned_s: float) -> StepBegun:
         budget_tokens=plan.budget_tokens,
         num_decode_tokens=plan.num_tokens - sum(prefill_tokens.values()),
         prefill_tokens=prefill_tokens,
+    )
+
+
+def _recorded(chunk: ScheduledChunk, done: ChunkResult | None) -> ChunkRecord:
+    is_verified = chunk.kind == "verify" and done is not None and done.token_ids
+    return ChunkRecord(
+        chunk.request_id,
+        chunk.start,
+        chunk.num_tokens,
+        chunk.num_samples,
+        chunk.kind,
+        chunk.ended_by,
+        chunk.drafter,
+        len(done.token_ids) - 1 if done is not None and is_verified else 0,
     )
 
 

@@ -24,6 +24,7 @@ from legato.model.loader import open_checkpoint
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.lookup import OwnTokens, RecentOutputs
 from legato.transfer.protocol import Layout
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         max_model_len=parts.max_model_len,
         kv=parts.kv,
         step_time=step_time,
+        drafters=(OwnTokens(), RecentOutputs()),
     )
     start.end("calibration")
     info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)

@@ -1,0 +1,165 @@
+"""Which drafts a step holds: those that bring more tokens a second than the step does without.
+
+A drafted row brings a token as often as it and all before it are right; it costs what it makes the
+step longer by. Rows are ranked by what they bring, and so many of the first are taken that the step
+brings most tokens a second, those of prompts counted like those of streams. So drafts take what a
+step has left where it waits for memory anyway, and retreat where prompts or other streams make
+better use of it. Peers fix a number of drafts, or weigh expected tokens over a profiled step time;
+here the step must end in time, too, drafts and all.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from legato.core.config import Speculative
+from legato.core.request import Request
+from legato.core.step_record import DraftsEndedBy
+from legato.scheduler.budget import StepBudget
+from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.drafter import Draft, Drafter
+
+_MOST_A_STREAM, _FEWEST_A_STREAM = 16, 3
+"""Drafts that are looked at of one stream, alone and among many."""
+_MOST_ROWS = 96
+"""Drafts that are looked at in a step, so that choosing takes no time to speak of."""
+_HOPELESS = 0.02
+"""Chance of coming below which a row is not looked at."""
+
+
+class _Row(NamedTuple):
+    """A draft and what it brings. Attributes: place: of its stream among those of the step."""
+
+    chance: float
+    place: int
+
+
+class Drafting:
+    """Asks drafters what may come next, and puts what is worth it into steps.
+
+    Args:
+        speculative: as in `SchedulerConfig`.
+        most_samples: rows of a step that may be sampled.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        speculative: Speculative,
+        budget: StepBudget,
+        step_time: StepTimeModel,
+        most_samples: int,
+    ) -> None:
+        self._drafters = drafters
+        self._speculative = speculative
+        self._budget = budget
+        self._step_time = step_time
+        self._most_samples = most_samples
+
+    def advance(self, request: Request) -> None:
+        """Tell the drafters of tokens that have come."""
+        for drafter in self._drafters:
+            drafter.advance(request)
+
+    def add(self, step: StepBuilder) -> DraftsEndedBy | None:
+        """Put drafts behind the step's streams; returns why there are no more of them."""
+        streams = step.drafting_streams
+        if not streams:
+            return None
+        drafts = [self._best(request, self._most(request, len(streams))) for request in streams]
+        rows = _ranked(drafts)
+        count, ended_by = self._worth(step, streams, rows)
+        counts = [0] * len(streams)
+        for row in rows[:count]:
+            counts[row.place] += 1
+        has_all = [
+            step.draft(request, draft, num_drafts)
+            for request, draft, num_drafts in zip(streams, drafts, counts, strict=True)
+            if draft is not None and num_drafts
+        ]
+        return ended_by if all(has_all) else "memory"
+
+    def _most(self, request: Request, num_streams: int) -> int:
+        if self._speculative != "auto":
+            most = int(self._speculative)
+        else:
+            most = max(_FEWEST_A_STREAM, min(_MOST_A_STREAM, _MOST_ROWS // num_streams))
+        # Its chunk must end before its last token, and it has its next already.
+        return min(most, request.num_final_tokens - request.num_expected_tokens)
+
+    def _best(self, request: Request, most: int) -> Draft | None:
+        """What brings most tokens of all that is proposed."""
+        if most <= 0:
+            return None
+        drafts = [drafter.propose(request, most) for drafter in self._drafters]
+        return max(
+            (draft for draft in drafts if draft is not None),
+            key=lambda draft: sum(_survival(draft)),
+            default=None,
+        )
+
+    def _worth(
+        self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
+    ) -> tuple[int, DraftsEndedBy]:
+        """How many of the rows are taken, and why no more."""
+        count = most = min(len(rows), self._most_samples - step.shape.num_samples)
+        if self._speculative == "auto":
+            count = self._best_count(step.shape, streams, rows[:most])
+        ended_by: DraftsEndedBy = "proposals" if count == len(rows) else "worth"
+        while count:
+            drafted = _with(step.shape, streams, rows[:count])
+            bound = self._budget.drafts_bound(drafted, step.limit_s)
+            if bound is None:
+                break
+            count, ended_by = count - 1, bound
+        return count, ended_by
+
+    def _best_count(
+        self, shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]
+    ) -> int:
+        """With which the step brings most tokens a second."""
+        if not (rows and self._step_time.is_known):
+            return 0
+        tokens = float(shape.num_tokens)
+        best, best_rate = 0, tokens / self._step_time.seconds(shape)
+        drafted = _with(shape, streams, ())
+        for count, row in enumerate(rows, 1):
+            _add(drafted, streams[row.place])
+            tokens += row.chance
+            rate = tokens / self._step_time.seconds(drafted)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+
+def _survival(draft: Draft) -> Iterable[float]:
+    """Of each token to be right, and all before it."""
+    survival = 1.0
+    for chance in draft.chances:
+        survival *= chance
+        yield survival
+
+
+def _ranked(drafts: Sequence[Draft | None]) -> list[_Row]:
+    """The likeliest first: each comes behind those that it needs."""
+    rows = [
+        _Row(survival, place)
+        for place, draft in enumerate(drafts)
+        if draft is not None
+        for survival in _survival(draft)
+        if survival > _HOPELESS
+    ]
+    rows.sort(key=lambda row: -row.chance)
+    return rows[:_MOST_ROWS]
+
+
+def _with(shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]) -> StepShape:
+    drafted = shape.copy()
+    for row in rows:
+        _add(drafted, streams[row.place])
+    return drafted
+
+
+def _add(shape: StepShape, stream: Request) -> None:
+    shape.add_drafts(stream.num_expected_tokens - 1, 1)

@@ -1,0 +1,1 @@
+"""Guesses of what comes next, and how likely they are."""

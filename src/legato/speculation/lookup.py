@@ -1,0 +1,182 @@
+"""Drafts from what stood behind the same tokens before: prompt lookup, as a suffix index has it.
+
+Saxena, Prompt Lookup Decoding (2023); Oliaro et al., SuffixDecoding (2024, arXiv:2411.04975). Every
+guess costs nothing, so each is held against the token that comes, whether or not it was computed
+as a draft: what is believed of guesses is always up to date.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+
+from legato.core.request import Request
+from legato.core.step_record import DrafterName
+from legato.core.token_ids import token_array
+from legato.speculation.drafter import Draft
+from legato.speculation.suffix_index import LENGTHS, SuffixIndex
+from legato.speculation.survival import Luck, Rates
+
+_KINDS = (1, 2, 3, 4, 6, 9, 17, 33)
+"""Lengths of matches from which on a guess is of the next kind."""
+_PRIORS = (0.1, 0.25, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95)
+_SLICE = 8192
+"""Tokens that are indexed at once: a millisecond, so that no step waits for a long prompt."""
+_SEPARATOR = -1
+_FOLLOWED = 64
+"""Tokens that come at once at most, all of which tell how good the guesses were."""
+_MOST_OWNERS = 64
+_MOST_KEPT = 32_768
+"""Tokens of recent outputs an owner, of which half are dropped when they are more: 2 MB."""
+
+
+_Owner = tuple[str, str | None]
+"""Tenant and salt."""
+
+
+class _Match:
+    """Where a request's last tokens were found in a row, followed from token to token."""
+
+    __slots__ = ("_index", "at", "length", "luck")
+
+    def __init__(self, index: SuffixIndex) -> None:
+        self._index = index
+        self.at = self.length = 0
+        self.luck = Luck()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is known of what comes next."""
+        return not self.length or self.at >= len(self._index.token_ids)
+
+    def look_up(self, index: SuffixIndex, request: Request, end: int) -> None:
+        """Begin anew, with what stood behind the tokens before `end`."""
+        self._index = index
+        self.at, self.length = index.find(request.token_ids, end) or (0, 0)
+
+    def is_right(self, request: Request, end: int, rates: Rates) -> bool:
+        """Whether token `end - 1` of the request, which has come, is the one behind the match."""
+        if self.is_lost:
+            return False
+        kind = kind_of(self.length)
+        is_right = self._index.token_ids[self.at] == request.token_ids[end - 1]
+        self.luck.observe(rates[kind], is_right=is_right)
+        rates.observe(kind, is_right=is_right)
+        self.at += 1
+        self.length += 1
+        return is_right
+
+    def propose(self, name: DrafterName, rates: Rates, most: int) -> Draft | None:
+        """What stood behind the match, which repeats itself where the row ends."""
+        if self.is_lost:
+            return None
+        guessed = self._index.token_ids[self.at : self.at + most]
+        while len(guessed) < most:
+            guessed += guessed[: most - len(guessed)]
+        if _SEPARATOR in guessed:
+            del guessed[guessed.index(_SEPARATOR) :]
+        if not guessed:
+            return None
+        chances = [
+            self.luck.chance(rates[kind_of(self.length + depth)]) for depth in range(len(guessed))
+        ]
+        return Draft(name, guessed, chances)
+
+
+def kind_of(length: int) -> int:
+    """Of a guess behind a match of so many tokens: those that matched longer are right more often,
+    as are those behind drafts that were right."""
+    return bisect_right(_KINDS, length) - 1
+
+
+class OwnTokens:
+    """Drafts from a request's own prompt and output."""
+
+    name: DrafterName = "own"
+
+    def __init__(self) -> None:
+        self._rates = Rates(_PRIORS)
+        self._rows: dict[str, tuple[SuffixIndex, _Match]] = {}  # key request id
+
+    def advance(self, request: Request) -> None:
+        found = self._rows.get(request.request_id)
+        if found is None:
+            index = SuffixIndex(request.token_ids)
+            found = self._rows[request.request_id] = index, _Match(index)
+        index, match = found
+        num_tokens = len(request.token_ids)
+        if num_tokens - index.num_indexed > _SLICE:
+            index.extend(index.num_indexed + _SLICE)
+            return
+        if num_tokens - index.num_indexed > _FOLLOWED:
+            index.extend(num_tokens)
+            match.look_up(index, request, num_tokens)
+            return
+        for end in range(index.num_indexed + 1, num_tokens + 1):
+            index.extend(end)
+            if not match.is_right(request, end, self._rates):
+                match.look_up(index, request, end)
+
+    def propose(self, request: Request, most: int) -> Draft | None:
+        index, match = self._rows[request.request_id]
+        if index.num_indexed < len(request.token_ids):
+            return None
+        return match.propose(self.name, self._rates, most)
+
+    def forget(self, request: Request) -> None:
+        self._rows.pop(request.request_id, None)
+
+
+class RecentOutputs:
+    """Drafts from the last outputs of the request's tenant, among those with the same salt.
+
+    What a request sees of others is their tokens' being drafted, which changes when its own come:
+    no more than the prefix cache tells, and to the same requests.
+    """
+
+    name: DrafterName = "recent"
+
+    def __init__(self) -> None:
+        self._rates = Rates(_PRIORS)
+        self._stores: OrderedDict[_Owner, SuffixIndex] = OrderedDict()
+        self._matches: dict[str, tuple[_Match, int]] = {}
+        """Key request id; the second is how many tokens were followed."""
+
+    def advance(self, request: Request) -> None:
+        index = self._stores.get(_owner(request))
+        if index is None:
+            return
+        num_tokens = len(request.token_ids)
+        match, num_seen = self._matches.get(request.request_id) or (_Match(index), 0)
+        for end in range(max(num_seen, request.num_prompt_tokens) + 1, num_tokens + 1):
+            if not match.is_right(request, end, self._rates):
+                match.look_up(index, request, end)
+        self._matches[request.request_id] = match, num_tokens
+
+    def propose(self, request: Request, most: int) -> Draft | None:
+        found = self._matches.get(request.request_id)
+        return None if found is None else found[0].propose(self.name, self._rates, most)
+
+    def forget(self, request: Request) -> None:
+        self._matches.pop(request.request_id, None)
+        if request.num_output_tokens:
+            self._keep(request)
+
+    def _keep(self, request: Request) -> None:
+        """Remember its output, with what it began behind."""
+        owner = _owner(request)
+        index = self._stores.pop(owner, None)
+        if index is None or len(index.token_ids) > _MOST_KEPT:
+            # Requests go on in the old row, which nothing is added to any more.
+            kept = [] if index is None else index.token_ids[-_MOST_KEPT // 2 :]
+            index = SuffixIndex(token_array(kept))
+        row = index.token_ids
+        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[0]) :])
+        row.append(_SEPARATOR)
+        index.extend(len(row))
+        self._stores[owner] = index
+        if len(self._stores) > _MOST_OWNERS:
+            self._stores.popitem(last=False)
+
+
+def _owner(request: Request) -> _Owner:
+    service = request.message.service
+    return service.tenant, service.cache_salt
