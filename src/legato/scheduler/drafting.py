@@ -15,6 +15,7 @@ from legato.core.config import Speculative
 from legato.core.request import Request
 from legato.core.step_record import DraftsEndedBy
 from legato.scheduler.budget import StepBudget
+from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.step_builder import StepBuilder
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
@@ -41,6 +42,9 @@ class Drafting:
     Args:
         speculative: as in `SchedulerConfig`.
         most_samples: rows of a step that may be sampled.
+
+    Attributes:
+        model: asks a draft model; None where there is none.
     """
 
     def __init__(
@@ -56,29 +60,47 @@ class Drafting:
         self._budget = budget
         self._step_time = step_time
         self._most_samples = most_samples
+        self.model: ModelDrafting | None = None
 
     def advance(self, request: Request) -> None:
         """Tell the drafters of tokens that have come."""
         for drafter in self._drafters:
             drafter.advance(request)
+        if self.model is not None:
+            self.model.advance(request)
 
     def add(self, step: StepBuilder) -> DraftsEndedBy | None:
         """Put drafts behind the step's streams; returns why there are no more of them."""
         streams = step.drafting_streams
         if not streams:
             return None
-        drafts = [self._best(request, self._most(request, len(streams))) for request in streams]
-        rows = _ranked(drafts)
-        count, ended_by = self._worth(step, streams, rows)
-        counts = [0] * len(streams)
-        for row in rows[:count]:
-            counts[row.place] += 1
+        most = [self._most(request, len(streams)) for request in streams]
+        drafts = [self._best(request, count) for request, count in zip(streams, most, strict=True)]
+        counts, ended_by = self._counts(step, streams, drafts)
+        if self.model is not None and self.model.improve(
+            step, streams, drafts, counts, most=most, most_rows=self._most_rows(step)
+        ):
+            counts, ended_by = self._counts(step, streams, drafts)
         has_all = [
             step.draft(request, draft, num_drafts)
             for request, draft, num_drafts in zip(streams, drafts, counts, strict=True)
             if draft is not None and num_drafts
         ]
         return ended_by if all(has_all) else "memory"
+
+    def _counts(
+        self, step: StepBuilder, streams: Sequence[Request], drafts: Sequence[Draft | None]
+    ) -> tuple[list[int], DraftsEndedBy]:
+        """Tokens of each draft that are taken, and why no more."""
+        rows = _ranked(drafts)
+        count, ended_by = self._worth(step, streams, rows)
+        counts = [0] * len(streams)
+        for row in rows[:count]:
+            counts[row.place] += 1
+        return counts, ended_by
+
+    def _most_rows(self, step: StepBuilder) -> int:
+        return min(_MOST_ROWS, self._most_samples - step.shape.num_samples)
 
     def _most(self, request: Request, num_streams: int) -> int:
         if self._speculative != "auto":
@@ -103,9 +125,9 @@ class Drafting:
         self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
     ) -> tuple[int, DraftsEndedBy]:
         """How many of the rows are taken, and why no more."""
-        count = most = min(len(rows), self._most_samples - step.shape.num_samples)
+        count = most = min(len(rows), self._most_rows(step))
         if self._speculative == "auto":
-            count = self._best_count(step.shape, streams, rows[:most])
+            count = self._best_count(step, streams, rows[:most])
         ended_by: DraftsEndedBy = "proposals" if count == len(rows) else "worth"
         while count:
             drafted = _with(step.shape, streams, rows[:count])
@@ -116,18 +138,18 @@ class Drafting:
         return count, ended_by
 
     def _best_count(
-        self, shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]
+        self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
     ) -> int:
-        """With which the step brings most tokens a second."""
+        """With which the step, and what drafting took before it, brings most tokens a second."""
         if not (rows and self._step_time.is_known):
             return 0
-        tokens = float(shape.num_tokens)
-        best, best_rate = 0, tokens / self._step_time.seconds(shape)
+        shape, tokens = step.shape, float(step.shape.num_tokens)
+        best, best_rate = 0, tokens / (step.drafting_s + self._step_time.seconds(shape))
         drafted = _with(shape, streams, ())
         for count, row in enumerate(rows, 1):
             _add(drafted, streams[row.place])
             tokens += row.chance
-            rate = tokens / self._step_time.seconds(drafted)
+            rate = tokens / (step.drafting_s + self._step_time.seconds(drafted))
             if rate > best_rate:
                 best, best_rate = count, rate
         return best

@@ -12,6 +12,7 @@ from legato.core.rows import RowCounts
 from legato.engine.startup.calibration import SHORTEST_CHUNK
 from legato.engine.startup.parts import StartParts
 from legato.executor.base import Executor
+from legato.executor.draft_model import DraftModel
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.untaken_pages import UntakenPages
 from legato.grammar.compiled import Grammar
@@ -69,6 +70,7 @@ class Machinery:
         rows: what batches are padded to.
         kernels: the native ones' set of instructions, "torch", or a GPU's "triton".
         untaken: what of the cache's memory may be taken while there is nothing to do.
+        draft_model: guesses tokens; None where there is none.
     """
 
     model: Model
@@ -79,6 +81,7 @@ class Machinery:
     rows: RowCounts
     kernels: str
     untaken: UntakenPages | None = None
+    draft_model: DraftModel | None = None
 
 
 def wanted_cache(wanted: Wanted, cache: CacheSpec) -> CacheSpec:
