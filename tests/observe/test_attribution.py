@@ -279,6 +279,9 @@ def test_tokens_that_come_together_have_no_gap_between_them() -> None:
     assert min(attribution.gaps()) >= STEP_S
     together = [after - first for first, after in pairwise([*attribution.firsts, 30])]
     assert together == [chunk.num_accepted + 1 for chunk in chunks]
+    assert story.ended is not None
+    story.ended = replace(story.ended, num_output_tokens=28)
+    assert len(Attribution(story).told_s) == 28
 
 
 def test_what_the_client_was_not_sent_is_no_token_of_its_answer() -> None:
