@@ -62,6 +62,12 @@ class Drafting:
         for drafter in self._drafters:
             drafter.advance(request)
 
+    def catch_up(self, running: Iterable[Request]) -> None:
+        """Tell them of streams that have begun without drafts."""
+        for request in running:
+            if request.num_output_tokens:
+                self.advance(request)
+
     def add(self, step: StepBuilder) -> DraftsEndedBy | None:
         """Put drafts behind the step's streams; returns why there are no more of them."""
         streams = step.drafting_streams

@@ -165,6 +165,8 @@ class Scheduler:
         assert not self._in_flight, "a step is in flight"
         assert config.prefill_order is not None
         self._configure(config)
+        if self._drafting is not None:
+            self._drafting.catch_up(self._queues.running.values())
         waiting = self._queues.take_waiting()
         for request in (*self._queues.running.values(), *waiting):
             if not request.is_promise_waived:
