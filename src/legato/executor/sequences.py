@@ -158,8 +158,12 @@ class Sequences:
         for chunk, sequence in step.pairs:
             result, constraint = outcome.of(chunk), sequence.constraint
             if NO_TOKEN in result.token_ids:
-                faults[chunk.request_id] = _ALL_FORBIDDEN
-                continue
+                num_sampled = result.token_ids.index(NO_TOKEN)
+                if not num_sampled:
+                    faults[chunk.request_id] = _ALL_FORBIDDEN
+                    continue
+                # One of those before it may end the request; else it comes again.
+                result = result.cut(num_sampled, is_complete=False)
             sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
             if constraint is not None and result.token_ids:
                 num_taken = constraint.advance(result.token_ids)

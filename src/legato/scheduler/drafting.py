@@ -29,10 +29,17 @@ _HOPELESS = 0.02
 
 
 class _Row(NamedTuple):
-    """A draft and what it brings. Attributes: place: of its stream among those of the step."""
+    """A draft and what it brings.
+
+    Attributes:
+        chance: of it to be right, and all before it.
+        place: of its stream among those of the step.
+        depth: drafts of the stream before it.
+    """
 
     chance: float
     place: int
+    depth: int
 
 
 class Drafting:
@@ -109,17 +116,17 @@ class Drafting:
         self, step: StepBuilder, streams: Sequence[Request], rows: Sequence[_Row]
     ) -> tuple[int, DraftsEndedBy]:
         """How many of the rows are taken, and why no more."""
-        count = most = min(len(rows), self._most_samples - step.shape.num_samples)
+        # With settings that let fewer run, those that do may be too many already.
+        count = most = min(len(rows), max(0, self._most_samples - step.shape.num_samples))
         if self._speculative == "auto":
             count = self._best_count(step.shape, streams, rows[:most])
-        ended_by: DraftsEndedBy = "proposals" if count == len(rows) else "worth"
-        while count:
-            drafted = _with(step.shape, streams, rows[:count])
+        drafted = step.shape.copy()
+        for num_fitting, row in enumerate(rows[:count]):
+            _add(drafted, streams, row)
             bound = self._budget.drafts_bound(drafted, step.limit_s)
-            if bound is None:
-                break
-            count, ended_by = count - 1, bound
-        return count, ended_by
+            if bound is not None:
+                return num_fitting, bound
+        return count, "proposals" if count == len(rows) else "worth"
 
     def _best_count(
         self, shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]
@@ -129,9 +136,9 @@ class Drafting:
             return 0
         tokens = float(shape.num_tokens)
         best, best_rate = 0, tokens / self._step_time.seconds(shape)
-        drafted = _with(shape, streams, ())
+        drafted = shape.copy()
         for count, row in enumerate(rows, 1):
-            _add(drafted, streams[row.place])
+            _add(drafted, streams, row)
             tokens += row.chance
             rate = tokens / self._step_time.seconds(drafted)
             if rate > best_rate:
@@ -150,22 +157,16 @@ def _survival(draft: Draft) -> Iterable[float]:
 def _ranked(drafts: Sequence[Draft | None]) -> list[_Row]:
     """The likeliest first: each comes behind those that it needs."""
     rows = [
-        _Row(survival, place)
+        _Row(survival, place, depth)
         for place, draft in enumerate(drafts)
         if draft is not None
-        for survival in _survival(draft)
+        for depth, survival in enumerate(_survival(draft))
         if survival > _HOPELESS
     ]
     rows.sort(key=lambda row: -row.chance)
     return rows[:_MOST_ROWS]
 
 
-def _with(shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]) -> StepShape:
-    drafted = shape.copy()
-    for row in rows:
-        _add(drafted, streams[row.place])
-    return drafted
-
-
-def _add(shape: StepShape, stream: Request) -> None:
-    shape.add_drafts(stream.num_expected_tokens - 1, 1)
+def _add(shape: StepShape, streams: Sequence[Request], row: _Row) -> None:
+    context = streams[row.place].num_expected_tokens - 1
+    shape.add_drafts(context + row.depth, 1)

@@ -113,7 +113,7 @@ class StepBuilder:
         Nobody is preempted while a step is in flight: it may be one that the step computes.
         """
         return (
-            any(r.waits_for_token or r.has_drafts_in_flight for r in self._streams)
+            any(request.waits_for_token for request in self._streams)
             or not all(
                 self._kv.reserve(r)
                 for r in self._streams
