@@ -4,10 +4,13 @@ A drafted row brings a token as often as it and all before it are right; it cost
 step longer by. Rows are ranked by what they bring, and so many of the first are taken that the step
 brings most tokens a second, those of prompts counted like those of streams. So drafts take what a
 step has left where it waits for memory anyway, and retreat where prompts or other streams make
-better use of it. Peers fix a number of drafts, or weigh expected tokens over a profiled step time;
-here the step must end in time, too, drafts and all.
+better use of it. Where steps are planned ahead, drafts cost a wait, too: how many tokens come of
+them is known when their step has landed, and the next is planned only then. Peers fix a number of
+drafts, or weigh expected tokens over a profiled step time; here the step must end in time, too,
+drafts and all.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +29,8 @@ _MOST_ROWS = 96
 """Drafts that are looked at in a step, so that choosing takes no time to speak of."""
 _HOPELESS = 0.02
 """Chance of coming below which a row is not looked at."""
+_NEWS = 0.1
+"""What the last turnaround counts for, beside all before it."""
 
 
 class _Row(NamedTuple):
@@ -63,6 +68,11 @@ class Drafting:
         self._budget = budget
         self._step_time = step_time
         self._most_samples = most_samples
+        self._turnaround_s = 0.0
+
+    def note_turnaround(self, seconds: float) -> None:
+        """See `Scheduler.note_turnaround`."""
+        self._turnaround_s += _NEWS * (seconds - self._turnaround_s)
 
     def advance(self, request: Request) -> None:
         """Tell the drafters of tokens that have come."""
@@ -99,9 +109,10 @@ class Drafting:
         """What brings most tokens of all that is proposed."""
         if most <= 0:
             return None
-        drafts = [drafter.propose(request, most) for drafter in self._drafters]
+        num_unknown = request.num_expected_tokens - 1 - request.num_tokens  # tokens in flight
+        proposed = [drafter.propose(request, num_unknown + most) for drafter in self._drafters]
         return max(
-            (draft for draft in drafts if draft is not None),
+            (_behind(draft, num_unknown) for draft in proposed if draft is not None),
             key=lambda draft: sum(_survival(draft)),
             default=None,
         )
@@ -130,14 +141,25 @@ class Drafting:
             return 0
         tokens = float(shape.num_tokens)
         best, best_rate = 0, tokens / self._step_time.seconds(shape)
+        # Where others' values are needed, nothing is planned ahead anyway.
+        waits_anyway = any(stream.params.needs_values for stream in streams)
+        wait_s = 0.0 if waits_anyway else self._turnaround_s
         drafted = shape.copy()
         for count, row in enumerate(rows, 1):
             _add(drafted, streams, row)
             tokens += row.chance
-            rate = tokens / self._step_time.seconds(drafted)
+            rate = tokens / (self._step_time.seconds(drafted) + wait_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
+
+
+def _behind(draft: Draft, count: int) -> Draft:
+    """What follows its first `count` tokens, which are guesses of tokens in flight."""
+    chances = draft.chances[count:]
+    if count and chances:
+        chances = [math.prod(draft.chances[: count + 1]), *chances[1:]]
+    return draft._replace(token_ids=draft.token_ids[count:], chances=chances)
 
 
 def _survival(draft: Draft) -> Iterable[float]:
