@@ -27,6 +27,9 @@ _MOST_A_STREAM, _FEWEST_A_STREAM = 16, 3
 """Drafts that are looked at of one stream, alone and among many."""
 _MOST_ROWS = 96
 """Drafts that are looked at in a step, so that choosing takes no time to speak of."""
+_TRIED_AGAIN = 64
+"""Steps without drafts after which one is tried that is likely and seems to cost too much."""
+_LIKELY = 0.5
 _HOPELESS = 0.02
 """Chance of coming below which a row is not looked at."""
 _NEWS = 0.1
@@ -68,6 +71,7 @@ class Drafting:
         self._budget = budget
         self._step_time = step_time
         self._most_samples = most_samples
+        self._num_without = 0  # steps since the last with drafts
         self._turnaround_s = 0.0
 
     def note_turnaround(self, seconds: float) -> None:
@@ -124,7 +128,10 @@ class Drafting:
         # With settings that let fewer run, those that do may be too many already.
         count = most = min(len(rows), max(0, self._most_samples - step.shape.num_samples))
         if self._speculative == "auto":
+            most = min(most, self._step_time.most_drafts)
             count = self._best_count(step.shape, streams, rows[:most])
+            if self._is_tried_again(rows[:most], count):
+                count = 1
         drafted = step.shape.copy()
         for num_fitting, row in enumerate(rows[:count]):
             _add(drafted, streams, row)
@@ -132,6 +139,14 @@ class Drafting:
             if bound is not None:
                 return num_fitting, bound
         return count, "proposals" if count == len(rows) else "worth"
+
+    def _is_tried_again(self, rows: Sequence[_Row], count: int) -> bool:
+        """Whether a draft is computed to see what it costs: it may have been dear by chance."""
+        self._num_without = 0 if count else self._num_without + 1
+        if self._num_without <= _TRIED_AGAIN or not rows or rows[0].chance < _LIKELY:
+            return False
+        self._num_without = 0
+        return True
 
     def _best_count(
         self, shape: StepShape, streams: Sequence[Request], rows: Sequence[_Row]
