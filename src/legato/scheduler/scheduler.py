@@ -303,6 +303,15 @@ class Scheduler:
         """
         self._later_s = later_s
 
+    def note_turnaround(self, seconds: float) -> None:
+        """Learn what there is to do between two steps, while the device computes another.
+
+        Args:
+            seconds: from when a step had landed until the next one was submitted.
+        """
+        if self._drafting is not None:
+            self._drafting.note_turnaround(seconds)
+
     def withdraw(self) -> None:
         """Forget the newest step in flight, of which nothing has been and will be computed.
 

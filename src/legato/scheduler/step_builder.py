@@ -124,12 +124,11 @@ class StepBuilder:
 
     @property
     def drafting_streams(self) -> list[Request]:
-        """Those that have their next token in the step, all tokens before which are known."""
+        """Those that have their next token in the step, and had one before."""
         return [
             request
             for request in self._streams
-            if request.request_id in self._in_step
-            and request.num_expected_tokens == request.num_tokens + 1
+            if request.request_id in self._in_step and request.num_output_tokens
         ]
 
     @property
