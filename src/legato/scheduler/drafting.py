@@ -23,7 +23,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Draft, Drafter
 
-_MOST_A_STREAM, _FEWEST_A_STREAM = 16, 3
+_MOST_A_STREAM, _FEWEST_A_STREAM = 15, 3
 """Drafts that are looked at of one stream, alone and among many."""
 _MOST_ROWS = 96
 """Drafts that are looked at in a step, so that choosing takes no time to speak of."""
