@@ -27,8 +27,9 @@ _MOST_A_STREAM, _FEWEST_A_STREAM = 15, 3
 """Drafts that are looked at of one stream, alone and among many."""
 _MOST_ROWS = 96
 """Drafts that are looked at in a step, so that choosing takes no time to speak of."""
-_TRIED_AGAIN = 64
-"""Steps without drafts after which one is tried that is likely and seems to cost too much."""
+_TRIED_AGAIN = 16
+"""Steps without drafts after which one is tried that is likely and seems to cost too much, and
+twice as many each time that it still does."""
 _LIKELY = 0.5
 _HOPELESS = 0.02
 """Chance of coming below which a row is not looked at."""
@@ -72,6 +73,7 @@ class Drafting:
         self._step_time = step_time
         self._most_samples = most_samples
         self._num_without = 0  # steps since the last with drafts
+        self._patience = _TRIED_AGAIN
         self._turnaround_s = 0.0
 
     def note_turnaround(self, seconds: float) -> None:
@@ -148,10 +150,13 @@ class Drafting:
 
     def _is_tried_again(self, rows: Sequence[_Row], count: int) -> bool:
         """Whether a draft is computed to see what it costs: it may have been dear by chance."""
-        self._num_without = 0 if count else self._num_without + 1
-        if self._num_without <= _TRIED_AGAIN or not rows or rows[0].chance < _LIKELY:
+        if count:
+            self._num_without, self._patience = 0, _TRIED_AGAIN
+        else:
+            self._num_without += 1
+        if self._num_without <= self._patience or not rows or rows[0].chance < _LIKELY:
             return False
-        self._num_without = 0
+        self._num_without, self._patience = 0, 2 * self._patience
         return True
 
     def _best_count(

@@ -148,7 +148,7 @@ class StepTimeModel:
             # A slow step says little: an interruption must not pass for a slower machine.
             self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
         has_more_drafts = shape.num_draft_rows > self._most_drafts
-        if has_more_drafts or not self._is_interruption(shape, residual):
+        if not self._is_interruption(shape, residual) or has_more_drafts:
             self._fit.add(shape, seconds / self._scale, outlier_weight(residual))
         self._most_drafts = max(self._most_drafts, shape.num_draft_rows)
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
