@@ -1,5 +1,6 @@
 """The loop with a simulated executor whose steps sometimes fail."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.request import AbortRequest, AddRequest
+from legato.core.plan import StepPlan
+from legato.core.request import AbortRequest, AddRequest, Request
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineFaultError
@@ -16,13 +18,19 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated_token
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
+from legato.speculation.drafter import Drafter
 from tests.engine.faulty_executor import FaultyExecutor, FindFault, little_memory, poison, poisoned
+from tests.scheduler.drafters import RandomDrafter
 
 NUM_TOKENS = 5
 
 
 class Engine(EngineLoop):
-    """Attributes: `executor`: the one it runs on."""
+    """Attributes: `executor`: the one it runs on.
+
+    Args:
+        settings: further fields of `SchedulerConfig`.
+    """
 
     def __init__(
         self,
@@ -31,10 +39,12 @@ class Engine(EngineLoop):
         *,
         depth: int = 1,
         fails_late: bool = False,
+        drafters: Sequence[Drafter] = (),
+        **settings: Any,
     ) -> None:
         kv = KVCacheManager(num_blocks=400, block_size=4)
-        config = SchedulerConfig(max_num_batched_tokens=budget).resolve(max_model_len=400)
-        scheduler = Scheduler(config, max_model_len=400, kv=kv)
+        config = SchedulerConfig(max_num_batched_tokens=budget, **settings).resolve(400)
+        scheduler = Scheduler(config, max_model_len=400, kv=kv, drafters=drafters)
         self.clock = VirtualClock()
         executor = SimulatedExecutor(self.clock, lambda _: 0.01, depth=depth)
         self.executor = FaultyExecutor(executor, find_fault, fails_late=fails_late)
@@ -73,6 +83,37 @@ def tokens(outputs: list[RequestOutput], request_id: str) -> list[int]:
 
 def undisturbed(request_id: str, prompt_len: int) -> list[int]:
     return [simulated_token(request_id, prompt_len + i, 32_000) for i in range(NUM_TOKENS)]
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), MemoryError("full")], ids=repr)
+@pytest.mark.parametrize("num_requests", [1, 3])
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_no_request_ends_for_its_drafts(
+    error: Exception, num_requests: int, fails_late: bool
+) -> None:
+    """One whose drafts cannot be computed is computed without them; of no memory, none are left."""
+    num_failed = 0
+
+    def find_fault(plan: StepPlan) -> Exception | None:
+        nonlocal num_failed
+        has_drafts = any(chunk.draft_token_ids for chunk in plan.chunks)
+        num_failed += has_drafts
+        return error if has_drafts else None
+
+    drafter = RandomDrafter(coming, vocab_size=32_000)
+    engine = Engine(find_fault, fails_late=fails_late, drafters=[drafter], speculative=3)
+    names = "abc"[:num_requests]
+    outputs = engine.step([request(name, 3) for name in names]) + drain(engine)
+    assert reasons(outputs) == dict.fromkeys(names, FinishReason.LENGTH)
+    assert all(tokens(outputs, name) == undisturbed(name, 3) for name in names)
+    assert num_failed
+    if isinstance(error, MemoryError):
+        assert engine.stats.num_failed_steps == 1
+
+
+def coming(request: Request, count: int) -> list[int]:
+    first = request.num_tokens
+    return [simulated_token(request.request_id, first + i, 32_000) for i in range(count)]
 
 
 def test_a_failed_step_ends_those_to_blame_and_no_others() -> None:

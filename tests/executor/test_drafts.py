@@ -153,3 +153,24 @@ def assert_same(stream: Stream, expected: Stream) -> None:
         assert [s.logprob for s in scores] == pytest.approx(
             [s.logprob for s in others], abs=EXACT.tolerance
         )
+
+
+@on_exact_backends
+def test_nothing_may_follow_a_draft_that_was_right(backend: Backend) -> None:
+    """Whoever may have nothing more has all that came before, drafted or not."""
+    expected = alone(backend, "greedy").output
+    bad = {"bad_words_token_ids": tuple((expected[2], other) for other in range(VOCAB_SIZE))}
+    streams: list[Stream] = []
+    for drafts in ({}, {"a": expected[1:4]}):
+        hand, _ = run_by_hand(backend)
+        stream = hand.add("a", prompt_of("greedy"), max_tokens=NUM_TOKENS, logprobs=0, **bad)
+        streams.append(stream)
+        hand.step(a=len(prompt_of("greedy")))
+        hand.step(drafts, a=1)
+        assert len(stream.output) == (3 if drafts else 2)
+        assert not stream.error
+        hand.finish()
+    usual, drafted = streams
+    assert drafted.output == usual.output == expected[:3]
+    assert drafted.error == usual.error != ""
+    assert [s.token_id for s in drafted.logprobs] == expected[:3]

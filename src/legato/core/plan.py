@@ -69,6 +69,19 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             None if prompt_logprobs is None else tuple(prompt_logprobs),
         )
 
+    @property
+    def without_drafts(self) -> "ScheduledChunk":
+        """Those of its tokens that are no guesses."""
+        num_drafts = len(self.draft_token_ids)
+        return ScheduledChunk(
+            self.request_id,
+            self.start,
+            self.num_tokens - num_drafts,
+            self.block_ids,
+            self.num_samples - num_drafts,
+            "decode",
+        )
+
     def unsampled(
         self, prompt_logprobs: Sequence[TokenLogprobs] | None = None, *, is_complete: bool = False
     ) -> "ChunkResult":

@@ -193,12 +193,6 @@ class Request:
         return self.is_being_sampled and self.params.needs_values
 
     @property
-    def has_drafts_in_flight(self) -> bool:
-        """Whether only a step in flight tells how many tokens it will have: no more than two steps
-        are, and each brings one otherwise."""
-        return self.num_expected_tokens > self.num_tokens + 1
-
-    @property
     def num_missing_tokens(self) -> int:
         """Those of the remaining tokens that, as far as is known, nobody else computes."""
         return self.num_tokens - max(self.num_computed_tokens, self.num_hit_tokens)

@@ -123,7 +123,7 @@ class Sequences:
         step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
         for chunk, sequence in step.pairs:
             if chunk.draft_token_ids:
-                self._guess(sequence, chunk.draft_token_ids)
+                self._guess(sequence, chunk)
         return step
 
     def unsampled(self, step: BegunStep) -> dict[str, Constraint]:
@@ -158,8 +158,12 @@ class Sequences:
         for chunk, sequence in step.pairs:
             result, constraint = outcome.of(chunk), sequence.constraint
             if NO_TOKEN in result.token_ids:
-                faults[chunk.request_id] = _ALL_FORBIDDEN
-                continue
+                num_sampled = result.token_ids.index(NO_TOKEN)
+                if not num_sampled:
+                    faults[chunk.request_id] = _ALL_FORBIDDEN
+                    continue
+                # One of those before it may end the request; else it comes again.
+                result = result.cut(num_sampled, is_complete=False)
             sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
             if constraint is not None and result.token_ids:
                 num_taken = constraint.advance(result.token_ids)
@@ -183,8 +187,9 @@ class Sequences:
         self._masks.begin([(constraint, ())])
         return constraint
 
-    def _guess(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        sequence.guess(token_ids)
+    def _guess(self, sequence: SequenceState, chunk: ScheduledChunk) -> None:
+        token_ids = chunk.draft_token_ids
+        sequence.guess(token_ids, chunk.end - len(token_ids))
         if sequence.constraint is not None:
             self._masks.begin([(sequence.constraint, token_ids)])
 

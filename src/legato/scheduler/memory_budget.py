@@ -44,6 +44,8 @@ class MemoryBudget:
         return self._budget.fits_decode(shape, limit_s)
 
     def drafts_bound(self, shape: StepShape, limit_s: float) -> DraftsEndedBy | None:
+        if self._limit < UNLIMITED:
+            return "memory"  # it may have been drafts that were too many
         return self._budget.drafts_bound(shape, limit_s)
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:

@@ -112,7 +112,7 @@ class ModelDrafting:
         *,
         most: Sequence[int],
         most_rows: int,
-    ) -> bool:
+    ) -> None:
         """Put the model's drafts in place of those that promise less.
 
         Args:
@@ -120,13 +120,10 @@ class ModelDrafting:
             counts: as many of each the step would take.
             most: drafts that each stream may have.
             most_rows: drafts that the step may have.
-
-        Returns:
-            whether any time was spent on it.
         """
         is_known = self._step_time.is_known
         if not is_known and (self._is_auto or builder.limit_s < UNLIMITED):
-            return False
+            return
         looked_up = [_expected(d, n) for d, n in zip(drafts, counts, strict=True)]
         step = _Step(builder, streams, counts, looked_up, most_rows)
         candidates = self._candidates(step, most)
@@ -140,13 +137,14 @@ class ModelDrafting:
         share_s = self._drafter.pass_s(num_asked) / num_asked
         behind = [c for c in candidates if c.num_missing > _MOST_MISSING]
         self._catch_up(builder, self._repaying(behind, without, share_s), best, without.seconds)
-        return builder.drafting_s > 0.0
 
     def _candidates(self, step: _Step, most: Sequence[int]) -> list[_Candidate]:
         """Those that gain by the model, the ones that gain most first."""
         found: list[_Candidate] = []
         for place, request in enumerate(step.streams):
-            outlook = self._drafter.outlook(request, most[place]) if most[place] > 0 else ()
+            if most[place] <= 0 or request.num_expected_tokens > request.num_tokens + 1:
+                continue  # or a token in flight is to be known first
+            outlook = self._drafter.outlook(request, most[place])
             expected = list(accumulate(accumulate(outlook, mul)))
             if expected and expected[-1] > step.looked_up[place]:
                 num_missing = self._drafter.num_missing(request)

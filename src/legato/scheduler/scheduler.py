@@ -101,7 +101,7 @@ class Scheduler:
         self._tenants = Tenants(config.tenant_weights)
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
-        self._drafters = drafters
+        self._drafters = () if config.speculative == "off" else drafters
         self._draft_model = draft_model
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv)
@@ -170,6 +170,8 @@ class Scheduler:
         assert not self._in_flight, "a step is in flight"
         assert config.prefill_order is not None
         self._configure(config)
+        if self._drafting is not None:
+            self._drafting.catch_up(self._queues.running.values())
         waiting = self._queues.take_waiting()
         for request in (*self._queues.running.values(), *waiting):
             if not request.is_promise_waived:
@@ -249,7 +251,9 @@ class Scheduler:
             begins_s=begins_s,
             idle_limit_s=self._idle_limit_s,
         )
-        if self._in_flight and step.must_wait:
+        # Only the step itself tells how many tokens come of drafts.
+        has_drafts_in_flight = any(flight.shape.num_draft_rows for flight in self._in_flight)
+        if has_drafts_in_flight or (self._in_flight and step.must_wait):
             return None
         self._fill(step)
         drafts_ended_by = None if self._drafting is None else self._drafting.add(step)
@@ -308,6 +312,15 @@ class Scheduler:
                 before; may be negative.
         """
         self._later_s = later_s
+
+    def note_turnaround(self, seconds: float) -> None:
+        """Learn what there is to do between two steps, while the device computes another.
+
+        Args:
+            seconds: from when a step had landed until the next one was submitted.
+        """
+        if self._drafting is not None:
+            self._drafting.note_turnaround(seconds)
 
     def withdraw(self) -> None:
         """Forget the newest step in flight, of which nothing has been and will be computed.

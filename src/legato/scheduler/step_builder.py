@@ -115,7 +115,7 @@ class StepBuilder:
         Nobody is preempted while a step is in flight: it may be one that the step computes.
         """
         return (
-            any(r.waits_for_token or r.has_drafts_in_flight for r in self._streams)
+            any(request.waits_for_token for request in self._streams)
             or not all(
                 self._kv.reserve(r)
                 for r in self._streams
@@ -126,12 +126,11 @@ class StepBuilder:
 
     @property
     def drafting_streams(self) -> list[Request]:
-        """Those that have their next token in the step, all tokens before which are known."""
+        """Those that have their next token in the step, and had one before."""
         return [
             request
             for request in self._streams
-            if request.request_id in self._in_step
-            and request.num_expected_tokens == request.num_tokens + 1
+            if request.request_id in self._in_step and request.num_output_tokens
         ]
 
     @property

@@ -40,7 +40,10 @@ class Drafter(Protocol):
         ...
 
     def propose(self, request: Request, most: int) -> Draft | None:
-        """Up to `most` tokens behind the last known one; None where nothing is likely."""
+        """Up to `most` tokens behind the last known one; None where nothing is likely.
+
+        Where tokens are in flight, the first of these are guesses of them.
+        """
         ...
 
     def forget(self, request: Request) -> None:

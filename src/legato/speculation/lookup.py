@@ -21,7 +21,7 @@ _PRIORS = (0.1, 0.25, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95)
 _SLICE = 8192
 """Tokens that are indexed at once: a millisecond, so that no step waits for a long prompt."""
 _SEPARATOR = -1
-_FOLLOWED = 64
+_FOLLOWED = 65
 """Tokens that come at once at most, all of which tell how good the guesses were."""
 _MOST_OWNERS = 64
 _MOST_KEPT = 32_768
@@ -116,7 +116,10 @@ class OwnTokens:
                 match.look_up(index, request, end)
 
     def propose(self, request: Request, most: int) -> Draft | None:
-        index, match = self._rows[request.request_id]
+        found = self._rows.get(request.request_id)
+        if found is None:
+            return None  # a stream since before there were drafts
+        index, match = found
         if index.num_indexed < len(request.token_ids):
             return None
         return match.propose(self.name, self._rates, most)
@@ -146,7 +149,9 @@ class RecentOutputs:
             return
         num_tokens = len(request.token_ids)
         match, num_seen = self._matches.get(request.request_id) or (_Match(index), 0)
-        for end in range(max(num_seen, request.num_prompt_tokens) + 1, num_tokens + 1):
+        # Others may have ended first when it was long a stream.
+        num_seen = max(num_seen, request.num_prompt_tokens, num_tokens - _FOLLOWED)
+        for end in range(num_seen + 1, num_tokens + 1):
             if not match.is_right(request, end, self._rates):
                 match.look_up(index, request, end)
         self._matches[request.request_id] = match, num_tokens
@@ -169,7 +174,7 @@ class RecentOutputs:
             kept = [] if index is None else index.token_ids[-_MOST_KEPT // 2 :]
             index = SuffixIndex(token_array(kept))
         row = index.token_ids
-        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[0]) :])
+        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[-1]) :])
         row.append(_SEPARATOR)
         index.extend(len(row))
         self._stores[owner] = index

@@ -6,6 +6,8 @@ a sampled token depends on its request's own seed and position, no attempt shows
 
 import logging
 
+import msgspec
+
 from legato.core.plan import Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -54,9 +56,15 @@ def _fault(plan: StepPlan, error: Exception) -> Fault:
 def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult:
     """Run a step that failed in halves, and these again, down to the requests that fail alone.
 
+    No request fails for its drafts: in the end it is run without them.
+
     Returns:
         what the others sampled, and `faults` for those.
     """
+    if len(plan.chunks) == 1 and plan.chunks[0].draft_token_ids:
+        result = _run_part(executor, plan.part([plan.chunks[0].without_drafts]))
+        ran_out_of_memory = result.ran_out_of_memory or fault.is_out_of_memory
+        return msgspec.structs.replace(result, ran_out_of_memory=ran_out_of_memory)
     if len(plan.chunks) == 1:
         return StepResult(
             step_id=plan.step_id,

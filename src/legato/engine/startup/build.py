@@ -180,6 +180,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
             "max running": f"{config.scheduler.max_num_seqs}",
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
+            "speculation": f"{config.scheduler.speculative}",
         },
     )
 

@@ -137,7 +137,7 @@ def load_host_model(
     if isinstance(model, PackedDecoder):
         model.compile_kernels(
             num_rows=CPU_ROWS.up_to(wanted.max_rows),
-            num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
+            num_samples=CPU_ROWS.up_to(wanted.max_samples),
         )
     return model
 

@@ -48,6 +48,11 @@ class Wanted:
         return count
 
     @property
+    def max_samples(self) -> int:
+        """Rows of a step that are sampled."""
+        return self.config.scheduler.most_samples
+
+    @property
     def max_rows(self) -> int:
         """That a step may have, those of a calibration among them."""
         budget = self.config.scheduler.max_num_batched_tokens

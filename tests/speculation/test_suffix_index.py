@@ -1,0 +1,110 @@
+"""Every place that the index finds is one, and it misses few."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.core.token_ids import TokenIds, token_array
+from legato.speculation.suffix_index import LENGTHS, SuffixIndex
+
+MOST_COMPARED = 32
+
+token_ids = st.integers(0, 2) | st.sampled_from([-1, 2**31 - 1])
+rows = st.lists(token_ids, max_size=300).map(token_array)
+
+
+def common(row: TokenIds, at: int, other: TokenIds, end: int) -> int:
+    """How many tokens are the same before `at` and before `end`."""
+    length = 0
+    while length < min(at, end) and row[at - length - 1] == other[end - length - 1]:
+        length += 1
+    return length
+
+
+def last_place(row: TokenIds, num_indexed: int, other: TokenIds, end: int) -> int | None:
+    """Where the longest run before `end` that stood in the row before stood last."""
+    for length in LENGTHS:
+        if end < length:
+            continue
+        for at in range(num_indexed - 1, length - 1, -1):
+            if row[at - length : at] == other[end - length : end]:
+                return at
+    return None
+
+
+@given(row=rows, other=st.none() | rows, data=st.data())
+def test_what_is_found_is_there(row: TokenIds, other: TokenIds | None, data: st.DataObject) -> None:
+    """In the row itself, and in others; however the row has grown."""
+    growing = token_array(())
+    index = SuffixIndex(growing)
+    while len(growing) < len(row):
+        count = data.draw(st.integers(1, 40))
+        growing.extend(row[len(growing) : len(growing) + count])
+        index.extend(len(growing))
+        assert index.num_indexed == len(growing)
+        sought = growing if other is None else other
+        for end in range(len(sought) + 1) if other is not None else [len(growing)]:
+            place = index.find(sought, end)
+            if place is None:
+                continue
+            assert 0 < place.at < len(growing)
+            length = common(growing, place.at, sought, end)
+            assert place.length == min(length, MOST_COMPARED) > 0
+
+
+@given(row=rows, data=st.data())
+def test_it_finds_the_same_however_it_was_filled(row: TokenIds, data: st.DataObject) -> None:
+    at_once, by_slices, one_by_one = (SuffixIndex(row) for _ in range(3))
+    at_once.extend(len(row))
+    while by_slices.num_indexed < len(row):
+        count = data.draw(st.integers(1, 40))
+        by_slices.extend(min(len(row), by_slices.num_indexed + count))
+    for end in range(1, len(row) + 1):
+        one_by_one.extend(end)
+    for end in range(len(row) + 1):
+        assert at_once.find(row, end) == by_slices.find(row, end) == one_by_one.find(row, end)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 20, 1000, 50_000])
+def test_it_finds_the_last_place_of_the_longest_run_but_for_few(vocab_size: int) -> None:
+    """Runs whose hashes meet hide each other: that must be rare."""
+    rng = random.Random(vocab_size)
+    row = token_array(rng.choices(range(vocab_size), k=400))
+    row.extend(row[50:150])
+    index, num_missed = SuffixIndex(row), 0
+    for end in range(1, len(row) + 1):
+        index.extend(end)
+        place = index.find(row, end)
+        num_missed += (None if place is None else place.at) != last_place(row, end, row, end)
+    assert num_missed < 0.2 * len(row)
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    index = SuffixIndex(token_array(()))
+    assert index.find(token_array([1, 2, 3]), 3) is None
+    index.extend(0)
+    assert index.find(token_array([1, 2, 3]), 3) is None
+    index = SuffixIndex(token_array([1, 1]))
+    index.extend(2)
+    assert index.find(token_array([1]), 0) is None
+
+
+def test_the_longest_run_is_taken_though_a_shorter_one_stood_later() -> None:
+    row = token_array([1, 2, 3, 4, 5, 9, 4, 7, 1, 2, 3, 4])
+    index = SuffixIndex(row)
+    index.extend(len(row))
+    assert index.find(row, len(row)) == (4, 4)
+    assert index.find(token_array([8, 4]), 2) == (7, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [128, 1000, 4095, 4096, 50_000])
+def test_memory_is_a_few_bytes_a_token(num_tokens: int) -> None:
+    row = token_array([])
+    index = SuffixIndex(row)
+    for token_id in range(num_tokens):
+        row.append(token_id)
+        index.extend(len(row))
+    num_bytes = sum(len(table) * table.itemsize for table in index._tables.values())
+    assert 24 * num_tokens <= num_bytes <= 48 * num_tokens

@@ -1,0 +1,81 @@
+"""What is believed of guesses follows what comes of them."""
+
+import random
+
+import pytest
+
+from legato.speculation.survival import Luck, Rates
+
+
+def test_at_first_the_prior_is_believed() -> None:
+    assert [Rates([0.1, 0.6])[kind] for kind in range(2)] == pytest.approx([0.1, 0.6])
+
+
+def test_one_trial_tells_something_and_not_all() -> None:
+    rates = Rates([0.5, 0.5])
+    rates.observe(0, is_right=True)
+    assert 0.5 < rates[0] < 0.7
+    assert rates[1] == 0.5
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.3, 0.9, 1.0])
+def test_rates_follow_the_truth_and_follow_it_again_when_it_changes(truth: float) -> None:
+    rng, rates = random.Random(0), Rates([0.5])
+    for share in (truth, 1.0 - truth):
+        for _ in range(3000):
+            rates.observe(0, is_right=rng.random() < share)
+        assert rates[0] == pytest.approx(share, abs=0.05)
+
+
+def test_half_of_what_is_believed_is_of_the_last_few_hundred() -> None:
+    rates = Rates([0.5])
+    for _ in range(3000):
+        rates.observe(0, is_right=False)
+    for _ in range(350):
+        rates.observe(0, is_right=True)
+    assert rates[0] == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_request_is_like_all_others_at_first() -> None:
+    assert Luck().chance(0.4) == pytest.approx(0.4)
+
+
+def test_nothing_is_certain() -> None:
+    luck = Luck()
+    for _ in range(50):
+        luck.observe(0.2, is_right=True)
+    assert luck.chance(0.9) < 1.0
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.8])
+def test_luck_follows_how_a_request_fares(rate: float) -> None:
+    lucky, usual, unlucky = Luck(), Luck(), Luck()
+    for trial in range(50):
+        lucky.observe(rate, is_right=True)
+        usual.observe(rate, is_right=trial % 5 < 5 * rate)
+        unlucky.observe(rate, is_right=False)
+    assert unlucky.chance(rate) < 0.7 * rate
+    assert usual.chance(rate) == pytest.approx(rate, rel=0.25)
+    assert lucky.chance(rate) > min(0.9, 1.4 * rate)
+
+
+def test_luck_is_forgotten_in_a_few_trials() -> None:
+    luck = Luck()
+    for _ in range(50):
+        luck.observe(0.5, is_right=False)
+    worst = luck.chance(0.5)
+    for _ in range(20):
+        luck.observe(0.5, is_right=True)
+    assert luck.chance(0.5) > 0.5 > 2 * worst * 0.9
+
+
+def test_bad_luck_passes_without_trials() -> None:
+    luck = Luck()
+    for _ in range(50):
+        luck.observe(0.5, is_right=False)
+    worst = luck.chance(0.5)
+    luck.recover()
+    assert luck.chance(0.5) == pytest.approx(worst, rel=0.05)
+    for _ in range(1000):
+        luck.recover()
+    assert luck.chance(0.5) == pytest.approx(0.5, rel=0.02)
