@@ -26,9 +26,11 @@ from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.hold import Hold
 from legato.kv.manager import KVCacheManager
+from legato.kv.prefix_node import Node
 from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.drafter import Drafter
 
 VOCAB_SIZE = 1000
 GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
@@ -52,7 +54,8 @@ class Harness:
         settings: further fields of `SchedulerConfig`.
 
     Attributes:
-        num_computed: key request id, value how many tokens its chunks held.
+        num_computed: key request id, value how many tokens of its chunks counted.
+        num_drafted, num_accepted: drafts that were computed, and those of them that were right.
         in_flight: planned and not yet run, the oldest first.
     """
 
@@ -68,6 +71,7 @@ class Harness:
         enable_prefix_caching: bool = True,
         num_host_slots: int = 0,
         depth: int = 1,
+        drafters: Sequence[Drafter] = (),
         step_time: StepTimeModel | None = None,
         step_time_s: Callable[[StepPlan], float] = lambda plan: 0.01 + 0.001 * plan.num_tokens,
         **settings: Any,
@@ -86,7 +90,11 @@ class Harness:
             num_host_slots=num_host_slots,
         )
         self.scheduler = Scheduler(
-            self.config, max_model_len=max_model_len, kv=self.kv, step_time=step_time
+            self.config,
+            max_model_len=max_model_len,
+            kv=self.kv,
+            step_time=step_time,
+            drafters=drafters,
         )
         self.clock = VirtualClock()
         self.executor = SimulatedExecutor(self.clock, step_time_s, vocab_size=VOCAB_SIZE)
@@ -96,6 +104,7 @@ class Harness:
         self.finish_reasons: dict[str, list[FinishReason]] = {}
         self.num_cached: dict[str, int] = {}
         self.num_computed: dict[str, int] = {}
+        self.num_drafted = self.num_accepted = 0
         self.plans: list[StepPlan] = []
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
@@ -201,7 +210,8 @@ class Harness:
         assert budget is not None
         ids = [chunk.request_id for chunk in plan.chunks]
         is_prefilling = bool(set(ids) - {request.request_id for request in decoding})
-        assert plan.num_tokens <= budget or not is_prefilling
+        num_drafts = sum(len(chunk.draft_token_ids) for chunk in plan.chunks)
+        assert plan.num_tokens <= budget or not (is_prefilling or num_drafts)
         assert not set(ids) & (set(plan.preempted) - early), "preempted and run in one step"
         assert len(set(ids)) == len(ids)
         if self.config.policy == "stall-free":
@@ -211,6 +221,7 @@ class Harness:
             self.check_foresight(chunk)
             assert chunk.num_tokens > 0
             assert len(chunk.block_ids) * self.kv.block_size >= chunk.end
+            self.check_drafts(chunk)
             for block_id in self.written_blocks(chunk):
                 assert block_id not in self.kv._arriving, "written by a transfer, too"
                 assert writers.setdefault(block_id, chunk.request_id) == chunk.request_id, (
@@ -220,6 +231,16 @@ class Harness:
             for block_id in chunk.block_ids[: -(-chunk.end // self.kv.block_size)]:
                 writer = writers.get(block_id, chunk.request_id)
                 assert writer == chunk.request_id, "reads what another writes in this step"
+
+    def check_drafts(self, chunk: ScheduledChunk) -> None:
+        """Drafts stand behind a stream's next token, and nothing is planned behind them."""
+        num_drafts = len(chunk.draft_token_ids)
+        assert (chunk.kind == "verify") == (num_drafts > 0) == (chunk.drafter is not None)
+        if num_drafts:
+            assert self.config.speculative != "off"
+            assert chunk.num_tokens == chunk.num_samples == 1 + num_drafts
+        before = [c for p in list(self.in_flight)[:-1] for c in p.chunks]
+        assert not any(c.draft_token_ids for c in before)
 
     def check_foresight(self, chunk: ScheduledChunk) -> None:
         """Nothing behind a request's end, or before the values are known that it takes."""
@@ -297,16 +318,34 @@ class Harness:
 
     def counted(self, chunk: ScheduledChunk, num_tokens: int) -> ScheduledChunk:
         """A chunk of which fewer tokens count than it has, or more, as if drafts were right."""
+        if num_tokens == chunk.num_tokens:
+            return chunk
         num_samples = max(0, chunk.num_samples + num_tokens - chunk.num_tokens)
-        return msgspec.structs.replace(chunk, num_tokens=num_tokens, num_samples=num_samples)
+        return msgspec.structs.replace(
+            chunk, num_tokens=num_tokens, num_samples=num_samples, draft_token_ids=()
+        )
 
     def compute(self, chunk: ScheduledChunk) -> ChunkResult:
         token_ids = self.token_ids(chunk.request_id)
+        if chunk.draft_token_ids:
+            return self.verify(chunk, [*token_ids, *chunk.draft_token_ids])
         num_known = len(token_ids)
         for _ in range(chunk.num_samples):
             token_ids.append(greedy_token(token_ids))
         self.write_cache(chunk, token_ids)
+        self.num_computed[chunk.request_id] += chunk.num_tokens
         return ChunkResult(chunk.num_tokens, tuple(token_ids[num_known:]))
+
+    def verify(self, chunk: ScheduledChunk, token_ids: list[int]) -> ChunkResult:
+        """As an executor does: all rows are written, those behind a wrong draft for nothing."""
+        assert len(token_ids) == chunk.end
+        self.write_cache(chunk, token_ids)
+        ends = range(chunk.end - chunk.num_samples + 1, chunk.end + 1)
+        result = chunk.result([greedy_token(token_ids[:end]) for end in ends])
+        self.num_computed[chunk.request_id] += result.num_tokens
+        self.num_drafted += len(chunk.draft_token_ids)
+        self.num_accepted += len(result.token_ids) - 1
+        return result
 
     def hear(self, plan: StepPlan) -> None:
         """What an executor would do: note who comes and who is gone."""
@@ -334,7 +373,6 @@ class Harness:
             assert self.cache.get(slot) == fingerprint, "reads what is not there"
 
     def write_cache(self, chunk: ScheduledChunk, token_ids: list[int]) -> None:
-        self.num_computed[chunk.request_id] += chunk.num_tokens
         self.cache.update(self._slots(chunk, token_ids, chunk.start, chunk.end))
 
     def fingerprints(self, request_id: str, end: int) -> Iterator[int]:
@@ -451,6 +489,32 @@ class Harness:
             if token_ids[-1] in request.eos_token_ids:
                 break
         return token_ids[num_prompt_tokens:]
+
+    def check_shared(self) -> None:
+        """All that the prefix tree has for computed is, with the tokens that it has there."""
+        root = self.kv._tree.root
+        for node in root.children.values():
+            num_bytes = len(node.tokens[: self.kv.block_size].tobytes())
+            salt = node.key[: -num_bytes - 1].decode() if node.is_salted else None
+            self._check_node(node, zlib.crc32(str(salt).encode()))
+
+    def _check_node(self, node: Node, fingerprint: int) -> None:
+        size = self.kv.block_size
+        for i, token_id in enumerate(node.tokens):
+            fingerprint = zlib.crc32(token_id.to_bytes(8, "little"), fingerprint)
+            place, offset = node.places[i // size], i % size
+            there = self.host[place][offset] if node.is_spilled else self.cache.get((place, offset))
+            assert there == fingerprint or i >= len(node.tokens) - node.num_missing
+        for child in node.children.values():
+            self._check_node(child, fingerprint)
+
+
+def coming(request: Request, count: int) -> list[int]:
+    """The tokens that a request has next."""
+    token_ids = list(request.token_ids)
+    for _ in range(count):
+        token_ids.append(greedy_token(token_ids))
+    return token_ids[-count:]
 
 
 def greedy_token(token_ids: list[int]) -> int:

@@ -16,7 +16,8 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_time import StepTimeModel
 from tests.kv.conservation import check_blocks, tables
 from tests.profiles import examples
-from tests.scheduler.harness import VOCAB_SIZE, Harness
+from tests.scheduler.drafters import RandomDrafter
+from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 from tests.scheduler.step_times import calibrate, noise_of, true_costs, truth
 
 MAX_MODEL_LEN = 32
@@ -56,6 +57,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "slo_classes": {"other": other},
         "shed_load": promises_ttft and draw(st.booleans()),
         "admission_optimism": draw(st.sampled_from([0.5, 0.0, 1.0])),
+        "speculative": draw(st.sampled_from([3, 8, 1, "auto", "off"])),
     }
 
 
@@ -110,11 +112,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_calibrated: bool,
         seed: int,
     ) -> None:
+        self.drafter = RandomDrafter(coming, seed, vocab_size=VOCAB_SIZE)
         self.harness = Harness(
             num_blocks=num_blocks,
             enable_prefix_caching=enable_prefix_caching,
             num_host_slots=num_host_slots,
             depth=depth,
+            drafters=[self.drafter],
             block_size=4,
             max_model_len=MAX_MODEL_LEN,
             max_waiting=12,
@@ -155,6 +159,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.harness.in_flight)
     @rule(scheduler=scheduler_settings())
     def reconfigure(self, scheduler: dict[str, Any]) -> None:
+        if "off" in (self.harness.config.speculative, scheduler["speculative"]):
+            del scheduler["speculative"]  # that is for the whole life of an engine
         self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
 
     @precondition(lambda self: len(self.harness.in_flight) < self.harness.depth)
@@ -227,6 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         kv = self.harness.kv
         check_blocks(kv)
+        self.harness.check_shared()
         for hold in self.harness.holds.values():
             if isinstance(hold.transfer, SendBlocks):
                 self.harness.read_sent(hold.request_id)
@@ -243,6 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id in tuple(harness.holds):
             harness.end_transfer(request_id)
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
+        assert not self.drafter.num_told, "drafters forget who ends"
         assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
         for request_id in harness.added:
             reasons = harness.finish_reasons[request_id]
@@ -273,12 +281,23 @@ def test_a_prompt_alone_takes_ceil_l_over_c_steps(prompt_len: int, budget: int) 
     budget=st.integers(1, 64),
     num_blocks=st.integers(20, 60),
     policy=st.sampled_from(["stall-free", "prefill-first"]),
+    speculative=st.sampled_from(["off", 4]),
 )
 def test_the_schedule_does_not_show_in_the_tokens(
-    lengths: list[tuple[int, int]], budget: int, num_blocks: int, policy: str
+    lengths: list[tuple[int, int]],
+    budget: int,
+    num_blocks: int,
+    policy: str,
+    speculative: int | str,
 ) -> None:
     harness = Harness(
-        budget=budget, num_blocks=num_blocks, max_model_len=80, policy=policy, max_num_seqs=12
+        budget=budget,
+        num_blocks=num_blocks,
+        max_model_len=80,
+        policy=policy,
+        max_num_seqs=12,
+        drafters=[RandomDrafter(coming, vocab_size=VOCAB_SIZE)],
+        speculative=speculative,
     )
     for i, (prompt_len, max_tokens) in enumerate(lengths):
         harness.add(str(i), prompt_len, max_tokens)

@@ -11,7 +11,8 @@ from sortedcontainers import SortedKeyList
 from legato.core.request import Request
 from legato.scheduler import fair_queue, queues
 from legato.scheduler.order import ORDERS
-from tests.scheduler.harness import Harness
+from tests.scheduler.drafters import RandomDrafter
+from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 
 LOOKS: Counter[str] = Counter()
 """Key what was looked at: an attribute of a request, or the queue; value how often."""
@@ -121,6 +122,17 @@ def looks(num_waiting: int, **settings: Any) -> Counter[str]:
 def test_planning_does_not_look_at_the_whole_queue(order: str, promise: dict[str, float]) -> None:
     settings = {"prefill_order": order, **promise}
     assert looks(10_000, **settings) == looks(20, **settings)
+
+
+@pytest.mark.parametrize("speculative", ["auto", 4])
+def test_nor_does_drafting(speculative: int | str) -> None:
+    def looks_among(num_waiting: int) -> Counter[str]:
+        drafter = RandomDrafter(coming, vocab_size=VOCAB_SIZE)
+        found = looks(num_waiting, drafters=[drafter], speculative=speculative)
+        assert drafter.num_told
+        return found
+
+    assert looks_among(10_000) == looks_among(20)
 
 
 def test_the_queue_is_kept_in_nothing_that_does_not_count() -> None:

@@ -71,10 +71,12 @@ def test_it_finds_the_same_however_it_was_filled(row: TokenIds, data: st.DataObj
 def test_it_finds_the_last_place_of_the_longest_run_but_for_few(vocab_size: int) -> None:
     """Runs whose hashes meet hide each other: that must be rare."""
     rng = random.Random(vocab_size)
-    row = token_array(rng.choices(range(vocab_size), k=400))
-    row.extend(row[50:150])
+    whole = token_array(rng.choices(range(vocab_size), k=400))
+    whole.extend(whole[50:150])
+    row = token_array([])
     index, num_missed = SuffixIndex(row), 0
-    for end in range(1, len(row) + 1):
+    for end, token_id in enumerate(whole, 1):
+        row.append(token_id)
         index.extend(end)
         place = index.find(row, end)
         num_missed += (None if place is None else place.at) != last_place(row, end, row, end)
@@ -97,6 +99,14 @@ def test_the_longest_run_is_taken_though_a_shorter_one_stood_later() -> None:
     index.extend(len(row))
     assert index.find(row, len(row)) == (4, 4)
     assert index.find(token_array([8, 4]), 2) == (7, 1)
+
+
+def test_a_long_match_is_not_followed_to_its_beginning() -> None:
+    row = token_array([*range(100), *range(100)])
+    index = SuffixIndex(row)
+    index.extend(len(row))
+    assert index.find(token_array(range(20)), 20) == (120, 20)
+    assert index.find(token_array(range(60)), 60) == (160, MOST_COMPARED)
 
 
 @pytest.mark.parametrize("num_tokens", [128, 1000, 4095, 4096, 50_000])
