@@ -112,6 +112,12 @@ def _measure(
 
 async def probe(url: str, shape: Shape, seed: int, timeout_s: float) -> Outcome | None:
     """Ask a server once; None where the long prompts have no first token in time."""
+    result = await probe_result(url, shape, seed, timeout_s)
+    return None if result is None else outcome(result)
+
+
+async def probe_result(url: str, shape: Shape, seed: int, timeout_s: float) -> ProbeResult | None:
+    """The same, with all that was seen."""
     asked = Probe(
         url,
         num_streams=shape.num_streams,
@@ -120,12 +126,12 @@ async def probe(url: str, shape: Shape, seed: int, timeout_s: float) -> Outcome 
         seed=seed,
     )
     try:
-        return _outcome(await asyncio.wait_for(asked.run(), timeout_s))
+        return await asyncio.wait_for(asked.run(), timeout_s)
     except TimeoutError:
         return None
 
 
-def _outcome(result: ProbeResult) -> Outcome:
+def outcome(result: ProbeResult) -> Outcome:
     during_s = result.itl_s(during=True)
     p50_s, p99_s = np.percentile(during_s, [50, 99])
     base_s = np.median(result.itl_s(during=False))

@@ -39,13 +39,15 @@ class Predictions:
         self.predicted_s: list[float] = []
         self.measured_s: list[float] = []
         self.has_prefill: list[bool] = []
+        self.has_drafts: list[bool] = []
         model.observe = self.observe  # type: ignore[method-assign]
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
+    def observe(self, shape: StepShape, seconds: float, *others: float | None) -> None:
         self.predicted_s.append(self._model.seconds(shape))
         self.measured_s.append(seconds)
         self.has_prefill.append(shape.num_prefill_chunks > 0)
-        self._observe(shape, seconds)
+        self.has_drafts.append(shape.num_draft_rows > 0)
+        self._observe(shape, seconds, *others)
 
 
 def main() -> None:
@@ -88,12 +90,14 @@ def _request(request_id: str, rng: random.Random) -> AddRequest:
 
 def _report(predictions: Predictions, out: Path) -> None:
     predicted_s, measured_s = np.array(predictions.predicted_s), np.array(predictions.measured_s)
-    has_prefill = np.array(predictions.has_prefill)
+    has_prefill, has_drafts = np.array(predictions.has_prefill), np.array(predictions.has_drafts)
+    only_decodes = ~(has_prefill | has_drafts)
     console = Console(highlight=False)
     for name, chosen in (
         ("all", np.full(len(has_prefill), True)),
         ("with prefill", has_prefill),
-        ("decodes only", ~has_prefill),
+        ("with drafts", has_drafts),
+        ("decodes only", only_decodes),
     ):
         errors = np.abs(measured_s[chosen] / predicted_s[chosen] - 1.0)
         if len(errors):
@@ -104,7 +108,11 @@ def _report(predictions: Predictions, out: Path) -> None:
             )
     out.mkdir(parents=True, exist_ok=True)
     figure, axis = plt.subplots(figsize=(5, 5))
-    for chosen, label in ((has_prefill, "with prefill"), (~has_prefill, "decodes only")):
+    for chosen, label in (
+        (has_prefill, "with prefill"),
+        (has_drafts & ~has_prefill, "with drafts"),
+        (only_decodes, "decodes only"),
+    ):
         axis.plot(1e3 * measured_s[chosen], 1e3 * predicted_s[chosen], ".", ms=3, label=label)
     axis.axline((30, 30), slope=1, color="grey", linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")

@@ -59,6 +59,11 @@ _ATTAINMENT = " / ".join(
     )
 )
 
+_PER_POSITION = (
+    f"{rate('legato:spec_decode_num_accepted_tokens_per_pos_total', by='position')} / ignoring "
+    f"(position) group_left {rate('legato:spec_decode_num_drafts_total')}"
+)
+
 NOT_SHOWN = {
     "legato:slo_quantile",  # a setting
     "legato:iteration_tokens_total",  # prefill and decode tokens are
@@ -83,7 +88,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Promises": (
         Panel(
             "SLO attainment",
-            "Share of tokens (itl), first tokens (ttft) and paces (tpot) in time.",
+            "Share of gaps (itl), first tokens (ttft) and paces (tpot) in time.",
             "percentunit",
             {"{{slo_class}} {{slo}}": _ATTAINMENT},
         ),
@@ -139,7 +144,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Steps": (
         Panel(
             "Tokens of a step",
-            "Mean: one of each running stream, and the prompts' chunks in what is left.",
+            "Mean: the next of each running stream with its drafts, and the prompts' chunks.",
             "short",
             {
                 "decode": mean("legato:iteration_decode_tokens"),
@@ -186,6 +191,48 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "of these cached": rate("legato:prompt_tokens_cached_total"),
                 "generated": rate("legato:generation_tokens_total"),
             },
+        ),
+    ),
+    "Drafts": (
+        Panel(
+            "Tokens a step",
+            "That a step brings a stream, on average; 1 without drafts.",
+            "short",
+            {
+                "tokens": f"1 + {rate('legato:spec_decode_num_accepted_tokens_total')} / "
+                f"{rate('legato:stream_steps_total')}"
+            },
+        ),
+        Panel(
+            "Drafts that were right",
+            "Share, by who drafted.",
+            "percentunit",
+            {
+                "{{drafter}}": " / ".join(
+                    rate(f"legato:spec_decode_num_{tokens}_tokens_total", by="drafter")
+                    for tokens in ("accepted", "draft")
+                )
+            },
+        ),
+        Panel(
+            "Right by place",
+            "Share of drafts whose tokens were right up to there, from 0.",
+            "percentunit",
+            {"{{position}}": _PER_POSITION},
+        ),
+        Panel(
+            "Draft tokens",
+            "A second, by who drafted.",
+            "short",
+            {"{{drafter}}": rate("legato:spec_decode_num_draft_tokens_total", by="drafter")},
+            stacked=True,
+        ),
+        Panel(
+            "What ends drafts",
+            "Steps of streams a second, by why they held no more drafts.",
+            "short",
+            {"{{ended_by}}": rate("legato:drafts_ended_total", by="ended_by")},
+            stacked=True,
         ),
     ),
     "Requests": (

@@ -78,6 +78,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "tensor_parallel_size",
         "quantization",
         "kernels",
+        "speculative_model",
         "block_size",
         "kv_cache_dtype",
         "kv_cache_memory_bytes",

@@ -217,6 +217,8 @@ FIELDS = {
     "max_num_batched_tokens": "token budget of a step",
     "enable_chunked_prefill": "compute long prompts in chunks",
     "prefill_order": "whose prompt goes first",
+    "speculative": "tokens guessed ahead of a stream: auto drafts what is worth its time, a number "
+    "that many a stream",
     "itl_slo_s": "longest time from one token to the next, in seconds",
     "itl_slo_quantile": "share of a request's tokens that `itl_slo_s` is for",
     "tpot_slo_s": "longest mean time per output token, in seconds",

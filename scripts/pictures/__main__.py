@@ -4,13 +4,18 @@ from pathlib import Path
 
 from scripts.pictures.disaggregation import disaggregation
 from scripts.pictures.fleet import fleet
+from scripts.pictures.speculation import speculation
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def pictures() -> dict[Path, str]:
     """Key the file, value what is in it."""
-    return {DOCS / "fleet.svg": fleet(), DOCS / "disaggregation.svg": disaggregation()}
+    return {
+        DOCS / "fleet.svg": fleet(),
+        DOCS / "disaggregation.svg": disaggregation(),
+        DOCS / "speculation.svg": speculation(),
+    }
 
 
 if __name__ == "__main__":

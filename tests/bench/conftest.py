@@ -8,7 +8,8 @@ from tests.server.launch import ServerProcess, running_server
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--api-key", "secret", "--max-model-len", "2048")
+    # No drafts, so that tokens come one by one, and each has a time of its own.
+    flags = ("--api-key", "secret", "--max-model-len", "2048", "--speculative", "off")
     with running_server(tmp_path_factory.mktemp("bench"), *flags) as process:
         yield process
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from legato.bench.demo.view import View, strip
 from legato.bench.simulation.profiles import load_profile
 from legato.core.config import Policy, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.step_record import ChunkRecord
 from legato.scheduler.step_time import StepTimeModel
 from tests.scheduler.step_times import calibrate
 
@@ -99,6 +101,34 @@ def serve(run: Run, gap_s: float, ttft_s: float) -> None:
     before_s = [run.started_s + 0.01 * i for i in range(50)]
     run.token_times_s = [[*before_s, *(before_s[-1] + gap_s + 0.01 * i for i in range(500))]]
     run.long_sent_s, run.long_first_s, run.ended_s = sent_s, sent_s + ttft_s, sent_s + 5
+
+
+def test_tokens_of_one_step_have_no_gap_between_them() -> None:
+    run = Run("drafts", TRAFFIC)
+    serve(run, gap_s=0.05, ttft_s=2.0)
+    alone = run.result()
+    run.token_times_s = [[at_s for at_s in times for _ in range(3)] for times in run.token_times_s]
+    result = run.result()
+    for during in (False, True):
+        assert result.itl_s(during=during).tolist() == alone.itl_s(during=during).tolist()
+        expected = 3 * alone.tokens_per_s(during=during)
+        assert result.tokens_per_s(during=during) == pytest.approx(expected)
+
+
+def test_the_latest_step_says_what_was_drafted() -> None:
+    chunks = (
+        ChunkRecord("a", 9, 5, 5, "verify", None, "own", 3),
+        ChunkRecord("b", 9, 1, 1, "decode", None),
+        ChunkRecord("c", 0, 40, 0, "prefill", "token_budget"),
+    )
+    run = Run("drafts", TRAFFIC)
+    [step] = toy_steps("stall-free")[:1]
+    run.take([], [msgspec.structs.replace(step, chunks=chunks, ended_s=run.started_s)])
+    shown = io.StringIO()
+    view = View("title")
+    view.begin(run, "1 of 1")
+    Console(file=shown, width=120).print(view.at(run.started_s + 0.1, 120))
+    assert "2 streams with 4 drafts (3 right) and 40 prompt tokens" in shown.getvalue()
 
 
 def test_the_verdict_tells_the_price() -> None:

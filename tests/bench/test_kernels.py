@@ -79,3 +79,15 @@ def test_a_prompt_of_an_8b_model_is_multiplying() -> None:
     shape = step_shape(chunk=8192, samples=True)
     operators = operators_of(LLAMA_8B, shape, token_bytes=TOKEN_BYTES, weight_bytes=WEIGHT_BYTES)
     assert 8192 / H100.operators_s(operators) == pytest.approx(49_400, rel=0.01)
+
+
+def test_drafts_of_an_8b_model_are_multiplied_but_not_read() -> None:
+    """Seven behind each of 32 streams: 224 rows more, keys of their own, and no weights."""
+    plain = step_shape(num_decodes=32, context=1024)
+    drafting = plain.copy()
+    for _ in range(32):
+        drafting.add_drafts(1024, 7)
+    sizes = {"token_bytes": TOKEN_BYTES, "weight_bytes": WEIGHT_BYTES}
+    before, after = (work_of(LLAMA_8B, shape, **sizes) for shape in (plain, drafting))
+    assert after.num_bytes - before.num_bytes == pytest.approx(224 * TOKEN_BYTES)
+    assert after.num_flops / before.num_flops == pytest.approx(8.0, rel=0.01)

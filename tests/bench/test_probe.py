@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from legato.bench.load.client import Address
+from legato.bench.load.client import Address, connect
 from legato.bench.load.record import RequestError
 from legato.bench.probe import Probe, ProbeResult
 from tests.server.launch import ServerProcess, running_server
@@ -25,6 +26,30 @@ def test_windows_by_hand() -> None:
     assert RESULT.tokens_per_s(during=True) == pytest.approx(1.0)  # at 0.5, 2.0 and 2.5
 
 
+def test_tokens_that_come_at_once_count_and_have_no_gap() -> None:
+    counts = [[1, 1, 3, 4, 1, 1], [1, 5, 2, 1, 9]]
+    result = msgspec.structs.replace(RESULT, token_counts=counts)
+    assert result.itl_s(during=True).tolist() == RESULT.itl_s(during=True).tolist()
+    assert result.tokens_per_s(during=False) == 4.0  # 3 and 5 in 2 s
+    assert result.tokens_per_s(during=True) == pytest.approx((4 + 2 + 1) / 3)
+
+
+def test_a_server_that_drafts_says_how_many_tokens_came(tmp_path: Path) -> None:
+    async def complete(url: str) -> tuple[list[int], int]:
+        async with connect(Address(base_url=url)) as client:
+            counts, times_s = list[int](), list[float]()
+            completed = await client.complete(
+                [500, 501, 502, 503] * 16, 60, times_s, token_counts=counts
+            )
+            assert len(times_s) == len(counts)
+            return counts, completed.num_tokens
+
+    with running_server(tmp_path, "--speculative", "8", "--no-calibrate") as server:
+        counts, num_tokens = asyncio.run(complete(server.url))
+    assert sum(counts) == num_tokens == 60
+    assert max(counts) > 1
+
+
 def test_probe_of_a_server(address: Address, server: ServerProcess) -> None:
     """The long prompt, which the warm-up sends, too, is as long as the context allows."""
     before = server.metric("prompt_tokens_total")
@@ -37,6 +62,7 @@ def test_probe_of_a_server(address: Address, server: ServerProcess) -> None:
     result = asyncio.run(probe.run())
     assert server.metric("prompt_tokens_total") - before == 16 + 3 * 64 + 2 * 2046
     assert len(result.token_times_s) == 3
+    assert list(map(len, result.token_counts)) == list(map(len, result.token_times_s))
     assert len(result.long_ttfts_s) == 1
     assert all(times_s == sorted(times_s) for times_s in result.token_times_s)
     assert result.window_start_s <= -0.5

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.bench.simulation.clients import SimulatedClients
 from legato.bench.simulation.policies import parse_policy
 from legato.bench.simulation.profiled_server import SimulatedServer
 from legato.bench.simulation.profiles import Profile
@@ -16,6 +17,7 @@ from legato.bench.workload.mixes import draw_mix
 from legato.bench.workload.requests import Workload, WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.slo import SloClass
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from tests.bench.simulated import CPU, serve
@@ -42,6 +44,22 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
     run = simulate(server, [WorkloadRequest(3.0, 600, 3)])
     assert run.records[0].token_times_s == [5.5, 6.75, 8.0]
     assert run.num_steps == 4
+
+
+def test_what_one_step_brings_is_one_delivery() -> None:
+    clients = SimulatedClients([WorkloadRequest(0.0, 10, 4)])
+    [message] = clients.send(0.0)
+    for now_s, token_ids in ((1.0, (5,)), (2.0, (6, 7, 8))):
+        output = RequestOutput(
+            request_id=message.request_id,
+            new_token_ids=token_ids,
+            finish_reason=FinishReason.LENGTH if now_s == 2.0 else None,
+        )
+        clients.receive([output], now_s)
+    [record] = clients.records()
+    assert record.token_times_s == [1.0, 2.0]
+    assert record.num_tokens == 4
+    assert record.tpot_s == pytest.approx(1 / 3)
 
 
 def test_what_arrives_during_a_step_waits_for_the_next() -> None:

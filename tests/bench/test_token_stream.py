@@ -36,6 +36,30 @@ def test_several_tokens_an_event() -> None:
     assert read(TOKEN, TOKEN, USAGE % 5 + DONE) == ([0.0, 1.0], 5)
 
 
+SO_FAR = (
+    b'data: {"choices":[{"index":0,"text":" \\"completion_tokens\\":9"}],'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":%d}}\n\n'
+)
+
+
+def test_tokens_of_an_event_are_counted_where_the_usage_so_far_is_told() -> None:
+    times_s: list[float] = []
+    counts: list[int] = []
+    stream = TokenStream(times_s, counts)
+    events = [SO_FAR % 1, SO_FAR % 5, SO_FAR % 5, SO_FAR % 7, USAGE % 7 + DONE]
+    for index, event in enumerate(events):
+        stream.feed(event, float(index))
+    assert (times_s, counts) == ([0.0, 1.0, 3.0], [1, 4, 2])
+    assert stream.end() == 7
+
+
+def test_tokens_of_an_event_are_one_where_nothing_is_told() -> None:
+    counts: list[int] = []
+    stream = TokenStream([], counts)
+    stream.feed(TOKEN + SPACED, 0.0)
+    assert counts == [1, 1]
+
+
 def test_last_event_without_a_token() -> None:
     assert read(TOKEN, TOKEN, TOKEN + USAGE % 2 + DONE) == ([0.0, 1.0], 2)
 

@@ -91,6 +91,31 @@ def test_streams_appear_and_go(page: Any, target: ServerProcess) -> None:
     wait_until(lambda: target.metric("num_requests_running") == 0, "they run on")
 
 
+def test_drafts_are_told_and_drawn(tab: Any, tmp_path: Path, screenshots: Path) -> None:
+    """Of an output that repeats its prompt."""
+    flags = ("--speculative", "4", "--no-calibrate", "--max-model-len", "2048")
+    with running_server(tmp_path, *flags) as server:
+        tab.goto(f"{server.url}/dashboard")
+        tab.locator("#connection.is-live").wait_for()
+        tab.get_by_text("As a table").click()
+        asked = long_request(prompt=[500, 501, 502, 503] * 40, temperature=0, max_tokens=1800)
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=asked, timeout=60):
+            expect_text(tab, "#last-step", r"1 decode \+ 0 prefill \+ 4 drafts \(4 right\)")
+            expect_text(tab, "#drafts-right", r"^\d+ %$")
+            expect_text(tab, "#drafts-right-note", r"^of \d+ a second$")
+            output = tab.locator("#table tr").first.locator("td").nth(4)
+            shown = int(output.inner_text().replace(",", ""))
+            assert shown <= server.metric("generation_tokens_total")
+            num_steps = server.metric("stream_steps_total")
+            wait_until(
+                lambda: int(output.inner_text().replace(",", "")) > num_steps + 20,
+                "several tokens of a step count as one",
+            )
+            shoot(tab, screenshots / "dashboard-drafts.png")
+        assert violations(tab) == []
+
+
 def test_what_clients_send_is_text(page: Any, target: ServerProcess) -> None:
     """A request id is the client's own, and the only thing of a request that is shown as it is."""
     hostile = "<img/src=x/onerror=document.title='owned'>"

@@ -99,6 +99,30 @@ def test_notes_name_flags_that_there_are() -> None:
     assert named <= serve_options()
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}', "tive 4"),
+        ('{"model": "[ngram]"}', "it is --speculative auto"),
+        ('{"method":"suffix","num_speculative_tokens":32}', "it is --speculative auto"),
+        (
+            '{"model": "org/small", "num_speculative_tokens": 5}',
+            "it is --speculative-model org/small --speculative 5",
+        ),
+        ('{"method":"eagle3","model":"org/eagle"}', "drafts by eagle3 are not supported; --spec"),
+        ("ngram", "it is --speculative, with auto, off or a number of tokens"),
+    ],
+)
+@pytest.mark.parametrize("joint", [" ", "="])
+def test_what_drafts_is_read_of_the_configuration_of_vllm(
+    config: str, told: str, joint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = f"--speculative-config{joint}{config}".split(joint, maxsplit=1)
+    said = refusal(capsys, "serve", *(args if joint == " " else [joint.join(args)]))
+    assert said.startswith("there is no flag --speculative-config: ")
+    assert told in said
+
+
 @pytest.mark.parametrize("flag", VLLM_FLAGS)
 def test_flags_of_vllm_are_there_or_explained(flag: str) -> None:
     assert flag in serve_options() or vllm_flag_note(flag)

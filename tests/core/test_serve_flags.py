@@ -46,6 +46,8 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
             return _seconds
         case "text":
             return st.text().filter(lambda text: text != "--")  # which argparse drops
+        case "count_or_word":
+            return st.integers(1, 64) | st.sampled_from(field.choices)
         case "weights":
             names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}", fullmatch=True)
             return st.dictionaries(names, st.floats(0.001, 1000.0), max_size=3)

@@ -1,5 +1,7 @@
 """What a calibration runs, on an executor that checks it like a cache would."""
 
+from array import array
+
 import pytest
 
 from legato.core.plan import StepPlan
@@ -19,6 +21,8 @@ COSTS = StepCosts(
     chunk_s=5e-3,
     area_s=1e-7,
     context_s=5e-6,
+    draft_row_s=3e-4,
+    draft_context_s=1e-6,
 )
 
 
@@ -45,6 +49,7 @@ class CheckingExecutor(SimulatedExecutor):
         for chunk in plan.chunks:
             assert chunk.request_id in self.held
             assert max(chunk.block_ids) < self.num_blocks
+            assert chunk.end <= len(chunk.block_ids) * BLOCK_SIZE
             slots = [block * BLOCK_SIZE + i for block in chunk.block_ids for i in range(BLOCK_SIZE)]
             if not self.extent.reads_unwritten:
                 assert self.written.issuperset(slots[: chunk.start]), "reads what was never written"
@@ -60,6 +65,7 @@ class Measurement:
         num_blocks: int = 1000,
         max_model_len: int = 8192,
         max_num_seqs: int = 64,
+        most_drafts: int = 0,
         slowdown: float = 1.0,
         extent: Extent = ON_A_CPU,
         depth: int = 1,
@@ -74,6 +80,7 @@ class Measurement:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             vocab_size=100,
+            most_drafts=most_drafts,
             extent=extent,
             clock=clock,
         )
@@ -92,6 +99,40 @@ def test_the_costs_are_found() -> None:
         assert costs.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.02)
 
 
+def test_the_costs_of_drafts_are_found_where_there_will_be_some() -> None:
+    costs = fit(Measurement(most_drafts=64).steps)
+    for num_decodes, num_drafts, context, chunk in (
+        (1, 1, 50, 0),
+        (1, 16, 4000, 0),
+        (12, 5, 700, 0),
+        (4, 3, 1500, 200),
+    ):
+        shape = step_shape(num_decodes=num_decodes, context=context, chunk=chunk, start=2000)
+        for _ in range(num_decodes):
+            shape.add_drafts(context, num_drafts)
+        assert costs.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.03)
+    assert not any(shape.num_draft_rows for shape, _ in Measurement().steps)
+
+
+def test_drafts_are_tokens_of_the_prompt_and_no_more_than_a_step_holds() -> None:
+    """What is written of them is what was there, and rows that nobody samples are not read."""
+    measured = Measurement(most_drafts=40, max_num_seqs=32, slowdown=0.1)
+    plans = measured.executor.plans
+    drafting = [plan for plan in plans if any(c.kind == "verify" for c in plan.chunks)]
+    assert {1, 16} <= {len(c.draft_token_ids) for plan in drafting for c in plan.chunks}
+    for plan in drafting:
+        drafts = [c.draft_token_ids for c in plan.chunks]
+        assert 0 < sum(map(len, drafts)) <= 40
+        assert sum(c.num_samples for c in plan.chunks) <= 32 + 40
+    (prompt,) = {bytes(r.prompt_token_ids) for plan in plans for r in plan.new_requests}
+    for chunk in (c for plan in drafting for c in plan.chunks if c.kind == "verify"):
+        assert chunk.num_tokens == chunk.num_samples == 1 + len(chunk.draft_token_ids)
+        tokens = array("i", prompt)[chunk.start + 1 : chunk.end]
+        assert chunk.draft_token_ids == tuple(tokens)
+    # Prompts beside them leave room for the other rows of a step.
+    assert max(plan.num_tokens for plan in plans) <= ON_A_CPU.longest_chunk + 32
+
+
 @pytest.mark.parametrize("slowdown", [0.01, 1.0, 10.0])
 def test_it_ends_in_time_and_tells_how_far_it_is(slowdown: float) -> None:
     measured = Measurement(slowdown=slowdown)
@@ -108,6 +149,9 @@ def test_it_ends_in_time_and_tells_how_far_it_is(slowdown: float) -> None:
         {"num_blocks": 10, "max_model_len": 8192},
         {"max_model_len": 2},
         {"max_num_seqs": 1},
+        {"max_num_seqs": 1, "most_drafts": 64},
+        {"num_blocks": 2, "max_model_len": 32, "most_drafts": 64},
+        {"max_model_len": 2, "most_drafts": 64},
         {"num_blocks": 70, "max_num_seqs": 256},
     ],
     ids=str,

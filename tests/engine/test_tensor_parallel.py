@@ -11,11 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from legato.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from legato.core.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    Speculative,
+)
 from legato.core.errors import ConfigError
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.startup.build import build_engine
@@ -63,7 +70,12 @@ def saved(folder: Path, **changes: int) -> Path:
 
 
 def engine_of(
-    checkpoint: Path, num_ranks: int, dtype: str = "float32", kernels: str = "torch", **cache: int
+    checkpoint: Path,
+    num_ranks: int,
+    dtype: str = "float32",
+    kernels: str = "torch",
+    speculative: Speculative = "auto",
+    **cache: int,
 ) -> EngineLoop:
     cache = {"kv_cache_memory_bytes": 64 * BLOCK_BYTES, "block_size": 16, **cache}
     return build_engine(
@@ -75,7 +87,7 @@ def engine_of(
                 tensor_parallel_size=num_ranks,
             ),
             cache=CacheConfig(**cache),
-            scheduler=SchedulerConfig(max_num_batched_tokens=50),
+            scheduler=SchedulerConfig(max_num_batched_tokens=50, speculative=speculative),
         )
     )[0]
 
@@ -124,6 +136,22 @@ def test_ranks_generate_what_one_does(
     scored = found["scored"]
     assert sum(len(output.prompt_logprobs or ()) for output in scored) == 30 + 13 * 3 - 1
     assert tokens(run(engine, requests())) == whole, "with a warm cache"
+
+
+def test_ranks_verify_drafts(checkpoint: Path, whole: dict[str, list[int]]) -> None:
+    """Of prompts that go round, as their outputs partly do."""
+    asked = [
+        *requests(),
+        request("repeated", SamplingParams(temperature=0.0, max_tokens=40), num_tokens=40),
+    ]
+    alone = tokens(run(engine_of(checkpoint, 1, speculative="off"), asked))
+    assert alone.items() >= whole.items()
+    engine = engine_of(checkpoint, 2, speculative=4)
+    engine.set_recording(is_on=True)
+    assert tokens(run(engine, asked)) == alone
+    steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
+    num_accepted = sum(step.num_accepted_tokens for step in steps)
+    assert 0 < num_accepted < sum(step.num_draft_tokens for step in steps)
 
 
 def test_blocks_come_back_from_the_host_on_all_ranks(

@@ -20,6 +20,7 @@ from legato.gpu.step_program import StepProgram
 from legato.kv.manager import KVCacheManager
 from legato.model.decoder import Decoder
 from legato.scheduler.scheduler import Scheduler
+from legato.speculation.drafter import Drafter
 from tests.gpu.host_twin import HostTwin
 
 MAX_LEN = 64
@@ -70,11 +71,18 @@ class Engine(EngineLoop):
     """Attributes: `outputs`: all that came, in order."""
 
     def __init__(
-        self, executor: Executor, *, block_size: int, num_blocks: int, **settings: Any
+        self,
+        executor: Executor,
+        *,
+        block_size: int,
+        num_blocks: int,
+        drafters: Sequence[Drafter] = (),
+        **settings: Any,
     ) -> None:
         kv = KVCacheManager(num_blocks, block_size, num_host_slots=settings.pop("num_slots", 0))
         config = SchedulerConfig(**settings).resolve(MAX_LEN)
-        super().__init__(Scheduler(config, max_model_len=MAX_LEN, kv=kv), kv, executor)
+        scheduler = Scheduler(config, max_model_len=MAX_LEN, kv=kv, drafters=drafters)
+        super().__init__(scheduler, kv, executor)
         self.outputs: list[RequestOutput] = []
 
     def run(self, requests: Sequence[AddRequest] = ()) -> dict[str, list[int]]:

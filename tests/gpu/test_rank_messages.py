@@ -14,6 +14,7 @@ from legato.model.communicator import RankLostError
 from tests.gpu.executors import MAX_LEN, Engine, request
 from tests.gpu.host_twin import HostTwin
 from tests.gpu.token_program import TokenProgram, greedy
+from tests.scheduler.foretold import Foretold, token_in
 
 BLOCKS = {"block_size": 4, "num_blocks": 24}
 DEPTH = 2
@@ -49,14 +50,14 @@ class Followers:
         self.is_given_up = True
 
 
-def engine_of(followers: Followers) -> tuple[Engine, TokenProgram]:
+def engine_of(followers: Followers, **more: Any) -> tuple[Engine, TokenProgram]:
     device = HostTwin()
     program = program_of(device)
     executor = LeadExecutor(
         program, device, program, followers=followers, depth=DEPTH, num_host_slots=8
     )
     settings = {"max_num_seqs": 2, "max_num_batched_tokens": 9, "admission_optimism": 1.0}
-    return Engine(executor, num_slots=8, **settings, **BLOCKS), program
+    return Engine(executor, num_slots=8, **settings, **BLOCKS, **more), program
 
 
 def test_every_rank_has_the_same_inputs() -> None:
@@ -72,6 +73,20 @@ def test_every_rank_has_the_same_inputs() -> None:
     assert other.words.equal(program.words)
     assert other.block_table.equal(program.block_table)
     assert not other.last_token.any(), "it samples nothing"
+
+
+def test_every_rank_verifies_the_same_drafts() -> None:
+    """Behind tokens that only the devices have, of which each rank has its own."""
+    followers = Followers()
+    prompts = {f"{i}": [i, 7, 9] for i in range(2)}
+    outputs = {name: greedy(prompt, 20) for name, prompt in prompts.items()}
+    rows = {name: [*prompt, *outputs[name]] for name, prompt in prompts.items()}
+    drafter = Foretold(token_in(rows), lambda _, position: position % 7 > 0)
+    engine, program = engine_of(followers, drafters=[drafter], speculative=2)
+    asked = [request(name, prompt, max_tokens=20) for name, prompt in prompts.items()]
+    assert engine.run(asked) == outputs
+    assert followers.program.num_runs == program.num_runs < 16
+    assert followers.program.words.equal(program.words)
 
 
 def test_where_rank_0_fails_all_are_given_up() -> None:

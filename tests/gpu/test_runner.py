@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.rows import GPU_ROWS, RowCounts
 from legato.gpu import runner
@@ -20,12 +21,15 @@ from tests.gpu.executors import Engine, device_here, make_executor, request
 from tests.gpu.test_end_to_end import CONFIGS
 from tests.model.conftest import SaveTiny, load, save_tiny
 from tests.profiles import examples
+from tests.scheduler.foretold import Foretold, token_in
 
 __all__ = ["save_tiny"]
 
 ROWS = RowCounts(((4, 2),), 8)
 BLOCKS = {"block_size": 4, "num_blocks": 24}
 BUDGET, MAX_DECODES = 12, 3
+NARROW = 4
+"""Rows of a narrow tile of a model with four heads in a group."""
 
 
 class Sized:
@@ -79,6 +83,35 @@ def test_steps_are_padded_to_what_was_captured(
     assert size.has_chunks or not has_chunks or num_rows <= 8
 
 
+@examples(200)
+@given(
+    rows=st.lists(st.integers(1, 17), min_size=1, max_size=256),
+    max_num_seqs=st.sampled_from([1, 16, 256]),
+)
+def test_steps_with_drafts_have_graphs(rows: list[int], max_num_seqs: int) -> None:
+    """Those of a few rows each without wide items, as long as they are no more than sampled rows.
+
+    Args:
+        rows: of each stream, its drafts among them.
+    """
+    most = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192).most_samples
+    rows = rows[:max_num_seqs]
+    while sum(rows) > most:
+        rows[rows.index(max(rows))] -= 1
+    program: Any = Sized(GPU_ROWS.padded(8448), GPU_ROWS.padded(most))
+    device: Any = Recorder()
+    graphs = GraphRunner(program, device, GPU_ROWS, max_decodes=most)
+    graphs.capture()
+    program.asked.clear()
+    is_long = max(rows) > NARROW
+    size = graphs.size(sum(rows), sum(rows), has_chunks=is_long)
+    graphs.forward(size)
+    graphs.sample(size)
+    assert not program.asked
+    assert size.has_chunks is (is_long and size.num_rows >= 16)
+    assert device.num_captured <= 80
+
+
 def requests() -> list[AddRequest]:
     return [
         request("a", [5, 20, 45, 80, 1, 2, 3, 4, 6, 9, 11, 13, 17, 19], max_tokens=4),
@@ -88,7 +121,7 @@ def requests() -> list[AddRequest]:
 
 
 def test_replayed_steps_are_the_steps(save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes, chunks and both, some larger than any graph, two in flight."""
+    """Decodes, chunks, both and drafts, some larger than any graph, two in flight."""
     folder, _ = save_tiny(CONFIGS["llama"])
     plain = load(folder)
     settings = {**BLOCKS, "max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_DECODES}
@@ -107,6 +140,17 @@ def test_replayed_steps_are_the_steps(save_tiny: SaveTiny, monkeypatch: pytest.M
     engine = Engine(GpuExecutor(program, device, graphs, depth=2), **settings)
     assert engine.run(requests()) == expected
     assert {size.num_rows for size in sizes} == {16}
+
+    rows = {
+        one.request_id: [*one.prompt_token_ids, *expected[one.request_id]] for one in requests()
+    }
+    drafter = Foretold(token_in(rows), lambda _, position: position % 3 > 0)
+    executor = GpuExecutor(program, device, graphs, depth=2)
+    program.blocks.fill_(torch.nan)
+    engine = Engine(executor, **settings, drafters=[drafter], speculative=2)
+    engine.set_recording(is_on=True)
+    assert engine.run(requests()) == expected
+    assert any(getattr(record, "num_accepted_tokens", 0) for record in engine.take_records())
 
 
 def note_sizes(program: StepProgram, monkeypatch: pytest.MonkeyPatch) -> list[StepSize]:

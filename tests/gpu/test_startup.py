@@ -15,10 +15,12 @@ from legato.engine.startup import build, gpu, wanted
 from legato.engine.startup.build import build_engine
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
+from legato.gpu.executor import GpuExecutor
 from legato.gpu.first_pass import check_first_pass
 from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_program import StepProgram
 from tests.gpu.executors import device_here, make_executor, request
 from tests.gpu.test_end_to_end import CONFIGS
 from tests.model.conftest import SaveTiny, load, save_tiny
@@ -48,6 +50,12 @@ def tokens_of(engine: EngineLoop) -> dict[str, list[int]]:
     return tokens
 
 
+def program_of(engine: EngineLoop) -> StepProgram:
+    executor = engine._executor
+    assert isinstance(executor, GpuExecutor)
+    return executor._program
+
+
 def put_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or on what stands in for it, what is built from here on."""
     monkeypatch.setattr(wanted, "resolve_device", lambda _: torch.device("cuda"))
@@ -71,6 +79,7 @@ def test_an_engine_is_put_together(
     assert info.settings["kernels"] == "triton"
     assert info.settings["steps in flight"] == "2"
     assert info.cache.num_blocks == 2 * MAX_LEN // 4
+    assert program_of(engine).max_samples >= 2 + 64, "there is room for drafts"
     assert tokens_of(engine) == expected
 
 

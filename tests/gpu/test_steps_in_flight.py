@@ -1,6 +1,6 @@
 """Steps in flight: tokens are the same at any depth, whatever happens."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
 from legato.core.request import AbortRequest, AddRequest
+from legato.core.step_record import StepRecord
 from legato.executor.draw import uniform_numbers
 from legato.gpu.executor import GpuExecutor
 from legato.gpu.slots import Slots
+from legato.speculation.drafter import Drafter
 from tests.gpu.executors import MAX_LEN, Engine, request
 from tests.gpu.host_twin import HostTwin
 from tests.gpu.token_program import VOCAB_SIZE, TokenProgram, greedy, logits_after
 from tests.profiles import examples
+from tests.scheduler.foretold import Foretold, token_in
 
 BLOCK_SIZE = 4
 MAX_SEQS = 3
@@ -40,8 +43,9 @@ class Machine:
     num_slots: int = 0
     budget: int = 64
     pads: bool = False
+    num_drafts: int = 4
 
-    def engine(self) -> tuple[Engine, TokenProgram]:
+    def engine(self, *drafters: Drafter) -> tuple[Engine, TokenProgram]:
         twin, blocks = HostTwin(), {"block_size": BLOCK_SIZE, "num_blocks": self.num_blocks}
         program = TokenProgram(
             twin, num_slots=self.depth * MAX_SEQS, max_len=MAX_LEN, pads=self.pads, **blocks
@@ -53,6 +57,8 @@ class Machine:
             max_num_batched_tokens=self.budget,
             admission_optimism=1.0,
             num_slots=self.num_slots,
+            drafters=drafters,
+            speculative=self.num_drafts,
             **blocks,
         )
         return engine, program
@@ -65,6 +71,7 @@ machines = st.builds(
     num_slots=st.sampled_from([0, 6]),
     budget=st.integers(4, 40),
     pads=st.booleans(),
+    num_drafts=st.integers(1, 5),
 )
 
 
@@ -82,10 +89,15 @@ def test_tokens_are_those_that_follow_the_prompt() -> None:
 
 @given(data=st.data())
 @examples(40)
-def test_neither_depth_nor_neighbours_nor_faults_change_a_token(data: st.DataObject) -> None:
-    engine, program = data.draw(machines, "machine").engine()
+def test_neither_depth_nor_neighbours_nor_faults_nor_drafts_change_a_token(
+    data: st.DataObject,
+) -> None:
     kinds = data.draw(st.lists(st.sampled_from([*SETTINGS]), min_size=1, max_size=6), "kinds")
     asked = [ask(f"{i}" * (i + 1), kind, 1 + 7 * i % 23) for i, kind in enumerate(kinds)]
+    undisturbed = {one.request_id: alone(one) for one in asked}
+    wrong = data.draw(st.none() | st.sets(st.integers(0, 40), max_size=12), "wrong guesses")
+    drafters = [] if wrong is None else [knowing(asked, undisturbed, wrong)]
+    engine, program = data.draw(machines, "machine").engine(*drafters)
     # What is run again at once succeeds, or else nothing would be left of the engine.
     for number in data.draw(st.sets(st.sampled_from(range(3, 40, 5)), max_size=4), "faults"):
         error = data.draw(st.sampled_from([RuntimeError("boom"), MemoryError("full"), None]))
@@ -98,12 +110,11 @@ def test_neither_depth_nor_neighbours_nor_faults_change_a_token(data: st.DataObj
     ends = {o.request_id: o.finish_reason for o in engine.outputs if o.finish_reason}
     assert ends.keys() == {r.request_id for r in asked}
     for one in asked:
-        alone = Machine().engine()[0].run([one])[one.request_id]
-        found = tokens.get(one.request_id, [])
+        found, expected = tokens.get(one.request_id, []), undisturbed[one.request_id]
         if ends[one.request_id] in (FinishReason.ERROR, FinishReason.ABORT):
-            assert found == alone[: len(found)]
+            assert found == expected[: len(found)]
         else:
-            assert found == alone
+            assert found == expected
     assert engine.stats.kv_usage == 0.0
 
 
@@ -112,7 +123,33 @@ def test_a_step_is_planned_behind_those_whose_tokens_are_unknown(depth: int) -> 
     engine, program = Machine(depth=depth).engine()
     engine.outputs += engine.step([ask("it", "greedy", 9)])
     assert program.num_runs == depth, "only the oldest was waited for"
-    assert engine.run()["it"] == Machine().engine()[0].run([ask("it", "greedy", 9)])["it"]
+    assert engine.run()["it"] == alone(ask("it", "greedy", 9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "starts"),
+    [
+        (set[int](), [10, 15, 20]),
+        ({10, 11, 12}, [10, 11, 12, 17]),
+        ({12}, [10, 12, 17, 22]),
+    ],
+    ids=["right", "wrong from the token in flight on", "a draft is wrong"],
+)
+def test_drafts_are_verified_behind_a_token_that_only_the_device_has(
+    wrong: set[int], starts: list[int]
+) -> None:
+    """Beside a neighbour whose drafts are all wrong."""
+    asked = [ask("it", "drawn", 9), ask("other", "greedy", 9)]
+    undisturbed = {one.request_id: alone(one) for one in asked}
+    drafter = knowing(asked, undisturbed, wrong, ["other"])
+    engine, _ = Machine(depth=2).engine(drafter)
+    engine.set_recording(is_on=True)
+    assert engine.run(asked) == undisturbed
+    steps = [record for record in engine.take_records() if isinstance(record, StepRecord)]
+    chunks = [chunk for step in steps for chunk in step.chunks if chunk.request_id == "it"]
+    verified = [chunk for chunk in chunks if chunk.kind == "verify"]
+    assert [chunk.start for chunk in verified][: len(starts)] == starts
+    assert steps[2].started_s < steps[1].ended_s, "it was planned while the token was in flight"
 
 
 def test_what_needs_values_waits_for_them() -> None:
@@ -123,11 +160,26 @@ def test_what_needs_values_waits_for_them() -> None:
 
 def test_steps_behind_one_that_failed_are_forgotten() -> None:
     engine, program = Machine(depth=3).engine()
-    alone = Machine().engine()[0].run([ask("it", "greedy", 9)])["it"]
     asked = [ask("it", "greedy", 9), ask("other", "drawn", 3)]
     program.faults[2] = None
-    assert engine.run(asked)["it"] == alone
+    assert engine.run(asked)["it"] == alone(asked[0])
     assert engine.stats.num_failed_steps == 1
+
+
+def alone(one: AddRequest) -> list[int]:
+    """Its tokens where it has no neighbours, and there is one step after the other."""
+    return Machine().engine()[0].run([one])[one.request_id]
+
+
+def knowing(
+    asked: Sequence[AddRequest],
+    outputs: Mapping[str, Sequence[int]],
+    wrong: Collection[int],
+    always_wrong: Collection[str] = (),
+) -> Foretold:
+    """A drafter that is wrong at some positions, or of some requests."""
+    rows = {one.request_id: [*one.prompt_token_ids, *outputs[one.request_id]] for one in asked}
+    return Foretold(token_in(rows), lambda name, at: not (at in wrong or name in always_wrong))
 
 
 def test_random_numbers_are_those_of_the_host() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from legato.core.config import SchedulerConfig
+from legato.core.config import SchedulerConfig, Speculative
 from legato.core.outputs import FinishReason
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -12,6 +12,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
+from legato.speculation.lookup import OwnTokens
 
 STEP_S, TOKEN_S, BETWEEN_S = 0.01, 0.001, 0.002
 
@@ -24,6 +25,8 @@ def recorded_run(
     max_num_seqs: int = 8,
     depth: int = 1,
     is_random: bool = False,
+    speculative: Speculative = "off",
+    vocab_size: int = 8,
 ) -> list[EngineRecord]:
     """Requests "0", "1", ... of (arrival in s, prompt tokens, output tokens), until all have ended.
 
@@ -32,19 +35,25 @@ def recorded_run(
     Args:
         depth: steps in flight.
         is_random: whether an output may end before its length does.
+        speculative: as in `SchedulerConfig`; drafts are of a request's own tokens.
+        vocab_size: of outputs: drafts are right as often as it is small.
     """
     config = SchedulerConfig(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         admission_optimism=1.0,  # so that there are preemptions
+        speculative=speculative,
     )
     kv = KVCacheManager(num_blocks, 4)
     clock = VirtualClock()
     core = EngineLoop(
-        Scheduler(config.resolve(256), max_model_len=256, kv=kv),
+        Scheduler(config.resolve(256), max_model_len=256, kv=kv, drafters=(OwnTokens(),)),
         kv,
         SimulatedExecutor(
-            clock, lambda plan: STEP_S + TOKEN_S * plan.num_tokens, vocab_size=8, depth=depth
+            clock,
+            lambda plan: STEP_S + TOKEN_S * plan.num_tokens,
+            vocab_size=vocab_size,
+            depth=depth,
         ),
         clock,
     )

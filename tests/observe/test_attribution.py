@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from legato.cli.explain import explanation
+from legato.core.config import Speculative
 from legato.core.errors import ConfigError
 from legato.core.step_record import (
     AnswerRecord,
@@ -138,6 +139,8 @@ def test_a_preempted_stream_waits_for_its_preemption() -> None:
     max_num_seqs=st.integers(1, 6),
     depth=st.integers(1, 3),
     is_random=st.booleans(),
+    speculative=st.sampled_from(["off", 1, 4]),
+    vocab_size=st.integers(1, 3),
 )
 def test_parts_add_up(
     arrivals: list[tuple[float, int, int]],
@@ -146,8 +149,11 @@ def test_parts_add_up(
     max_num_seqs: int,
     depth: int,
     is_random: bool,
+    speculative: Speculative,
+    vocab_size: int,
 ) -> None:
-    """Also where steps overlap, and hold requests that had ended when they were computed."""
+    """Also where steps overlap, hold requests that had ended when they were computed, or bring
+    several tokens of one."""
     records = recorded_run(
         sorted(arrivals),
         budget=budget,
@@ -155,6 +161,8 @@ def test_parts_add_up(
         max_num_seqs=max_num_seqs,
         depth=depth,
         is_random=is_random,
+        speculative=speculative,
+        vocab_size=vocab_size,
     )
     for index in range(len(arrivals)):
         story = story_of(records, str(index))
@@ -164,11 +172,15 @@ def test_parts_add_up(
         assert len(attribution.told_s) == num_output
         first = attribution.first_token()
         assert first is not None
-        spans = [first, *map(attribution.gap, range(num_output - 1))]
+        spans = [first, *map(attribution.gap, range(len(attribution.gaps())))]
         for span in spans:
             assert math.isclose(sum(span.parts.values()), span.seconds, abs_tol=1e-9)
             assert all(seconds > 0 for seconds in span.parts.values())
             assert "unrecorded" not in span.parts
+        if not any(
+            str(index) in step.preempted for step in records if isinstance(step, StepRecord)
+        ):
+            assert not any("preemption" in span.parts for span in spans)
         assert sum(span.seconds for span in spans) == pytest.approx(
             attribution.told_s[-1] - sorted(arrivals)[index][0]
         )
@@ -230,6 +242,97 @@ def test_drafts_are_a_streams_tokens() -> None:
         assert verifying.first_token() == decoding.first_token()
         for index in range(len(decoding.gaps())):
             assert verifying.gap(index) == decoding.gap(index)
+
+
+REPEATING = [(0.0, 8, 30), (0.03, 40, 1)]
+"""A stream that drafts where outputs have few tokens, and a prompt beside it."""
+
+
+def test_drafts_are_a_cause_of_their_own_to_whom_they_belong_and_to_others() -> None:
+    records = recorded_run(REPEATING, speculative=4, vocab_size=1)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+
+    def drafts_s(step: StepRecord) -> float:
+        share = step.num_draft_tokens / (step.num_prefill_tokens + step.num_decode_tokens)
+        return share * (step.ended_s - step.planned_s)
+
+    prompt, stream = first_token(records, "1"), Attribution(story_of(records, "0"))
+    beside = [step for step in steps if step.num_prefill_tokens and step.num_draft_tokens]
+    assert beside
+    assert prompt.parts["others_drafts"] == pytest.approx(sum(map(drafts_s, beside)))
+    assert prompt.others_drafts == {"0": sum(step.num_draft_tokens for step in beside)}
+    spans = [stream.gap(index) for index in range(len(stream.gaps()))]
+    own_s = sum(span.parts.get("own_drafts", 0.0) for span in spans)
+    assert own_s == pytest.approx(sum(map(drafts_s, steps)))
+    assert not any("others_drafts" in span.parts for span in spans)
+
+
+def test_tokens_that_come_together_have_no_gap_between_them() -> None:
+    """Wrong drafts are no tokens, nor is what a step brings behind the request's end."""
+    records = recorded_run(REPEATING, speculative=4, vocab_size=2)
+    story = story_of(records, "0")
+    attribution = Attribution(story)
+    chunks = [chunk for _, chunk in story.own_chunks() if chunk.num_samples]
+    assert {0, 4} <= {chunk.num_accepted for chunk in chunks if chunk.kind == "verify"}
+    assert len(attribution.came_s) == len(attribution.told_s) == 30
+    assert len(attribution.gaps()) == len(chunks) - 1
+    assert min(attribution.gaps()) >= STEP_S
+    together = [after - first for first, after in pairwise([*attribution.firsts, 30])]
+    assert together == [chunk.num_accepted + 1 for chunk in chunks]
+    assert story.ended is not None
+    story.ended = replace(story.ended, num_output_tokens=28)
+    assert len(Attribution(story).told_s) == 28
+
+
+def test_what_the_client_was_not_sent_is_no_token_of_its_answer() -> None:
+    """A stop string may end it in the middle of what one step brought."""
+    records = recorded_run([(0.0, 8, 33)], speculative=4, vocab_size=1)
+    whole = Attribution(story_of(records, "0"))
+    last = whole.firsts[-1]
+    assert last < 32, "its last step brought several"
+    story = story_of(records, "0")
+    sent_s = [time_s + 0.003 for time_s in whole.came_s[: last + 1]]
+    story.answer = answer_record("0", sent_s=sent_s)
+    attribution = Attribution(story)
+    assert attribution.told_s == sent_s
+    assert len(attribution.gaps()) == len(whole.gaps())
+
+
+def test_drafts_are_told_in_words() -> None:
+    records = recorded_run(REPEATING, speculative=4, vocab_size=1)
+    told = {}
+    for name in ("0", "1"):
+        story = story_of(records, name)
+        told[name] = "\n".join(explanation(story, Attribution(story), 99))
+    chunks = [c for _, c in story_of(records, "0").own_chunks() if c.kind == "verify"]
+    drafts, right = sum(c.num_drafts for c in chunks), sum(c.num_accepted for c in chunks)
+    assert f"{drafts} drafts, {right} of them right" in told["0"]
+    assert "by its own tokens" in told["0"]
+    assert "drafts of its own next tokens" in told["0"]
+    assert "drafts of others: 0 (" in told["1"]
+    ends = "the step may hold no more tokens (1); nothing more was proposed (1)"
+    assert f"why its steps held no more drafts: {ends}" in told["1"]
+    alone = story_of(recorded_run(REPEATING), "0")
+    assert "drafts" not in "\n".join(explanation(alone, Attribution(alone), 99))
+
+
+def test_a_trace_from_before_there_were_drafts_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    trace = JsonlTrace(path, HEADER)
+    trace.write(recorded_run())
+    trace.close()
+    text = path.read_text()
+    for written in (',"drafter":null,"num_accepted":0', ',"drafts_ended_by":null'):
+        assert written in text
+        text = text.replace(written, "")
+    old = tmp_path / "old.jsonl"
+    old.write_text(text)
+    for name in ("0", "1", "2"):
+        before, now = Attribution(read_story(old, name)), Attribution(read_story(path, name))
+        assert before.told_s == now.told_s
+        assert [before.gap(i) for i in range(len(before.gaps()))] == [
+            now.gap(i) for i in range(len(now.gaps()))
+        ]
 
 
 def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> None:

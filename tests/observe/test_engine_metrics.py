@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from legato.core.stats import CacheInfo, EngineStats, TransferStats
 from legato.core.step_record import StepRecord
@@ -14,19 +15,34 @@ STEPS = [
 ]
 
 
-def shown(steps: list[StepRecord], stats: EngineStats | None = None) -> dict[str, float]:
-    """Sums over labels; key the name of a sample, without its prefix."""
+def samples_of(steps: list[StepRecord], stats: EngineStats | None = None) -> list[Sample]:
+    """All that is shown after these steps."""
     cache = CacheInfo(num_blocks=8, block_size=4, dtype="bfloat16", enable_prefix_caching=True)
     latest = stats or EngineStats()
     metrics = ServerMetrics("m", lambda: latest, lambda: 2, cache=cache, classes={}, kept=dict)
     for step in steps:
         metrics.steps.observe(step)
+    families = text_string_to_metric_families(metrics.render().decode())
+    return [sample for family in families for sample in family.samples]
+
+
+def value(samples: list[Sample], name: str, labels: dict[str, str]) -> float:
+    """Of the only one with that name, without its prefix, and these labels."""
+    [found] = [
+        sample.value
+        for sample in samples
+        if sample.name == f"legato:{name}" and labels.items() <= sample.labels.items()
+    ]
+    return found
+
+
+def shown(steps: list[StepRecord], stats: EngineStats | None = None) -> dict[str, float]:
+    """Sums over labels; key the name of a sample, without its prefix."""
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
-        for sample in family.samples:
-            assert sample.labels["model_name"] == "m"
-            name = sample.name.removeprefix("legato:")
-            sums[name] = sums.get(name, 0.0) + sample.value
+    for sample in samples_of(steps, stats):
+        assert sample.labels["model_name"] == "m"
+        name = sample.name.removeprefix("legato:")
+        sums[name] = sums.get(name, 0.0) + sample.value
     return sums
 
 
@@ -45,6 +61,43 @@ def test_drafts_are_a_streams_tokens() -> None:
     chunk = msgspec.structs.replace(STEPS[-1].chunks[0], kind="verify", num_tokens=4)
     sums = shown([msgspec.structs.replace(STEPS[-1], chunks=(chunk,))])
     assert (sums["iteration_decode_tokens_sum"], sums["iteration_prefill_tokens_sum"]) == (4, 0)
+
+
+def test_drafts_are_counted_by_drafter_and_place() -> None:
+    records = recorded_run([(0.0, 8, 40), (0.02, 40, 30)], speculative=4, vocab_size=2)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    chunks = [chunk for step in steps for chunk in step.chunks if chunk.kind == "verify"]
+    own = [chunk for chunk in chunks if chunk.num_drafts]
+    assert {0, 1, 4} <= {chunk.num_accepted for chunk in own}
+    samples = samples_of(steps)
+    of_own = {"drafter": "own"}
+    assert value(samples, "spec_decode_num_drafts_total", of_own) == len(own)
+    drafted, right = sum(c.num_drafts for c in own), sum(c.num_accepted for c in own)
+    assert value(samples, "spec_decode_num_draft_tokens_total", of_own) == drafted
+    assert value(samples, "spec_decode_num_accepted_tokens_total", of_own) == right
+    assert value(samples, "spec_decode_num_draft_tokens_total", {"drafter": "recent"}) == 0
+    for place in range(5):
+        expected = sum(chunk.num_accepted > place for chunk in own)
+        found = value(
+            samples, "spec_decode_num_accepted_tokens_per_pos_total", {"position": str(place)}
+        )
+        assert found == expected
+    for reason in ("proposals", "token_budget"):
+        ended = sum(step.drafts_ended_by == reason for step in steps)
+        assert ended
+        assert value(samples, "drafts_ended_total", {"ended_by": reason}) == ended
+    streams = sum(chunk.kind != "prefill" for step in steps for chunk in step.chunks)
+    assert value(samples, "stream_steps_total", {}) == streams
+
+
+def test_places_are_bounded() -> None:
+    chunk = msgspec.structs.replace(
+        STEPS[-1].chunks[0],
+        kind="verify", num_tokens=65, num_samples=65, drafter="recent", num_accepted=64,
+    )  # fmt: skip
+    sums = shown([msgspec.structs.replace(STEPS[-1], chunks=(chunk,))])
+    assert sums["spec_decode_num_accepted_tokens_total"] == 64
+    assert sums["spec_decode_num_accepted_tokens_per_pos_total"] == 16
 
 
 def test_only_a_step_that_went_as_planned_says_how_good_predictions_are() -> None:

@@ -95,6 +95,32 @@ def test_arrows_lead_from_chunk_to_chunk(path: Path) -> None:
             assert (end["tid"], end["ts"]) in slices
 
 
+def test_verified_chunks_say_what_was_drafted_and_right(tmp_path: Path) -> None:
+    records = recorded_run([(0.0, 8, 30)], speculative=4, vocab_size=2)
+    trace = PerfettoTrace(tmp_path / "trace.json", HEADER)
+    trace.write(records)
+    trace.close()
+    events = json.loads((tmp_path / "trace.json").read_text())
+    steps = {record.step_id: record for record in records if isinstance(record, StepRecord)}
+    slices = {e["args"]["step"]: e for e in events if e["ph"] == "X" and "step" in e["args"]}
+    assert any(step.num_accepted_tokens for step in steps.values())
+    for step_id, step in steps.items():
+        [chunk], shown = step.chunks, slices[step_id]
+        if chunk.kind == "verify":
+            assert shown["name"] == f"verify {chunk.num_accepted} of {chunk.num_drafts}"
+            told = [shown["args"][name] for name in ("drafted", "accepted", "drafter")]
+            assert told == [chunk.num_drafts, chunk.num_accepted, "own"]
+        else:
+            assert "drafted" not in shown["args"]
+    counted = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "drafts"]
+    right = [step.num_accepted_tokens for step in steps.values()]
+    wrong = [step.num_draft_tokens - step.num_accepted_tokens for step in steps.values()]
+    assert counted == [{"accepted": a, "rejected": b} for a, b in zip(right, wrong, strict=True)]
+    tokens = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "tokens"]
+    assert [sum(e.values()) for e in tokens] == [s.chunks[0].num_tokens for s in steps.values()]
+    assert sum(e["ph"] == "s" for e in events) <= 1, "a stream advances in every step"
+
+
 def test_a_trace_without_its_end_can_be_completed(tmp_path: Path) -> None:
     trace = PerfettoTrace(tmp_path / "trace.json", HEADER)
     trace.write(recorded_run())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from legato.core.step_record import RequestArrived, RequestEnded
-from legato.observe.traces.spans import Progresses
+from legato.core.step_record import RequestArrived, RequestEnded, StepRecord
+from legato.observe.traces.spans import Progresses, span_attributes
 from tests.observe.recorded import answer_record, recorded_run
 
 
@@ -24,3 +24,19 @@ def test_a_requests_last_token_is_its_end(depth: int) -> None:
         assert progress.admitted_s < progress.first_token_s < ended[name]
         assert progress.last_token_s == ended[name]
         assert progresses.take(answer_record(name)) == []
+
+
+def test_a_span_tells_of_drafts_where_there_were_any() -> None:
+    records = recorded_run([(0.0, 9, 30), (0.0, 5, 1)], speculative=4, vocab_size=2)
+    progresses = Progresses()
+    for record in records:
+        progresses.note(record)
+    chunks = [c for r in records if isinstance(r, StepRecord) for c in r.chunks]
+    told = [
+        span_attributes(answer_record(name), progresses.take(answer_record(name)), "m")
+        for name in ("0", "1")
+    ]
+    assert told[0]["legato.usage.draft_tokens"] == sum(chunk.num_drafts for chunk in chunks)
+    right = sum(chunk.num_accepted for chunk in chunks)
+    assert told[0]["legato.usage.accepted_draft_tokens"] == right > 0
+    assert not any("draft" in name for name in told[1])

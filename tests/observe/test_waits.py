@@ -120,6 +120,21 @@ def test_who_waited_otherwise_has_a_row_of_its_own() -> None:
         assert cells(differing) == ["", ""]
 
 
+def test_drafts_of_requests_that_waited_alike_are_told_together() -> None:
+    arrivals = [(0.0, 8, 21), (0.0, 8, 21), (0.0, 8, 1)]
+    waits = waits_in(recorded_run(arrivals, speculative=4, vocab_size=1, budget=64))
+    both = [request.drafted for request in waits if request.name != "2"]
+    right = sum(drafted.num_accepted.total() for drafted in both)
+    assert right + sum(drafted.num_steps for drafted in both) == 2 * 20
+    _, longest = tables(waits, "longest", 20)
+    told = f"{right} of {sum(drafted.num_drafts.total() for drafted in both)} right"
+    mean = 2 * 20 / sum(drafted.num_steps for drafted in both)
+    row = ["0", "2", "interactive", "8", "21", f"{told}, {mean:.2f} tokens a step"]
+    assert longest.rows[0][:6] == row
+    _, by_ttft = tables(waits, "first", 20)
+    assert {row[0]: row[5] for row in by_ttft.rows}["2"] == ""
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_who_has_ended_does_not_begin_again(depth: int, tmp_path: Path) -> None:
     """Though a step that was in flight at its end still holds it."""

@@ -13,7 +13,7 @@ from tests.server.watch import steps, watching
 AUTO = {
     "policy": "stall-free", "max_num_batched_tokens": None, "enable_chunked_prefill": True,
     "prefill_order": None, "itl_slo_s": None, "itl_slo_quantile": 0.99,
-    "tpot_slo_s": None, "ttft_slo_s": None,
+    "tpot_slo_s": None, "ttft_slo_s": None, "speculative": "auto",
 }  # fmt: skip
 MOST = 8192 + 64
 
@@ -50,7 +50,7 @@ def test_metrics_go_by_the_new_promises(server: ServerProcess) -> None:
 
 
 def test_the_next_steps_keep_to_it_and_streams_go_on(server: ServerProcess) -> None:
-    stream = BackgroundStream(server, max_tokens=120)
+    stream = BackgroundStream(server, max_tokens=120, return_token_ids=True)
     with watching(server) as updates:
         for budget in (16, 150):
             server.http.patch("/settings", json={"max_num_batched_tokens": budget})
@@ -63,7 +63,8 @@ def test_the_next_steps_keep_to_it_and_streams_go_on(server: ServerProcess) -> N
             assert most <= budget
     stream.join()
     assert stream.is_complete
-    assert len(stream.chunks) == 120
+    told = [choice for chunk in stream.chunks for choice in chunk["choices"]]
+    assert sum(len(choice["token_ids"] or ()) for choice in told) == 120
 
 
 def test_whole_prompts_and_an_slo_in_turn(server: ServerProcess) -> None:
@@ -87,6 +88,27 @@ def test_whole_prompts_and_an_slo_in_turn(server: ServerProcess) -> None:
     assert longest_chunk("c") <= 100
 
 
+def test_streams_draft_from_the_next_step_on_or_no_more(server: ServerProcess) -> None:
+    def change(speculative: str | int | None) -> None:
+        answer = server.http.patch("/settings", json={"speculative": speculative})
+        assert answer.json()["asked"]["speculative"] == (speculative or "auto")
+
+    change("off")
+    stream = BackgroundStream(server, prompt="tick tock " * 20, max_tokens=100)
+    with watching(server) as updates:
+        plain = [next(steps(updates)) for _ in range(8)]
+        assert {chunk["kind"] for step in plain for chunk in step["chunks"]} <= {
+            "prefill",
+            "decode",
+        }
+        change(3)  # the stream has begun without
+        longest = next(s for s in steps(updates) if s["chunks"][0]["kind"] == "verify")
+        assert longest["chunks"][0]["num_tokens"] <= 1 + 3
+    change(None)
+    stream.join()
+    assert stream.is_complete
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -96,6 +118,9 @@ def test_whole_prompts_and_an_slo_in_turn(server: ServerProcess) -> None:
         ({"itl_slo_s": -1}, "itl_slo_s: "),
         ({"itl_slo_s": 1e999}, "JSON"),
         ({"policy": "best"}, "policy: "),
+        ({"speculative": 0}, "speculative"),
+        ({"speculative": 65}, "speculative"),
+        ({"speculative": "on"}, "speculative"),
         ({"max_num_seqs": 4}, "max_num_seqs is not supported"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 16}, "at least"),
         ({"enable_chunked_prefill": False, "itl_slo_s": 1}, "without chunked prefill"),

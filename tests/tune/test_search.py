@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from legato.bench.report.summary import Slos
+from legato.bench.simulation.drafts import Acceptance
 from legato.bench.workload.mixes import draw_mix
 from legato.bench.workload.requests import with_poisson_arrivals
 from legato.core.config import SchedulerConfig
@@ -13,6 +14,7 @@ from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
 from legato.tune.candidate import Candidate, Space, check_goal
 from legato.tune.search import search
+from legato.tune.tables import describe
 from legato.tune.trial import Problem, evaluate
 from tests.tune.machines import CPU
 
@@ -92,3 +94,20 @@ def test_whole_prompts_cannot_be_tuned() -> None:
     goal = SchedulerConfig(ttft_slo_s=1.0, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match="chunked prefill is off"):
         check_goal(goal)
+
+
+def test_drafts_are_searched_where_it_is_known_how_often_they_are_right() -> None:
+    goal = PROBLEM.goal
+    without, drafting = Space.around(goal, {}, 8192), Space.around(goal, {}, 8192, drafts=True)
+    assert drafting.size == 2 * without.size
+    given = Space.around(goal, {"speculative": 4}, 8192, drafts=True)
+    assert (given.speculative, given.size) == ((4,), without.size)
+    space = msgspec.structs.replace(SPACE, speculative=("off", "auto"))
+    problem = msgspec.structs.replace(PROBLEM, acceptance=Acceptance.even(0.9))
+    found = search(problem, space, num_trials=24, seed=0, num_processes=1, on_trial=lambda _: None)
+    best = found.tried[0].candidate
+    assert best.speculative == "auto"
+    assert best.configure(goal).speculative == "auto"
+    assert describe(best).endswith("speculative auto")
+    plain = msgspec.structs.replace(best, speculative=None)
+    assert plain.configure(msgspec.structs.replace(goal, speculative=7)).speculative == 7

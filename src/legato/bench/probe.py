@@ -83,11 +83,14 @@ class Probe:
         self, client: Client, prompts: RandomPrompts, long_prompt: int
     ) -> ProbeResult:
         streams: list[list[float]] = [[] for _ in range(self.num_streams)]
+        counts: list[list[int]] = [[] for _ in range(self.num_streams)]
         longest = client.model.max_model_len or _STREAM_TOKENS + _SHORT_PROMPT
         num_tokens = max(1, min(_STREAM_TOKENS, longest - _SHORT_PROMPT))
         tasks = [
-            asyncio.create_task(client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times))
-            for times in streams
+            asyncio.create_task(
+                client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times, token_counts=each)
+            )
+            for times, each in zip(streams, counts, strict=True)
         ]
         try:
             while not all(len(times) >= _STEADY_TOKENS for times in streams):
@@ -106,6 +109,7 @@ class Probe:
             token_times_s=[[at - sent for at in times] for times in streams],
             window_start_s=window_start - sent,
             long_ttfts_s=[at - sent for at in first_tokens],
+            token_counts=counts,
         )
 
     async def _send_longs(

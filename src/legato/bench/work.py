@@ -73,8 +73,11 @@ def operators_of(
         for name, (size, num_rows) in matrices.items()
     }
     if shape.num_decode_rows:
-        keys = shape.decode_context
-        operators["attention of decodes"] = Work(token_bytes * keys, pair_flops * keys)
+        # Drafts read what their stream's row does, and those before them.
+        keys, pairs = shape.decode_context, shape.decode_context + shape.draft_context
+        operators["attention of decodes"] = Work(
+            token_bytes * (keys + shape.num_draft_rows), pair_flops * pairs
+        )
     if shape.num_prefill_tokens:
         keys, pairs = shape.prefill_context, shape.prefill_area
         operators["attention of chunks"] = Work(token_bytes * keys, pair_flops * pairs)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from legato.engine.startup.calibration_file import Measurements
     from legato.scheduler.cost_fit import MeasuredStep
     from legato.scheduler.step_costs import StepCosts
+    from legato.scheduler.step_shape import StepShape
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     steps, quality = known.steps, known.quality
     assert quality is not None
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(fit(steps, parts.rows)))
+    has_drafts = any(shape.num_draft_rows for shape, _ in steps)
+    console.print(_table(fit(steps, parts.rows), has_drafts=has_drafts))
     console.print(
         f"{len(steps)} steps, of which half are predicted within {quality.median_error:.1%} and "
         f"95 % within {quality.p95_error:.1%}"
@@ -88,7 +90,7 @@ def _write(path: Path, measured: "Measurements") -> None:
         raise ConfigError(f"cannot write the profile: {error}") from error
 
 
-def _table(costs: "StepCosts") -> "Table":
+def _table(costs: "StepCosts", *, has_drafts: bool) -> "Table":
     from rich.table import Table
 
     from legato.scheduler.step_costs import ROW_BOUNDS
@@ -103,6 +105,7 @@ def _table(costs: "StepCosts") -> "Table":
         ),
         ("a decode", costs.decode_row_s),
         ("a key that a decode reads", costs.decode_context_s),
+        *(_drafts(costs) if has_drafts else ()),
         ("a prefill chunk", costs.chunk_s),
         ("a key that a prefill chunk reads", costs.context_s),
         ("a query-key pair of a prefill chunk", costs.area_s),
@@ -115,18 +118,31 @@ def _table(costs: "StepCosts") -> "Table":
     return table
 
 
+def _drafts(costs: "StepCosts") -> list[tuple[str, float]]:
+    return [
+        ("a draft", costs.draft_row_s),
+        ("a key that a draft reads", costs.draft_context_s),
+    ]
+
+
 def _plot(steps: "list[MeasuredStep]", costs: "StepCosts", path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
     predicted_s = np.array([costs.seconds(shape) for shape, _ in steps])
     measured_s = np.array([seconds for _, seconds in steps])
-    has_prefill = [shape.num_prefill_chunks > 0 for shape, _ in steps]
+    kinds = np.array([_kind(shape) for shape, _ in steps])
     figure, axis = plt.subplots(figsize=(5, 5))
-    for kind, label in ((False, "decodes only"), (True, "with prefill")):
-        chosen = [i for i, is_prefill in enumerate(has_prefill) if is_prefill is kind]
-        axis.plot(1e3 * measured_s[chosen], 1e3 * predicted_s[chosen], ".", label=label)
+    for kind in np.unique(kinds):
+        chosen = kinds == kind
+        axis.plot(1e3 * measured_s[chosen], 1e3 * predicted_s[chosen], ".", label=kind)
     axis.axline((10, 10), slope=1, color="grey", linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
     axis.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _kind(shape: "StepShape") -> str:
+    if shape.num_prefill_chunks:
+        return "with prefill"
+    return "with drafts" if shape.num_draft_rows else "decodes only"

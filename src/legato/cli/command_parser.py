@@ -65,11 +65,15 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse_unknown(self, args: Sequence[str]) -> None:
         """Before a missing flag is complained of, which may be a misspelt one."""
-        for arg in _before_end_of_flags(args):
-            name = arg.partition("=")[0]
+        given = [*_before_end_of_flags(args)]
+        for arg, following in itertools.zip_longest(given, given[1:], fillvalue=""):
+            name, equals, value = arg.partition("=")
+            if not name.startswith("--") or self._knows(name):
+                continue
             # With a space, argparse takes it for a value.
-            if name.startswith("--") and " " not in arg and not self._knows(name):
-                self.error(unknown_flag(name, self._option_string_actions))
+            if " " not in arg or vllm_flag_note(name):
+                value = value if equals else following
+                self.error(unknown_flag(name, self._option_string_actions, value))
 
     def _knows(self, option: str) -> bool:
         return option in self._option_string_actions

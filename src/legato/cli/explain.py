@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legato.cli.values import count, whole
 
 if TYPE_CHECKING:
+    from legato.core.step_record import DrafterName, DraftsEndedBy
     from legato.observe.traces.attribution import Attribution, Cause, Span
     from legato.observe.traces.request_story import RequestStory
 
@@ -23,6 +24,8 @@ _WORDS: "dict[Cause, str]" = {
     "others_prefill": "others' prompts",
     "own_decode": "computing its own tokens",
     "others_decode": "the tokens of other streams in the same steps",
+    "own_drafts": "drafts of its own next tokens",
+    "others_drafts": "drafts of others",
     "yielded": "passed over, for streams with a promise",
     "between_steps": "between steps: what the engine does to tell and to be told",
     "unrecorded": "steps that the trace does not have",
@@ -34,6 +37,18 @@ _ENDS = {
     "time_budget": "as long as a token's deadline allowed",
     "memory": "kept short after memory ran out",
     "turn": "shorter for a best-effort request's turn",
+}
+_DRAFTERS: "dict[DrafterName, str]" = {
+    "own": "its own tokens",
+    "recent": "recent outputs",
+    "model": "the draft model",
+}
+_DRAFTS_END: "dict[DraftsEndedBy, str]" = {
+    "proposals": "nothing more was proposed",
+    "worth": "more were not worth their time",
+    "time_budget": "the step may take no longer",
+    "token_budget": "the step may hold no more tokens",
+    "memory": "no blocks were free for more",
 }
 
 
@@ -115,6 +130,7 @@ def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int
         *_grammar(story),
         *_fetched(story),
         *_chunks(story),
+        *_drafts(story),
         "",
     ]
     first = attribution.first_token()
@@ -126,10 +142,11 @@ def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int
     longest = sorted(range(len(gaps)), key=lambda index: -gaps[index])[:num_gaps]
     for index in longest:
         span = attribution.gap(index)
+        num_tokens = attribution.firsts[index + 1]
         after_s = span.start_s - attribution.told_s[0]
         lines += [
             "",
-            *_span(f"Token {index + 1} to the next, {after_s:.3f} s after the first", span),
+            *_span(f"Token {num_tokens} to the next, {after_s:.3f} s after the first", span),
         ]
     return lines
 
@@ -194,17 +211,41 @@ def _chunks(story: "RequestStory") -> list[str]:
     return [f"{num_tokens} tokens computed in {len(prefill)} chunks: {told}{again}"]
 
 
+def _drafts(story: "RequestStory") -> list[str]:
+    from legato.observe.traces.drafted import drafted
+
+    told = drafted(story)
+    if not told.num_drafts:
+        return []
+    by_drafter = "; ".join(
+        f"{told.num_accepted[name]} of {count} by {_DRAFTERS[name]}"
+        for name, count in told.num_drafts.most_common()
+    )
+    return [
+        f"{told.num_drafts.total()} drafts, {told.num_accepted.total()} of them right "
+        f"({by_drafter}): {told.tokens_a_step:.2f} tokens a step as a stream"
+    ]
+
+
 def _span(title: str, span: "Span") -> list[str]:
     lines = [f"{title}: {span.seconds:.4f} s"]
     for cause, seconds in sorted(span.parts.items(), key=lambda part: -part[1]):
         share = seconds / span.seconds if span.seconds else 0.0
         lines.append(f"  {seconds:9.4f} s {share:6.1%}  {_WORDS[cause]}{_whose(cause, span)}")
+    if span.drafts_ended_by:
+        told = span.drafts_ended_by.most_common()
+        ends = "; ".join(f"{_DRAFTS_END[reason]} ({count})" for reason, count in told)
+        lines.append(f"  why its steps held no more drafts: {ends}")
     return lines
 
 
 def _whose(cause: "Cause", span: "Span") -> str:
-    if cause != "others_prefill":
+    if cause == "others_prefill":
+        whose, unit = span.others, "tokens"
+    elif cause == "others_drafts":
+        whose, unit = span.others_drafts, "drafts"
+    else:
         return ""
-    [(request_id, num_tokens)] = span.others.most_common(1)
-    others = f" and {len(span.others) - 1} more" if len(span.others) > 1 else ""
-    return f": {request_id} ({num_tokens} tokens){others}"
+    [(request_id, count)] = whose.most_common(1)
+    others = f" and {len(whose) - 1} more" if len(whose) > 1 else ""
+    return f": {request_id} ({count} {unit}){others}"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from legato.bench.report.tables import Table, duration
 from legato.observe.traces.attribution import Cause, Span, Waits, total_parts
+from legato.observe.traces.drafted import drafted_by_all
 
 Wait = Literal["first", "longest"]
 
@@ -21,6 +22,8 @@ _NAMES: dict[Cause, str] = {
     "others_prefill": "others' prompts",
     "own_decode": "own tokens",
     "others_decode": "other streams' tokens",
+    "own_drafts": "own drafts",
+    "others_drafts": "drafts of others",
     "yielded": "passed over",
     "between_steps": "between steps",
     "unrecorded": "unrecorded",
@@ -69,6 +72,7 @@ def _longest(waits: Sequence[Waits], wait: Wait, most: int) -> Table:
         "class",
         "prompt",
         "tokens",
+        "drafts",
         "TTFT",
         "of it",
         "longest gap",
@@ -115,6 +119,7 @@ def _row(group: Sequence[Waits]) -> list[str]:
         request.slo_class or "",
         _range(r.num_prompt_tokens for r in group),
         _range(r.num_output_tokens for r in group),
+        _drafts(group),
         *_wait_cells(request.first),
         *_wait_cells(request.longest),
     ]
@@ -123,6 +128,14 @@ def _row(group: Sequence[Waits]) -> list[str]:
 def _range(counts: Iterable[int | None]) -> str:
     known = {count for count in counts if count is not None}
     return "–".join(map(str, dict.fromkeys((min(known), max(known))))) if known else ""
+
+
+def _drafts(group: Sequence[Waits]) -> str:
+    told = drafted_by_all(request.drafted for request in group)
+    if not told.num_drafts:
+        return ""
+    right = f"{told.num_accepted.total()} of {told.num_drafts.total()} right"
+    return f"{right}, {told.tokens_a_step:.2f} tokens a step"
 
 
 def _wait_cells(span: Span | None) -> list[str]:

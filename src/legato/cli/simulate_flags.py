@@ -7,10 +7,12 @@ from legato.cli.flags import add_flags, given_fields
 from legato.cli.values import count, duration_s, fraction
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.config_fields import fields_of
+from legato.core.errors import ConfigError
 from legato.core.slo import INTERACTIVE
 
 if TYPE_CHECKING:
     from legato.bench.report.summary import Slos
+    from legato.bench.simulation.drafts import Acceptance
     from legato.bench.simulation.profiled_server import SimulatedServer
     from legato.bench.simulation.profiles import Profile
 
@@ -28,6 +30,7 @@ _COMMON = (
     "max_num_seqs",
     "tenant_weights",
     "admission_optimism",
+    "speculative",
 )
 """Fields of `SchedulerConfig` that all policies have in common."""
 
@@ -54,6 +57,39 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_acceptance_flag(group: argparse._ArgumentGroup) -> None:
+    """Add the flag that `told_acceptance` reads."""
+    group.add_argument(
+        "--acceptance",
+        metavar="A|TRACE",
+        help="how often drafts are right: each with the same chance, in [0, 1), where those before "
+        "it are; or a trace of `legato serve`, from which it is learned. Without, nothing is "
+        "drafted in simulation",
+    )
+
+
+def told_acceptance(args: argparse.Namespace) -> "Acceptance | None":
+    """How often drafts are right; None where that is not told.
+
+    Raises:
+        ConfigError: it is no such chance, nor a trace with drafts.
+    """
+    from pathlib import Path
+
+    from legato.bench.simulation.drafts import Acceptance
+    from legato.core.step_record import StepRecord
+    from legato.observe.traces.trace_file import read_trace
+
+    if args.acceptance is None:
+        return None
+    try:
+        chance = float(args.acceptance)
+    except ValueError:
+        _, lines = read_trace(Path(args.acceptance))
+        return Acceptance.of_steps(line for line in lines if isinstance(line, StepRecord))
+    return Acceptance.even(chance)
+
+
 def policies(args: argparse.Namespace) -> list[str]:
     """Those to compare, each once."""
     promises_pace = _common_config(args).promises_pace
@@ -68,13 +104,21 @@ def simulated_server(args: argparse.Namespace, policy: str) -> "SimulatedServer"
     Raises:
         ConfigError: there is no such policy or profile, or what is set contradicts itself.
     """
+    import msgspec
+
     from legato.bench.simulation.policies import parse_policy
     from legato.bench.simulation.profiled_server import SimulatedServer
 
+    common, acceptance = _common_config(args), told_acceptance(args)
+    if acceptance is None:
+        if isinstance(common.speculative, int):
+            raise ConfigError("--speculative needs --acceptance, how often drafts are right")
+        common = msgspec.structs.replace(common, speculative="off")
     return SimulatedServer(
         profile=_profile(args),
-        scheduler=parse_policy(policy, _common_config(args)),
+        scheduler=parse_policy(policy, common),
         enable_prefix_caching=args.enable_prefix_caching,
+        acceptance=acceptance,
         overhead_s=args.overhead,
         truth_error=args.truth_error,
         noise=args.noise,
@@ -121,6 +165,7 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FRACTION",
         help="by how much the duration of equal steps varies (%(default)s)",
     )
+    add_acceptance_flag(group)
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legato.cli.bench_flags import add_output_flag, add_prompt_flags
 from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.fleet_flags import add_link_flags, link
+from legato.cli.simulate_flags import add_acceptance_flag, told_acceptance
 from legato.cli.values import count, duration_s, whole
 from legato.cli.workload_flags import add_workload_flags, tell_notes, workload_choice
 from legato.core.config import SchedulerConfig
@@ -91,6 +92,7 @@ def _add_tuning_flags(parser: argparse.ArgumentParser) -> None:
         help="a profile, instead of measuring the machine: machine.json of an earlier tuning, what "
         "`legato calibrate -o` wrote, or one that `legato simulate --profile` knows",
     )
+    add_acceptance_flag(group)
     group.add_argument(
         "--processes",
         type=count,
@@ -126,6 +128,7 @@ def _tune_config(args: argparse.Namespace) -> "TuneConfig":
         record_s=args.record_duration,
         verify_s=args.verify_duration,
         machine=args.machine,
+        acceptance=told_acceptance(args),
         vocab_size=args.vocab_size,
         num_processes=args.processes,
         seed=args.seed,

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from legato.core.spelling import did_you_mean
 
 _NOTES = {
@@ -36,7 +38,11 @@ _NOTES = {
         "disable-log-requests enable-log-requests enable-log-outputs max-log-len enable-log-deltas "
         "enable-logging-iteration-details log-error-stack"
     ),
-    "there is no speculative decoding": "*speculative* num-lookahead-slots ngram-prompt-lookup-*",
+    "it is --speculative, with auto, off or a number of tokens": (
+        "speculative-config num-speculative-tokens num-lookahead-slots ngram-prompt-lookup-* "
+        "speculative-draft-* speculative-max-* speculative-disable-* spec-decoding-* "
+        "typical-acceptance-*"
+    ),
     "calls and thoughts are read by what the checkpoint's chat template writes": (
         "enable-auto-tool-choice tool-call-parser tool-parser-plugin reasoning-parser "
         "reasoning-parser-plugin enable-reasoning exclude-tools-when-tool-choice-none "
@@ -124,8 +130,25 @@ _NOTES = {
 """Key the note, value names of flags with spaces between; * stands for anything."""
 
 
-def vllm_flag_note(option: str) -> str | None:
-    """What to say of a flag, if it is one of vLLM's that Legato has none of."""
+class _SpeculativeConfig(msgspec.Struct):
+    """What is read of --speculative-config; without a method, a model is a draft model."""
+
+    method: str | None = None
+    model: str | None = None
+    num_speculative_tokens: int | None = None
+
+
+def vllm_flag_note(option: str, value: str = "") -> str | None:
+    """What to say of a flag, if it is one of vLLM's that Legato has none of.
+
+    Args:
+        value: that it was given, as far as that is known.
+    """
+    if option == "--speculative-config" and value:
+        try:
+            return _speculative_note(msgspec.json.decode(value, type=_SpeculativeConfig))
+        except msgspec.DecodeError:
+            pass
     # vLLM takes parts of a JSON value as --flag.key.
     name = option.lstrip("-").removeprefix("no-").partition(".")[0]
     for note, patterns in _NOTES.items():
@@ -134,9 +157,23 @@ def vllm_flag_note(option: str) -> str | None:
     return None
 
 
-def unknown_flag(option: str, known: Iterable[str]) -> str:
+def _speculative_note(asked: _SpeculativeConfig) -> str:
+    count = asked.num_speculative_tokens or "auto"
+    if asked.method == "ngram" or asked.model == "[ngram]":
+        return f"it is --speculative {count}"
+    if asked.method == "suffix":
+        return "it is --speculative auto"
+    if asked.model is not None and asked.method in (None, "draft_model"):
+        return f"it is --speculative-model {asked.model} --speculative {count}"
+    return (
+        f"drafts by {asked.method} are not supported; --speculative looks them up in what was "
+        "there before, and with --speculative-model a smaller model makes them"
+    )
+
+
+def unknown_flag(option: str, known: Iterable[str], value: str = "") -> str:
     """The refusal of a flag that there is not, with what may be meant."""
-    note = vllm_flag_note(option)
+    note = vllm_flag_note(option, value)
     # Without the dashes, in which all are alike.
     names = (other.removeprefix("--") for other in known)
     hint = f": {note}" if note else did_you_mean(option.removeprefix("--"), names)

@@ -123,6 +123,15 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             default="the fastest that can run",
         ),
     ] = "auto"
+    speculative_model: Annotated[
+        str | None,
+        Flag(
+            "draft model on a CPU, of the same vocabulary: a small model that guesses tokens "
+            "where that is worth its time, beside what --speculative looks up",
+            metavar="MODEL",
+            default="none",
+        ),
+    ] = None
 
 
 class CacheConfig(Config, frozen=True, kw_only=True):
@@ -461,6 +470,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer: TransferConfig = TransferConfig()
 
     def __post_init__(self) -> None:
+        if self.model.speculative_model is not None and self.scheduler.speculative == "off":
+            raise ConfigError("--speculative-model drafts tokens, which --speculative off forbids")
+        if self.model.speculative_model is not None and self.model.tensor_parallel_size > 1:
+            raise ConfigError(
+                "a draft model runs in one process: --speculative-model does not go with "
+                "--tensor-parallel-size"
+            )
         if self.transfer.kv_role is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("--kv-role needs the prefix cache, which is turned off")
         if self.transfer.kv_role is not None and self.model.tensor_parallel_size > 1:

@@ -71,9 +71,12 @@ class SequenceState:
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
 
-    def guess(self, token_ids: Sequence[int]) -> None:
-        """Put tokens behind the known ones for a step; the next ones take their places."""
-        self.token_ids[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+    def guess(self, token_ids: Sequence[int], start: int) -> None:
+        """Put tokens at `start` for a step; those that come take their places.
+
+        They are behind the known ones, and behind those that steps in flight bring.
+        """
+        self.token_ids[start : start + len(token_ids)] = token_ids
 
     def sampling_row(self, num_tokens: int) -> SamplingRow:
         """As it is with that many tokens, the last of which may be guesses."""

@@ -123,7 +123,7 @@ class Sequences:
         step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
         for chunk, sequence in step.pairs:
             if chunk.draft_token_ids:
-                self._guess(sequence, chunk.draft_token_ids)
+                self._guess(sequence, chunk)
         return step
 
     def unsampled(self, step: BegunStep) -> dict[str, Constraint]:
@@ -187,8 +187,9 @@ class Sequences:
         self._masks.begin([(constraint, ())])
         return constraint
 
-    def _guess(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        sequence.guess(token_ids)
+    def _guess(self, sequence: SequenceState, chunk: ScheduledChunk) -> None:
+        token_ids = chunk.draft_token_ids
+        sequence.guess(token_ids, chunk.end - len(token_ids))
         if sequence.constraint is not None:
             self._masks.begin([(sequence.constraint, token_ids)])
 

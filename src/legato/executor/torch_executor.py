@@ -64,7 +64,7 @@ class TorchExecutor:
         with (
             raising_memory_error(),
             torch.inference_mode(),
-            _torch_threads(self._model.num_torch_threads),
+            torch_threads(self._model.num_torch_threads),
         ):
             step = self._sequences.begin(plan)
             outcome = self._run(step)
@@ -134,7 +134,8 @@ class TorchExecutor:
 
 
 @contextmanager
-def _torch_threads(count: int | None) -> Iterator[None]:
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Have PyTorch compute with so many meanwhile; None for as many as it has."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count or usual)
     try:

@@ -98,8 +98,10 @@ class FleetEngine:
             lambda is_on: self._tell_all(SetRecording(is_on)),
             lambda is_on: self._tell_all(SetAnnouncing(is_on)),
         )
-        resolved = config.scheduler.resolve(info.max_model_len, info.device)
-        self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._started = config.scheduler.resolve(info.max_model_len, info.device)
+        self.most_batched_tokens = self._started.most_batched_tokens(
+            info.max_model_len, info.device
+        )
         self._deliveries = Deliveries(config.scheduler.classes, lambda _: None)
         self._pools = pools
         self._router = Router(routing, config.scheduler.tenant_weights)
@@ -222,7 +224,7 @@ class FleetEngine:
                 "started with; deploy them again with others, and they are replaced one after the "
                 "other"
             )
-        resolved_anew(scheduler, self.info, self.most_batched_tokens)
+        resolved_anew(scheduler, self.info, self._started)
         self.check_running()
         self.scheduler_config = scheduler
         self._tell_all(ChangeSettings(scheduler))

@@ -107,8 +107,7 @@ class Replica:
         self._vocabulary: KnowVocabulary | None = None
         self._settings: SchedulerConfig | None = None  # resolved; None as long as none were changed
         self._is_recording = self._is_announcing = False  # for any front door
-        resolved = config.scheduler.resolve(info.max_model_len, info.device)
-        self._most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._started = config.scheduler.resolve(info.max_model_len, info.device)
         self._role: Role = config.transfer.kv_role or "both"
         self._tickets = Tickets(config.transfer, info.transfer)
         self._supervisor = EngineSupervisor(
@@ -244,7 +243,7 @@ class Replica:
         ):
             raise InvalidRequestError("an engine that runs keeps max_num_seqs and its classes")
         try:
-            self._settings = resolved_anew(scheduler, self.info, self._most_batched_tokens)
+            self._settings = resolved_anew(scheduler, self.info, self._started)
         except ConfigError as error:
             raise InvalidRequestError(f"no settings of this engine: {error}") from error
         self._supervisor.reconfigure(scheduler, self._settings)

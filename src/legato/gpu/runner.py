@@ -28,7 +28,7 @@ class GraphRunner:
 
     Args:
         rows: numbers that rows and sampled rows are padded to.
-        max_decodes: rows of the largest step without chunks.
+        max_decodes: rows of the largest step without chunks, drafts among them.
     """
 
     def __init__(

@@ -42,7 +42,8 @@ class StepInputs:
         sampling: how each sampled row's token is chosen.
         sample_rows: [Q], rows of the step.
         sample_slots: [Q], where in `last_token` the token goes; that of nobody for padding and for
-            rows behind which more is computed.
+            rows behind which more is computed. What stands there behind drafts is not read: the
+            host knows the tokens before it plans the next step.
         input_source: [P], a token id, or -1 - slot where it is `last_token[slot]`.
         positions: [P], of each token within its request.
         slot_mapping: [P], where its key and value go: block id * block size + offset; -1 where
@@ -200,12 +201,13 @@ class StepRows:
         sources = np.concatenate(
             [sequence.token_ids[chunk.start : chunk.end] for chunk, sequence in self._step.pairs]
         )
-        unknown = [
-            chunk.end - len(chunk.draft_token_ids) > sequence.num_tokens
-            for chunk, sequence in self._step.pairs
-        ]
-        # It is each request's last: no plan goes beyond a token that is yet to come.
-        sources[(self.firsts + self._counts - 1)[unknown]] = -1 - self._slots[unknown]
+        num_drafts = np.array([len(chunk.draft_token_ids) for chunk, _ in self._step.pairs])
+        known = np.array([sequence.num_tokens for sequence in self._step.sequences])
+        ends = self._starts + self._counts - num_drafts
+        unknown = ends > known
+        # It is each request's last: no plan goes beyond a token that is yet to come, but by drafts.
+        rows = self.firsts + self._counts - 1 - num_drafts
+        sources[rows[unknown]] = -1 - self._slots[unknown]
         return sources
 
 

@@ -64,7 +64,7 @@ class StepLoader:
         has_chunks = rows.longest > program.tiling.narrow_rows
         size = runner.size(step.plan.num_tokens, step.num_samples, has_chunks=has_chunks)
         assert size.num_rows <= program.max_rows, "more tokens than a step may have"
-        assert size.num_samples <= program.max_samples, "more requests than may run"
+        assert size.num_samples <= program.max_samples, "more samples than a step may have"
         layout, words = program.layout(size), self._staged.next()
         sections = layout.sections(words)
         rows.write(sections, self._settings, nobody=program.num_slots)

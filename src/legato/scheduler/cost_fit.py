@@ -15,7 +15,14 @@ import numpy as np
 
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.nonnegative import solve_nonnegative
-from legato.scheduler.step_costs import NUM_TERMS, ROW_TERMS, StepCosts, features
+from legato.scheduler.step_costs import (
+    DECODE_TERMS,
+    DRAFT_TERMS,
+    NUM_TERMS,
+    ROW_TERMS,
+    StepCosts,
+    features,
+)
 from legato.scheduler.step_shape import StepShape
 
 MeasuredStep = tuple[StepShape, float]  # seconds
@@ -37,6 +44,11 @@ costs. Rows are believed to be cheap then, which drafts find out, and not as dea
 
 _DIFFERENCES = np.diff(np.eye(NUM_TERMS)[ROW_TERMS], axis=0)
 """Between the slopes of adjacent segments: [segments - 1, NUM_TERMS]."""
+
+_LIKENESS = 1e-4
+"""Weight of a draft costing what a decode does, of what is known of decodes: so much that the first
+drafts, if they are interrupted, do not pass for dear, and so little that a few more outweigh it."""
+_LIKE_DECODES = np.eye(NUM_TERMS)[DRAFT_TERMS] - np.eye(NUM_TERMS)[DECODE_TERMS]
 
 DISTURBED = 1.3
 """Measured over predicted seconds from which on something else must have had the machine."""
@@ -122,6 +134,10 @@ def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None)
 
 
 def _continuity(gram: np.ndarray) -> np.ndarray:
-    """Sums of squares over the differences between slopes of adjacent segments: as `gram`."""
+    """Sums of squares over the differences between slopes of adjacent segments, and between drafts
+    and decodes: as `gram`."""
     known = np.maximum.accumulate(np.diag(gram)[ROW_TERMS])[:-1]
-    return (_DIFFERENCES.T * (_CONTINUITY * known)) @ _DIFFERENCES
+    slopes = (_DIFFERENCES.T * (_CONTINUITY * known)) @ _DIFFERENCES
+    decodes = np.diag(gram)[DECODE_TERMS]
+    drafts = (_LIKE_DECODES.T * (_LIKENESS * decodes)) @ _LIKE_DECODES
+    return np.asarray(slopes + drafts)

@@ -26,6 +26,7 @@ from legato.scheduler.forecast import Forecast
 from legato.scheduler.lateness import Lateness
 from legato.scheduler.load_shedding import ForecastErrors, LoadShedding
 from legato.scheduler.memory_budget import MemoryBudget
+from legato.scheduler.model_drafting import ModelDrafting
 from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.outlook import Outlook
 from legato.scheduler.output_lengths import OutputLengths
@@ -37,7 +38,7 @@ from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
-from legato.speculation.drafter import Drafter
+from legato.speculation.drafter import CostlyDrafter, Drafter
 
 _LOOKED_UP = 2
 """Waiting requests a step whose hits are brought up to date, in orders that look at them."""
@@ -50,13 +51,14 @@ class _Flight(NamedTuple):
         planned_s: when it was planned.
         ends_s: by when it is expected to have ended, the model's margin included, so that what is
             planned behind it is in time even if it is late.
-        first_blocks: as in `StepBuilder`.
+        drafting_s, first_blocks: as in `StepBuilder`.
     """
 
     plan: StepPlan
     shape: StepShape
     planned_s: float
     ends_s: float
+    drafting_s: float
     first_blocks: dict[int, str]
 
 
@@ -75,6 +77,7 @@ class Scheduler:
         max_model_len: tokens at which a request ends; the cache must hold at least one such.
         step_time: what is believed of the duration of steps; it learns from every step.
         drafters: that are asked what may come next, where `speculative` is not off.
+        draft_model: likewise, where that is worth its time.
 
     Attributes:
         broken_promise: as in `SchedulerStats`.
@@ -88,6 +91,7 @@ class Scheduler:
         kv: KVCacheManager,
         step_time: StepTimeModel | None = None,
         drafters: Sequence[Drafter] = (),
+        draft_model: CostlyDrafter | None = None,
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.prefill_order is not None
@@ -98,6 +102,7 @@ class Scheduler:
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
         self._drafters = () if config.speculative == "off" else drafters
+        self._draft_model = draft_model
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv)
         self._lengths = OutputLengths(config.admission_optimism, max_model_len)
@@ -165,6 +170,8 @@ class Scheduler:
         assert not self._in_flight, "a step is in flight"
         assert config.prefill_order is not None
         self._configure(config)
+        if self._drafting is not None:
+            self._drafting.catch_up(self._queues.running.values())
         waiting = self._queues.take_waiting()
         for request in (*self._queues.running.values(), *waiting):
             if not request.is_promise_waived:
@@ -195,11 +202,16 @@ class Scheduler:
         self._shedding = LoadShedding(config, self._queues, forecast, self._forecast_errors)
 
     def _make_drafting(self, config: SchedulerConfig) -> Drafting | None:
-        if config.speculative == "off" or not self._drafters:
+        if config.speculative == "off":
             return None
-        return Drafting(
+        drafting = Drafting(
             self._drafters, config.speculative, self._budget, self._step_time, config.most_samples
         )
+        if self._draft_model is not None:
+            drafting.model = ModelDrafting(
+                self._draft_model, config.speculative, self._step_time, self._lengths
+            )
+        return drafting
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Take new requests, aborts and blocks that arrived; returns the ends known at once."""
@@ -301,6 +313,15 @@ class Scheduler:
         """
         self._later_s = later_s
 
+    def note_turnaround(self, seconds: float) -> None:
+        """Learn what there is to do between two steps, while the device computes another.
+
+        Args:
+            seconds: from when a step had landed until the next one was submitted.
+        """
+        if self._drafting is not None:
+            self._drafting.note_turnaround(seconds)
+
     def withdraw(self) -> None:
         """Forget the newest step in flight, of which nothing has been and will be computed.
 
@@ -325,12 +346,15 @@ class Scheduler:
         return begins_s
 
     def _take_off(self, plan: StepPlan, step: StepBuilder, now_s: float, begins_s: float) -> None:
-        ends_s = begins_s + (plan.predicted_s or 0.0) * self._step_time.caution
+        ends_s = begins_s + step.drafting_s
+        ends_s += (plan.predicted_s or 0.0) * self._step_time.caution
         for request in step.becoming_streams:
             request.in_flight_since_s = ends_s
         self._lateness.end_step(step.shape, step.limit_s)
         book_step(plan.chunks, self._queues, self._step_time, plan.predicted_s)
-        self._in_flight.append(_Flight(plan, step.shape, now_s, ends_s, step.first_blocks))
+        self._in_flight.append(
+            _Flight(plan, step.shape, now_s, ends_s, step.drafting_s, step.first_blocks)
+        )
         self._kv.begin_step()
 
     def _finish(self, step: StepBuilder, drafts_ended_by: DraftsEndedBy | None) -> StepPlan:
@@ -357,7 +381,7 @@ class Scheduler:
         begun_s = max(flight.planned_s, self._landed_s)
         self._landed_s = now_s
         if not (result.ran_out_of_memory or result.faults):
-            delivered_s = now_s - begun_s + self._later_s
+            delivered_s = now_s - begun_s - flight.drafting_s + self._later_s
             self._step_time.observe(flight.shape, result.seconds, delivered_s, flight.plan.limit_s)
             self._later_s = 0.0
 
@@ -482,6 +506,8 @@ class Scheduler:
         self._kv.release(request)
         for drafter in self._drafters:
             drafter.forget(request)
+        if self._draft_model is not None:
+            self._draft_model.forget(request)
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:

@@ -47,6 +47,7 @@ class StepBuilder:
         becoming_streams: whose prompts end in this step.
         limit_s: time from its beginning until the next token of a running stream is due; set by
             `add_decodes`.
+        drafting_s: that has gone by with drafts' being made, which is not in `limit_s`.
         admitted, held_by: as in `StepRecord`.
     """
 
@@ -91,6 +92,7 @@ class StepBuilder:
         self.admitted: dict[str, int] = {}
         self.held_by: Obstacle | None = None
         self.limit_s = UNLIMITED
+        self.drafting_s = 0.0
         self.shape = StepShape()
         self.chunks: list[ScheduledChunk] = []
         self.first_blocks: dict[int, str] = {}
@@ -124,12 +126,11 @@ class StepBuilder:
 
     @property
     def drafting_streams(self) -> list[Request]:
-        """Those that have their next token in the step, all tokens before which are known."""
+        """Those that have their next token in the step, and had one before."""
         return [
             request
             for request in self._streams
-            if request.request_id in self._in_step
-            and request.num_expected_tokens == request.num_tokens + 1
+            if request.request_id in self._in_step and request.num_output_tokens
         ]
 
     @property
@@ -196,6 +197,11 @@ class StepBuilder:
                 break
             self._add_decodes([request])
         self._add_prefills(best_effort=True)
+
+    def spend(self, drafting_s: float) -> None:
+        """Begin later, as drafts took so long to make."""
+        self.drafting_s += drafting_s
+        self.limit_s -= drafting_s
 
     def draft(self, request: Request, draft: Draft, num_drafts: int) -> bool:
         """Put the first `num_drafts` tokens of a draft behind a stream's next one.

@@ -14,8 +14,8 @@ ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
 NUM_TERMS = 9 + len(ROW_BOUNDS) + 1
-ROW_TERMS = slice(9, NUM_TERMS)
-"""Those of `row_s` in `StepCosts.vector`."""
+ROW_TERMS, DECODE_TERMS, DRAFT_TERMS = slice(9, NUM_TERMS), slice(1, 3), slice(7, 9)
+"""Those of `row_s`, and of a decode's and a draft's row and keys, in `StepCosts.vector`."""
 
 
 class StepCosts(

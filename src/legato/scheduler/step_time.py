@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from legato.core.rows import CPU_ROWS, RowCounts
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, outlier_weight
 from legato.scheduler.margin import Margin
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
+
+StepKind = Literal["decodes", "drafts", "prefill"]
+"""What steps hold, prefill beside anything else."""
 
 _REFIT_STEPS = 16
 _LEARNING_STEPS = 32
@@ -20,6 +24,7 @@ _PRESENT_S, _LASTING_S = 0.5, 10.0
 _INTERRUPTION = 0.3
 """Relative residual beyond which it was not the model that erred: another program had the
 machine."""
+_FIRST_DRAFTS = 2
 _SURPRISE_RATE, _MOST_SURPRISING = 0.1, 0.5
 """Where as many of the last ten or so steps of a kind seem to have been interrupted, it was the
 model, which has not seen such steps."""
@@ -44,8 +49,9 @@ class StepTimeModel:
         self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
         self._scale = 1.0
-        self._surprising = {False: 0.0, True: 0.0}
-        """Key whether steps hold prefill, value the share of late that seem interrupted."""
+        self._most_drafts = max([shape.num_draft_rows for shape, _ in prior], default=0)
+        self._surprising: dict[StepKind, float] = dict.fromkeys(get_args(StepKind), 0.0)
+        """Value the share of late that seem interrupted."""
         self.forget_present()
 
     @property
@@ -76,6 +82,14 @@ class StepTimeModel:
         allowed_s = limit_s / self.caution
         longest = self._costs.longest_chunk(shape, start, allowed_s / self._scale, cap)
         return longest if longest == cap else self._costs.unpadded_chunk(shape, start, longest)
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a step up to which its cost is told from steps: twice as many as any had.
+
+        Where nothing was measured beforehand, each doubling is, before the next.
+        """
+        return max(_FIRST_DRAFTS, 2 * self._most_drafts)
 
     @property
     def margin(self) -> float:
@@ -133,17 +147,25 @@ class StepTimeModel:
             self._lasting.observe(usual_s, seconds)
             # A slow step says little: an interruption must not pass for a slower machine.
             self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
-        if not self._is_interruption(shape, residual):
+        has_more_drafts = shape.num_draft_rows > self._most_drafts
+        if not self._is_interruption(shape, residual) or has_more_drafts:
             self._fit.add(shape, seconds / self._scale, outlier_weight(residual))
+        self._most_drafts = max(self._most_drafts, shape.num_draft_rows)
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
-        if learned and self._num_steps % _REFIT_STEPS == 0:
+        if learned and (has_more_drafts or self._num_steps % _REFIT_STEPS == 0):
             self._costs = self._fit.solve()
 
     def _is_interruption(self, shape: StepShape, residual: float) -> bool:
-        has_prefill, seems_so = shape.num_prefill_chunks > 0, abs(residual) > _INTERRUPTION
-        surprising = self._surprising[has_prefill]
-        self._surprising[has_prefill] += _SURPRISE_RATE * (seems_so - surprising)
+        kind, seems_so = _kind(shape), abs(residual) > _INTERRUPTION
+        surprising = self._surprising[kind]
+        self._surprising[kind] += _SURPRISE_RATE * (seems_so - surprising)
         return seems_so and surprising < _MOST_SURPRISING
+
+
+def _kind(shape: StepShape) -> StepKind:
+    if shape.num_prefill_chunks:
+        return "prefill"
+    return "drafts" if shape.num_draft_rows else "decodes"
 
 
 def _error(taken_s: float, usual_s: float, limit_s: float | None) -> float:

@@ -1,1 +1,1 @@
-"""Guesses of what comes next, and how likely they are."""
+"""Floor 1: guesses of what comes next, and how likely they are. Never imports torch."""

@@ -174,7 +174,7 @@ class RecentOutputs:
             kept = [] if index is None else index.token_ids[-_MOST_KEPT // 2 :]
             index = SuffixIndex(token_array(kept))
         row = index.token_ids
-        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[0]) :])
+        row.extend(request.token_ids[max(0, request.num_prompt_tokens - LENGTHS[-1]) :])
         row.append(_SEPARATOR)
         index.extend(len(row))
         self._stores[owner] = index

@@ -12,8 +12,8 @@ _REQUEST_TRIALS = 3.0
 """Weight of a request being like all others."""
 _MOST = 0.99
 _RECOVERY = 0.995
-"""What a request's trials count for after a step without one: half after 140. What is guessed badly
-is tried again some day."""
+"""What trials count for after a step without one: half after 140. What is guessed badly is tried
+again some day."""
 
 
 class Rates:
@@ -24,6 +24,7 @@ class Rates:
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
+        self._priors = tuple(priors)
         self._right = [_PRIOR_TRIALS * prior for prior in priors]
         self._tried = [_PRIOR_TRIALS] * len(priors)
 
@@ -33,6 +34,13 @@ class Rates:
     def observe(self, kind: int, *, is_right: bool) -> None:
         self._right[kind] = _MEMORY * self._right[kind] + is_right
         self._tried[kind] = _MEMORY * self._tried[kind] + 1.0
+
+    def recover(self) -> None:
+        """A step went by without a guess of any kind, where guesses were not worth their time."""
+        for kind, prior in enumerate(self._priors):
+            right, tried = _PRIOR_TRIALS * prior, _PRIOR_TRIALS
+            self._right[kind] = right + _RECOVERY * (self._right[kind] - right)
+            self._tried[kind] = tried + _RECOVERY * (self._tried[kind] - tried)
 
 
 class Luck:

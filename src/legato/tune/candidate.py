@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 import optuna
 
-from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core.config import Policy, PrefillOrder, SchedulerConfig, Speculative
 from legato.core.errors import ConfigError
 from legato.core.slo import P99, SloClass
 
@@ -25,6 +25,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             first, or the same with prompts first.
         pace: fraction of the ITL and TPOT SLOs that the scheduler is told to keep, which leaves the
             rest as a margin; 1 where steps are not sized by them.
+        speculative: None where it is not searched.
     """
 
     steps: Steps
@@ -33,6 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     prefill_order: PrefillOrder
     shed_load: bool = False
     pace: float = 1.0
+    speculative: Speculative | None = None
 
     def configure(self, goal: SchedulerConfig) -> SchedulerConfig:
         """The scheduler's settings.
@@ -48,6 +50,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             prefill_order=self.prefill_order,
             shed_load=self.shed_load,
+            speculative=goal.speculative if self.speculative is None else self.speculative,
             itl_slo_s=_scaled(goal.itl_slo_s, pace),
             itl_slo_quantile=P99 if pace is None else goal.itl_slo_quantile,
             tpot_slo_s=_scaled(goal.tpot_slo_s, pace),
@@ -64,13 +67,22 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     prefill_order: tuple[PrefillOrder, ...]
     shed_load: tuple[bool, ...]
     pace: tuple[float, ...]
+    speculative: tuple[Speculative | None, ...] = (None,)
 
     @classmethod
-    def around(cls, goal: SchedulerConfig, given: dict[str, Any], max_model_len: int) -> "Space":
+    def around(
+        cls,
+        goal: SchedulerConfig,
+        given: dict[str, Any],
+        max_model_len: int,
+        *,
+        drafts: bool = False,
+    ) -> "Space":
         """All that makes a difference to what is promised.
 
         Args:
             given: settings that are not to be searched; key a field of `SchedulerConfig`.
+            drafts: whether it is known how often these are right.
         """
         by_policy: dict[Policy | None, tuple[Steps, ...]] = {
             "stall-free": ("fixed",),
@@ -91,13 +103,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             prefill_order=chosen("prefill_order", _ORDERS if goal.promises_ttft else _ORDERS[:2]),
             shed_load=chosen("shed_load", (False, True) if goal.promises_ttft else (False,)),
             pace=_PACES if goal.promises_pace else (1.0,),
+            speculative=chosen("speculative", ("off", "auto")) if drafts else (None,),
         )
 
     @property
     def size(self) -> int:
         """How many different candidates there are."""
         num_others = len(self.max_num_batched_tokens) * len(self.max_num_seqs)
-        num_others *= len(self.prefill_order) * len(self.shed_load)
+        num_others *= len(self.prefill_order) * len(self.shed_load) * len(self.speculative)
         is_paced = "slo" in self.steps
         return num_others * (len(self.steps) - is_paced + is_paced * len(self.pace))
 
@@ -106,10 +119,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         chosen: dict[str, Any] = {
             name: trial.suggest_categorical(name, getattr(self, name))
             for name in self.__struct_fields__
-            if name != "pace"
+            if name not in ("pace", "speculative")
         }
         if chosen["steps"] == "slo":
             chosen["pace"] = trial.suggest_categorical("pace", self.pace)
+        if len(self.speculative) > 1:
+            chosen["speculative"] = trial.suggest_categorical("speculative", self.speculative)
+        else:
+            (chosen["speculative"],) = self.speculative
         return Candidate(**chosen)
 
 

@@ -114,7 +114,8 @@ def _made_tokens(steps: Iterable[StepRecord]) -> dict[str, list[tuple[float, int
         num_before = 0
         for chunk in step.chunks:
             if chunk.num_samples:
-                made[chunk.request_id].append((step.ended_s, num_before))
+                tokens = [(step.ended_s, num_before)] * (1 + chunk.num_accepted)
+                made[chunk.request_id] += tokens
                 num_before += 1
     return made
 

@@ -10,6 +10,7 @@ import msgspec
 from legato.bench.load.record import RequestRecord
 from legato.bench.report.console import step_bar
 from legato.bench.report.summary import Slos, summarize
+from legato.bench.simulation.drafts import Acceptance
 from legato.bench.simulation.machine_file import load_machine, write_machine
 from legato.bench.workload.notes import NO_NOTES, WorkloadNotes
 from legato.bench.workload.requests import RandomPrompts, Workload, within
@@ -42,6 +43,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_finalists: candidates to run on the machine; with 0 nothing is.
         record_s, verify_s: of the workload, to learn the machine from and to run finalists with.
         machine: a profile to take the machine from, by its name or file, instead of measuring it.
+        acceptance: how often drafts are right; None drafts nothing in simulation, and searches no
+            `speculative`.
         vocab_size: prompts are random tokens below this.
         fleet: machines that share the workload; of one of them, the settings are searched for its
             part of the requests.
@@ -55,6 +58,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_s: float
     verify_s: float
     machine: str | None
+    acceptance: Acceptance | None = None
     vocab_size: int
     num_processes: int
     seed: int
@@ -107,12 +111,15 @@ def tune(
         goal=goal,
         slos=slos,
         enable_prefix_caching=config.engine.cache.enable_prefix_caching,
+        acceptance=config.acceptance,
     )
     whole = problem
     # A router spreads requests more evenly than that, but not otherwise.
     part = workload[:: config.fleet.num_replicas]
     problem = msgspec.structs.replace(problem, workload=part)
-    space = Space.around(goal, config.given, machine.max_model_len)
+    space = Space.around(
+        goal, config.given, machine.max_model_len, drafts=config.acceptance is not None
+    )
     tell(f"trying {config.num_trials} of {space.size:,} candidates in simulation")
     started_s = time.monotonic()
     with step_bar("trials", config.num_trials) as on_trial:

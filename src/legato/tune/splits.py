@@ -224,4 +224,5 @@ def _server(problem: Problem, candidate: Candidate) -> MeasuredServer:
         machine=problem.machine,
         scheduler=candidate.configure(problem.goal),
         enable_prefix_caching=problem.enable_prefix_caching,
+        acceptance=problem.acceptance,
     )

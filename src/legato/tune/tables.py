@@ -38,7 +38,11 @@ def describe(candidate: Candidate) -> str:
         f"{candidate.max_num_seqs} running",
         candidate.prefill_order,
     ]
-    return ", ".join([*told, "shedding"] if candidate.shed_load else told)
+    if candidate.shed_load:
+        told.append("shedding")
+    if candidate.speculative is not None:
+        told.append(f"speculative {candidate.speculative}")
+    return ", ".join(told)
 
 
 def certainty(report: TuneReport) -> str:

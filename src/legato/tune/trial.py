@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from legato.bench.report.summary import Slos, Summary, summarize
+from legato.bench.simulation.drafts import Acceptance
 from legato.bench.simulation.machine import Machine, MeasuredServer
 from legato.bench.simulation.run import simulate
 from legato.bench.workload.requests import Workload, mean_rate_per_s, rescaled, within
@@ -22,6 +23,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         goal: the scheduler's settings that are not searched, with the SLOs to keep.
         slos: by which a request is judged.
         enable_prefix_caching: whether prompts that share blocks are computed once.
+        acceptance: how often drafts are right; None drafts nothing.
     """
 
     machine: Machine
@@ -29,6 +31,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     goal: SchedulerConfig
     slos: Slos
     enable_prefix_caching: bool = True
+    acceptance: Acceptance | None = None
 
 
 def evaluate(problem: Problem, candidate: Candidate, share: float, num_runs: int) -> Figures:
@@ -58,6 +61,7 @@ def _run(problem: Problem, candidate: Candidate, workload: Workload, seed: int) 
         machine=problem.machine,
         scheduler=candidate.configure(problem.goal),
         enable_prefix_caching=problem.enable_prefix_caching,
+        acceptance=problem.acceptance,
         seed=seed,
     )
     return summarize(simulate(server, workload).records, problem.slos)

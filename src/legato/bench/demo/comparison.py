@@ -58,7 +58,8 @@ def _row(run: Run) -> list[str]:
 
 
 def plot(runs: Sequence[Run], path: Path, title: str) -> None:
-    """A panel for each policy, a dot for each token: how long its stream had waited for it.
+    """A panel for each policy, a dot for each token, or several at once: how long their stream had
+    waited.
 
     Raises:
         OSError: the file cannot be written.

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 
 import torch
 from msgspec.structs import replace
@@ -108,8 +109,10 @@ class Run:
         assert self.long_sent_s is not None
         assert self.long_first_s is not None
         sent_s = self.long_sent_s
+        counts = [Counter(times) for times in self.token_times_s]  # those of a step come at once
         return ProbeResult(
-            token_times_s=[[at_s - sent_s for at_s in times] for times in self.token_times_s],
+            token_times_s=[[at_s - sent_s for at_s in times] for times in counts],
+            token_counts=[list(times.values()) for times in counts],
             window_start_s=-self.traffic.steady_s,
             long_ttfts_s=[self.long_first_s - sent_s],
         )

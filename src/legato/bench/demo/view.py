@@ -151,12 +151,11 @@ def _latest_step(run: Run, now_s: float) -> Text:
     if not index:
         return Text("")
     step = run.steps[index - 1]
-    num_streams = sum(chunk.kind == "decode" for chunk in step.chunks)
-    num_prefill = sum(chunk.num_tokens for chunk in step.chunks) - num_streams
-    took = duration(step.seconds)
-    return Text(
-        f"latest step: {num_streams} streams and {num_prefill} prompt tokens, {took}", "dim"
-    )
+    num_streams = sum(chunk.kind != "prefill" for chunk in step.chunks)
+    num_drafts, num_right = step.num_draft_tokens, step.num_accepted_tokens
+    drafts = f" with {num_drafts} drafts ({num_right} right)" if num_drafts else ""
+    held = f"{num_streams} streams{drafts} and {step.num_prefill_tokens} prompt tokens"
+    return Text(f"latest step: {held}, {duration(step.seconds)}", "dim")
 
 
 def _grid(columns: int) -> Table:

@@ -93,17 +93,23 @@ class Client:
         num_tokens: int,
         token_times_s: list[float],
         extensions: Mapping[str, object] | None = None,
+        *,
+        token_counts: list[int] | None = None,
     ) -> Completed:
         """Stream one completion, greedily and past any end of sequence.
 
         Args:
-            token_times_s: gets `time.perf_counter()` as each token comes.
+            token_times_s: gets `time.perf_counter()` as each token comes, or several at once.
             extensions: further fields of the request's body.
+            token_counts: gets how many came each time, by the server's count where it tells.
 
         Raises:
             RefusedError: the server did not take it.
             RequestError: it did not finish it.
         """
+        usage = {"include_usage": True}
+        if token_counts is not None:
+            usage["continuous_usage_stats"] = True
         body = {
             "model": self.model.id,
             "prompt": prompt,
@@ -111,10 +117,10 @@ class Client:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": usage,
             **(extensions or {}),
         }
-        stream = TokenStream(token_times_s)
+        stream = TokenStream(token_times_s, token_counts)
         try:
             async with self._http.stream(
                 "POST", "/v1/completions", content=msgspec.json.encode(body)

@@ -62,7 +62,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def itl_s(self) -> np.ndarray:
-        """Time between one token and the next: float [N - 1]."""
+        """Time between one token, or several at once, and the next: float [N - 1]."""
         return np.diff(self.token_times_s)
 
     @property
@@ -97,7 +97,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds from the moment the long prompts were sent.
 
     Attributes:
-        token_times_s: for each stream, when its tokens came.
+        token_times_s: for each stream, when its tokens came; one entry for those that came at once.
+        token_counts: for each stream, how many these were each time; empty where 1 each.
         window_start_s: from when on the steady state was measured (negative).
         long_ttfts_s: for each long prompt, when its first token came.
     """
@@ -105,6 +106,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     token_times_s: list[list[float]]
     window_start_s: float
     long_ttfts_s: list[float]
+    token_counts: list[list[int]] = []
 
     @property
     def ttft_s(self) -> float:
@@ -112,7 +114,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.long_ttfts_s)
 
     def itl_s(self, *, during: bool) -> np.ndarray:
-        """Gaps between tokens while long prompts were prefilled, or before they came: float [N]."""
+        """Gaps of streams while long prompts were prefilled, or before they came: float [N]."""
         gaps = []
         for times in self.token_times_s:
             for previous, current in itertools.pairwise(times):
@@ -125,5 +127,8 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_per_s(self, *, during: bool) -> float:
         """Of all streams together, while long prompts were prefilled or before they came."""
         start_s, end_s = (0.0, self.ttft_s) if during else (self.window_start_s, 0.0)
-        times_s = itertools.chain.from_iterable(self.token_times_s)
-        return sum(start_s < at_s <= end_s for at_s in times_s) / (end_s - start_s)
+        num_tokens = 0
+        for times_s, counts in itertools.zip_longest(self.token_times_s, self.token_counts):
+            each = zip(times_s, counts or itertools.repeat(1), strict=False)
+            num_tokens += sum(count for at_s, count in each if start_s < at_s <= end_s)
+        return num_tokens / (end_s - start_s)

@@ -8,6 +8,7 @@ from legato.bench.load.record import RequestError
 
 # Tells the events that carry a token. Within a JSON string, the quotes would be escaped.
 _TOKEN = re.compile(rb'"choices":\s*\[\s*\{')
+_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 _DATA = b"data:"
 _DONE = b"[DONE]"
 
@@ -36,13 +37,17 @@ class TokenStream:
 
     Args:
         token_times_s: gets the time of each event that carries a token, as it comes.
+        token_counts: gets how many tokens each of these carries, where every event has the usage so
+            far; else 1 for each.
 
     Attributes:
         num_cached_tokens: of the prompt, where the server tells that.
     """
 
-    def __init__(self, token_times_s: list[float]) -> None:
+    def __init__(self, token_times_s: list[float], token_counts: list[int] | None = None) -> None:
         self._token_times_s = token_times_s
+        self._token_counts = token_counts
+        self._num_so_far = 0
         self._rest = b""  # of a line whose end has not come yet
         self._num_counted: int | None = None
         self._is_done = False
@@ -59,7 +64,7 @@ class TokenStream:
             if not line.startswith(_DATA):
                 continue
             if _TOKEN.search(line):
-                self._token_times_s.append(now_s)
+                self._take_tokens(line, now_s)
             else:
                 self._take_other(line.removeprefix(_DATA).strip())
 
@@ -78,6 +83,16 @@ class TokenStream:
         # Some servers end with an event of its own for the finish reason.
         del self._token_times_s[self._num_counted :]
         return self._num_counted
+
+    def _take_tokens(self, line: bytes, now_s: float) -> None:
+        if self._token_counts is not None:
+            told = _COUNT.search(line)
+            num_so_far = self._num_so_far + 1 if told is None else int(told[1])
+            count, self._num_so_far = num_so_far - self._num_so_far, num_so_far
+            if not count:
+                return
+            self._token_counts.append(count)
+        self._token_times_s.append(now_s)
 
     def _take_other(self, data: bytes) -> None:
         if data == _DONE:

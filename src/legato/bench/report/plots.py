@@ -142,9 +142,9 @@ def _capacity_trials(reports: Sequence[CapacityReport]) -> Figure:
 
 
 def _probe_streams(reports: Sequence[ProbeReport]) -> Figure:
-    """Every token of every stream: how long it was waited for."""
+    """What came of every stream, each time: how long it was waited for."""
     figure, rows = new_figure(
-        "Each dot a token: how long its stream had waited for it",
+        "Each dot a token, or several at once: how long their stream had waited",
         num_rows=len(reports),
         row_inches=_PROBE_ROW_INCHES,
         share_y=True,

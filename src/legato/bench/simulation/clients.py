@@ -69,11 +69,17 @@ NO_DELAYS = Delays()
 
 
 class _Open(msgspec.Struct):
-    """A request that was sent and has not ended. Attributes: `place`: in the workload."""
+    """A request that was sent and has not ended.
+
+    Attributes:
+        place: in the workload.
+        token_times_s, num_tokens: as in `RequestRecord`.
+    """
 
     place: int
     message: AddRequest
     token_times_s: list[float] = []
+    num_tokens: int = 0
     num_sent: int = 1
 
 
@@ -163,7 +169,9 @@ class SimulatedClients:
             if not is_alike:
                 received_s = round(now_s + self._delays.delivery(num_before), 6)
             one = self._open[output.request_id]
-            one.token_times_s += [received_s] * len(output.new_token_ids)
+            if output.new_token_ids:
+                one.token_times_s.append(received_s)
+                one.num_tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 self._end(one, output, received_s)
 
@@ -246,7 +254,7 @@ class SimulatedClients:
             sent_s=request.arrival_s,
             status=status,
             token_times_s=one.token_times_s,
-            num_tokens=len(one.token_times_s),
+            num_tokens=one.num_tokens,
             retry_after_s=None if output is None else output.retry_after_s,
             error=None if output is None else output.error,
             num_cached_tokens=None if output is None else output.num_cached_tokens,

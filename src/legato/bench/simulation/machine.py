@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from legato.bench.simulation.clients import Delays
+from legato.bench.simulation.drafts import Acceptance
 from legato.bench.simulation.run import SimulatedEngine, simulated_engine
 from legato.bench.simulation.step_errors import ErrorSampler, StepErrors
 from legato.core.config import SchedulerConfig
@@ -74,12 +75,14 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server on a measured machine, to be simulated.
 
     Attributes:
+        acceptance: how often drafts are right; None drafts nothing.
         seed: of how steps err.
     """
 
     machine: Machine
     scheduler: SchedulerConfig
     enable_prefix_caching: bool = True
+    acceptance: Acceptance | None = None
     seed: int = 0
 
     @property
@@ -109,5 +112,6 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
             step_time_s=step_time_s,
             max_model_len=machine.max_model_len,
             kv_cache_tokens=machine.kv_cache_tokens,
+            acceptance=self.acceptance,
             is_sharing=is_sharing,
         )

@@ -38,6 +38,7 @@ def load_machine(source: str) -> Machine:
             profile.costs,
             max_model_len=profile.max_model_len,
             max_num_seqs=_MAX_NUM_SEQS,
+            most_drafts=_MAX_NUM_SEQS,
             noise=_NOISE,
             seed=0,
         ),

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 
 from legato.bench.simulation.clients import Delays
+from legato.bench.simulation.drafts import Acceptance
 from legato.bench.simulation.profiles import Profile
 from legato.bench.simulation.run import SimulatedEngine, simulated_engine
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
+from legato.engine.startup.calibration import MOST_DRAFTS
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
@@ -50,6 +52,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server on a machine of which only a profile is known.
 
     Attributes:
+        acceptance: how often drafts are right; None drafts nothing.
         overhead_s: what passes between two steps.
         truth_error, noise: as in `Truth`.
         seed: of all that is random.
@@ -58,6 +61,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     scheduler: SchedulerConfig
     enable_prefix_caching: bool = True
+    acceptance: Acceptance | None = None
     overhead_s: float = 0.5e-3
     truth_error: float = 0.1
     noise: float = 0.05
@@ -89,6 +93,7 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
             profile.costs,
             max_model_len=profile.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            most_drafts=0 if self.acceptance is None else config.most_samples - config.max_num_seqs,
             noise=self.noise,
             seed=self.seed,
         )
@@ -101,14 +106,25 @@ class SimulatedServer(msgspec.Struct, frozen=True, kw_only=True):
             step_time_s=truth.step_time_s,
             max_model_len=profile.max_model_len,
             kv_cache_tokens=profile.kv_cache_tokens,
+            acceptance=self.acceptance,
             is_sharing=is_sharing,
         )
 
 
 def calibrate(
-    costs: StepCosts, *, max_model_len: int, max_num_seqs: int, noise: float, seed: int
+    costs: StepCosts,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    most_drafts: int = 0,
+    noise: float,
+    seed: int,
 ) -> list[MeasuredStep]:
-    """What `legato calibrate` would measure where steps cost this: mixtures of all kinds."""
+    """What `legato calibrate` would measure where steps cost this: mixtures of all kinds.
+
+    Args:
+        most_drafts: that a step holds; with 0, no step has any.
+    """
     rng = random.Random(seed)
     rows = [0, *(2**i for i in range(max_num_seqs.bit_length()))]
     chunks = [0, *(bound for bound in ROW_BOUNDS if bound < max_model_len)]
@@ -116,14 +132,26 @@ def calibrate(
     for num_rows, num_tokens in _ROUNDS * [*itertools.product(rows, chunks)][1:]:
         shape = _mixture(num_rows, num_tokens, max_model_len, rng)
         steps.append((shape, costs.seconds(shape) * rng.lognormvariate(0.0, noise)))
+    # Behind the others, which are the same whether or not there are drafts.
+    for num_rows, num_tokens in itertools.product(rows, chunks):
+        num_drafts = min(MOST_DRAFTS, most_drafts // max(1, num_rows))
+        if num_rows and num_drafts:
+            num_drafts = rng.randint(1, num_drafts)
+            shape = _mixture(num_rows, num_tokens, max_model_len, rng, num_drafts)
+            steps.append((shape, costs.seconds(shape) * rng.lognormvariate(0.0, noise)))
     return steps
 
 
-def _mixture(num_rows: int, num_tokens: int, max_model_len: int, rng: random.Random) -> StepShape:
-    """Decodes, and a chunk of about so many tokens, at any positions."""
+def _mixture(
+    num_rows: int, num_tokens: int, max_model_len: int, rng: random.Random, num_drafts: int = 0
+) -> StepShape:
+    """Decodes with so many drafts each, and a chunk of about so many tokens, at any positions."""
     shape = StepShape()
     for _ in range(num_rows):
-        shape.add_decode(rng.randint(1, max_model_len))
+        context = rng.randint(1, max_model_len)
+        shape.add_decode(context)
+        if num_drafts:
+            shape.add_drafts(context, num_drafts)
     if num_tokens:
         num_tokens -= rng.randrange(num_tokens // 2)
         start = rng.randrange(max_model_len - num_tokens)

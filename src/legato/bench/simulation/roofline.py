@@ -91,11 +91,15 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         # Each query-key pair is multiplied and added once for each number of the query for the
         # score, and again for the weighted sum of the values.
         pair_flops = 4 * self._query_size * model.num_hidden_layers / num_gpus
+        area_s = pair_flops / (self.attention_efficiency * self.gpu.flops_per_s)
         return StepCosts(
             step_s=weights_s + self._num_all_reduces * self.all_reduce_s,
             row_s=tuple(seconds + self._all_reduce_token_s for seconds in row_s),
             decode_context_s=kv_s,
-            area_s=pair_flops / (self.attention_efficiency * self.gpu.flops_per_s),
+            # A draft's keys are read for its stream's row, but for its own.
+            draft_row_s=kv_s,
+            draft_context_s=area_s,
+            area_s=area_s,
             context_s=kv_s,
             sample_s=head_weights * _FLOPS_PER_WEIGHT / matmul_flops_per_s,
         )

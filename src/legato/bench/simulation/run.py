@@ -12,6 +12,7 @@ import msgspec
 from legato.bench.load.record import OnProgress, RequestRecord, StopWhen
 from legato.bench.report.tally import Tally
 from legato.bench.simulation.clients import Delays, SimulatedClients
+from legato.bench.simulation.drafts import Acceptance, SimulatedDrafter
 from legato.bench.workload.requests import Workload
 from legato.core.config import CacheConfig, SchedulerConfig
 from legato.core.errors import ConfigError
@@ -27,6 +28,7 @@ from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel
 
 _STEPS_PER_LOOK = 256
+_VOCAB_SIZE = 32_000
 
 OnRecords = Callable[[list[EngineRecord]], None]
 
@@ -77,6 +79,7 @@ def simulated_engine(
     step_time_s: Callable[[StepPlan], float],
     max_model_len: int,
     kv_cache_tokens: int,
+    acceptance: Acceptance | None,
     is_sharing: bool,
 ) -> SimulatedEngine:
     """The engine's loop on an executor whose steps only last.
@@ -85,6 +88,7 @@ def simulated_engine(
         belief: what a calibration tells the scheduler of steps.
         rows: what their batches are padded to.
         step_time_s: what they take.
+        acceptance: how often drafts are right; None drafts nothing.
         is_sharing: whether there is a prefix cache.
     """
     block_size = CacheConfig().block_size
@@ -92,12 +96,15 @@ def simulated_engine(
     kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=is_sharing)
     resolved = config.resolve(max_model_len)
     assert resolved.num_steps_in_flight is not None
-    executor = SimulatedExecutor(clock, step_time_s, depth=resolved.num_steps_in_flight)
+    executor = SimulatedExecutor(
+        clock, step_time_s, vocab_size=_VOCAB_SIZE, depth=resolved.num_steps_in_flight
+    )
     scheduler = Scheduler(
         resolved,
         max_model_len=max_model_len,
         kv=kv,
         step_time=StepTimeModel(belief, rows),
+        drafters=() if acceptance is None else (SimulatedDrafter(acceptance, _VOCAB_SIZE),),
     )
     return SimulatedEngine(EngineLoop(scheduler, kv, executor, clock), kv)
 

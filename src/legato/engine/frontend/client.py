@@ -70,8 +70,10 @@ class EngineClient:
         self._deliveries = Deliveries(
             config.scheduler.classes, lambda later_s: self._supervisor.send(Delivered(later_s))
         )
-        resolved = config.scheduler.resolve(info.max_model_len, info.device)
-        self.most_batched_tokens = resolved.most_batched_tokens(info.max_model_len, info.device)
+        self._started = config.scheduler.resolve(info.max_model_len, info.device)
+        self.most_batched_tokens = self._started.most_batched_tokens(
+            info.max_model_len, info.device
+        )
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], object]] = []
         self._submissions = Submissions(
             info,
@@ -150,10 +152,10 @@ class EngineClient:
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
 
         Raises:
-            ConfigError: they contradict each other, or want longer steps than this engine may run.
+            ConfigError: they contradict each other, or want larger steps than this engine may run.
             EngineDeadError: there is no engine just now.
         """
-        resolved = resolved_anew(scheduler, self.info, self.most_batched_tokens)
+        resolved = resolved_anew(scheduler, self.info, self._started)
         self._supervisor.check_running()
         self._supervisor.reconfigure(scheduler, resolved)
         self._deliveries.promise(scheduler.classes)

@@ -94,7 +94,7 @@ class Engine(Protocol):
             scheduler: with the same `max_num_seqs` and the same classes of service by name.
 
         Raises:
-            ConfigError: they contradict each other, or want longer steps than may be run.
+            ConfigError: they contradict each other, or want larger steps than may be run.
             EngineDeadError: nothing is served just now.
         """
         ...

@@ -6,21 +6,27 @@ from legato.engine.process.messages import EngineInfo
 
 
 def resolved_anew(
-    scheduler: SchedulerConfig, info: EngineInfo, most_batched_tokens: int
+    scheduler: SchedulerConfig, info: EngineInfo, started: SchedulerConfig
 ) -> SchedulerConfig:
     """What an engine is to plan by, with every "auto" replaced.
 
     Args:
-        most_batched_tokens: the largest token budget that it was made for.
+        started: what it was made for, resolved.
 
     Raises:
-        ConfigError: the settings contradict each other, or want longer steps than it may run.
+        ConfigError: the settings contradict each other, or want larger steps than it may run.
     """
     resolved = scheduler.resolve(info.max_model_len, info.device)
     assert resolved.max_num_batched_tokens is not None
+    most_batched_tokens = started.most_batched_tokens(info.max_model_len, info.device)
     if resolved.max_num_batched_tokens > most_batched_tokens:
         raise ConfigError(
             f"max_num_batched_tokens may be {most_batched_tokens} at most on a running server, got "
             f"{resolved.max_num_batched_tokens}"
+        )
+    if info.device != "cpu" and resolved.most_samples > started.most_samples:
+        raise ConfigError(
+            "speculative must be off on a server that was started with it off: a GPU's memory for "
+            "drafts is taken at the start"
         )
     return resolved

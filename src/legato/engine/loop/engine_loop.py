@@ -85,6 +85,7 @@ class EngineLoop:
         self._clock = clock
         self._told_s = -math.inf
         self._waits_for_blocks = False  # when it last looked
+        self._landed_s: float | None = None  # when a step had, if another was in flight
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
@@ -210,7 +211,14 @@ class EngineLoop:
             started_s = self._clock()
             self._begin_transfers(plan.moves)
             fault = submit(self._executor, plan)
+            self._note_turnaround()
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
+
+    def _note_turnaround(self) -> None:
+        """Tell what the device would have waited, had it had no other step to compute."""
+        if self._landed_s is not None:
+            self._scheduler.note_turnaround(self._clock() - self._landed_s)
+            self._landed_s = None
 
     def _begin_transfers(self, moves: Sequence[BlockMove]) -> None:
         """Have copies made, and then what is written to the blocks that these were made of."""
@@ -236,6 +244,7 @@ class EngineLoop:
 
     def _commit(self, flight: _Flight, result: StepResult) -> list[RequestOutput]:
         now_s = self._clock()
+        self._landed_s = now_s if self._in_flight else None
         times_s = flight.planned_s, flight.started_s, now_s
         self._recorder.note_step(flight.plan, result, times_s, self._scheduler.stats, self._kv)
         outputs = self._scheduler.commit(result, now_s)

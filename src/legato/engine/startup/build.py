@@ -69,6 +69,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         kv=parts.kv,
         step_time=step_time,
         drafters=(OwnTokens(), RecentOutputs()),
+        draft_model=parts.draft_model,
     )
     start.end("calibration")
     info = msgspec.structs.replace(_describe(parts), start_s=start.seconds)
@@ -124,6 +125,11 @@ def _machinery(wanted: Wanted) -> Machinery:
         return divided_machinery(wanted)
     if is_on_cpu:
         return host_machinery(wanted)
+    if wanted.config.model.speculative_model is not None:
+        raise ConfigError(
+            "a draft model drafts on a CPU: --speculative-model does not go with a GPU, on which "
+            "--speculative looks drafts up"
+        )
     # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
     from legato.engine.startup.gpu import gpu_machinery
     from legato.gpu.device import CudaDevice
@@ -160,6 +166,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             "device": str(model.device),
             "threads": str(torch.get_num_threads()),
             **_ranks(config.model.tensor_parallel_size),
+            **_draft_model(config.model.speculative_model),
             "weights": config.model.quantization or "not quantized",
             "kernels": parts.kernels,
             "max model length": f"{parts.max_model_len:,} tokens",
@@ -173,12 +180,17 @@ def _describe(parts: EngineParts) -> EngineInfo:
             **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
             "max running": f"{config.scheduler.max_num_seqs}",
             "steps in flight": f"{config.scheduler.num_steps_in_flight}",
+            "speculation": f"{config.scheduler.speculative}",
         },
     )
 
 
 def _ranks(num_ranks: int) -> dict[str, str]:
     return {"ranks": str(num_ranks)} if num_ranks > 1 else {}
+
+
+def _draft_model(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"draft model": name}
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -19,6 +19,10 @@ CALIBRATION_S = 10.0
 _FILL_S = 0.6 * CALIBRATION_S
 SHORTEST_CHUNK = 16
 _CHUNKS = (SHORTEST_CHUNK, 64, 256, 1024, 4096)
+MOST_DRAFTS = 16
+"""Of a stream: more cost what these do, each."""
+_DRAFTING_SHARE = 0.5
+"""Of the steps with decodes, those in which there are drafts behind them."""
 _MAX_OUTPUT = 16_384
 """More steps than there are in the time, each of which has a token come."""
 
@@ -53,6 +57,7 @@ class Calibration:
     Args:
         block_ids: of the cache, to be written to; none of them may hold anything.
         max_model_len: positions to go up to, as far as the time suffices.
+        most_drafts: that a step holds; with 0, steps without drafts are measured alone.
         rows: what the executor pads batches to.
         extent: how far it goes, chunks of `SHORTEST_CHUNK` at least.
         longest_step_s: steps grow as long as they stay well below it.
@@ -71,6 +76,7 @@ class Calibration:
         max_model_len: int,
         max_num_seqs: int,
         vocab_size: int,
+        most_drafts: int = 0,
         rows: RowCounts = CPU_ROWS,
         extent: Extent = ON_A_CPU,
         longest_step_s: float = 0.5,
@@ -86,6 +92,8 @@ class Calibration:
         self._chunks = [size for size in _CHUNKS if size <= extent.longest_chunk]
         self._reads_unwritten = extent.reads_unwritten
         self._max_num_seqs = max_num_seqs
+        self._most_drafts = most_drafts
+        self._most_tokens = extent.longest_chunk + max_num_seqs
         self._longest_step_s = longest_step_s
         self._random = random.Random(0)
         self._prompt = token_array(self._random.choices(range(vocab_size), k=self._limit))
@@ -158,22 +166,40 @@ class Calibration:
             for num_rows, num_tokens in mixtures:
                 # Whoever has the chunk is one of those that run.
                 num_decodes = min(num_rows, self._max_num_seqs - bool(num_tokens))
-                yield [*self._decodes(num_decodes), *self._prefill(num_tokens)]
+                room = min(self._most_drafts, self._most_tokens - num_decodes - num_tokens)
+                yield [*self._decodes(num_decodes, room), *self._prefill(num_tokens)]
 
-    def _decodes(self, num_rows: int) -> Iterator[ScheduledChunk]:
+    def _decodes(self, num_rows: int, most_drafts: int) -> Iterator[ScheduledChunk]:
         """Rows that read contexts of their own, so that no row finds another's in a cache."""
         if not num_rows:
             return
+        num_drafts = min(MOST_DRAFTS, most_drafts // num_rows)
+        if num_drafts:
+            is_drafting = self._random.random() < _DRAFTING_SHARE
+            num_drafts = self._random.randint(1, num_drafts) if is_drafting else 0
         room = min(self._num_readable // num_rows, self._num_cached // self._block_size)
-        yield from self._rows(num_rows, self._random.randint(1, max(1, room)))
+        yield from self._rows(num_rows, self._random.randint(1, max(1, room)), num_drafts)
 
-    def _rows(self, num_rows: int, num_blocks: int) -> Iterator[ScheduledChunk]:
-        """Decodes that each read so many blocks."""
+    def _rows(
+        self, num_rows: int, num_blocks: int, num_drafts: int = 0
+    ) -> Iterator[ScheduledChunk]:
+        """Decodes that each read so many blocks, and the drafts behind them."""
+        end = min(num_blocks * self._block_size, self._num_cached)
+        num_drafts = min(num_drafts, end - 1)
+        start = end - 1 - num_drafts
+        # All rows are of the prompt, so that what is written is what was there.
+        drafts = tuple(self._prompt[start + 1 : end])
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_readable - num_blocks + 1)
-            blocks = tuple(self._block_ids[first : first + num_blocks])
-            start = min(num_blocks * self._block_size, self._num_cached) - 1
-            yield ScheduledChunk(f"calibration-row-{row}", start, 1, blocks, 1, "decode")
+            yield ScheduledChunk(
+                f"calibration-row-{row}",
+                start,
+                1 + num_drafts,
+                tuple(self._block_ids[first : first + num_blocks]),
+                1 + num_drafts,
+                "verify" if num_drafts else "decode",
+                draft_token_ids=drafts,
+            )
 
     @property
     def _num_readable(self) -> int:

@@ -145,7 +145,7 @@ class GpuPart:
         return wanted_cache(self._wanted, self.model.cache)
 
     def _make_runner(self, program: StepProgram) -> GraphRunner:
-        return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._wanted.max_num_seqs)
+        return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._wanted.max_samples)
 
     def _make_program(self, num_blocks: int) -> StepProgram:
         """Raises `MemoryError`."""
@@ -159,7 +159,7 @@ class GpuPart:
                 num_slots=2 * wanted.max_num_seqs,
                 max_blocks=wanted.blocks_per_request,
                 max_rows=GPU_ROWS.padded(wanted.max_rows),
-                max_samples=GPU_ROWS.padded(wanted.max_num_seqs),
+                max_samples=GPU_ROWS.padded(wanted.max_samples),
             )
 
 

@@ -1,6 +1,7 @@
 """The machinery on a CPU: native layers where they can run, PyTorch's elsewhere."""
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,7 @@ from legato.engine.startup.machinery import (
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
 from legato.executor.memory import host_cache_bytes, raising_memory_error, take_memory
 from legato.executor.torch_executor import TorchExecutor
@@ -34,6 +36,9 @@ from legato.model.native import (
 from legato.model.packed_linear import PackedDecoder
 from legato.model.spec import DecoderSpec
 
+if TYPE_CHECKING:
+    from legato.engine.startup.draft import LoadedDraft
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,7 +51,8 @@ def host_machinery(wanted: Wanted) -> Machinery:
     model = load_host_model(wanted, kernels)
     start.end("weights")
     cache = wanted_cache(wanted, model.cache)
-    kv = make_kv(wanted, cache, host_cache_bytes(config.cache))
+    draft = _load_draft(wanted, kernels)
+    kv = make_kv(wanted, cache, _cache_bytes(config.cache, cache, draft))
     attention = make_attention(model, cache, kv.num_blocks, config.cache)
     start.end("cache")
     check_forward(
@@ -73,7 +79,39 @@ def host_machinery(wanted: Wanted) -> Machinery:
         CPU_ROWS,
         "torch" if kernels is None else kernels.instructions,
         untaken_pages(config.cache, attention),
+        _draft_model(wanted, draft, kv.num_blocks),
     )
+
+
+def _load_draft(wanted: Wanted, kernels: NativeKernels | None) -> "LoadedDraft | None":
+    """Its weights take their memory before the cache's is counted."""
+    name = wanted.config.model.speculative_model
+    if name is None:
+        return None
+    # Imported here because it is made of what is here.
+    from legato.engine.startup.draft import load_draft
+
+    draft = load_draft(wanted, name, kernels)
+    wanted.start.end("draft model")
+    return draft
+
+
+def _cache_bytes(config: CacheConfig, cache: CacheSpec, draft: "LoadedDraft | None") -> int:
+    """Of the model's cache: a draft model's has a part of the memory, and holds as many tokens."""
+    num_bytes = host_cache_bytes(config)
+    if draft is None:
+        return num_bytes
+    return num_bytes * cache.token_bytes // (cache.token_bytes + draft.cache.token_bytes)
+
+
+def _draft_model(wanted: Wanted, draft: "LoadedDraft | None", num_blocks: int) -> DraftModel | None:
+    if draft is None:
+        return None
+    from legato.engine.startup.draft import make_draft_model
+
+    draft_model = make_draft_model(draft, num_blocks)
+    wanted.start.end("draft model")
+    return draft_model
 
 
 def check_steps_in_flight(config: EngineConfig) -> None:
@@ -99,7 +137,7 @@ def load_host_model(
     if isinstance(model, PackedDecoder):
         model.compile_kernels(
             num_rows=CPU_ROWS.up_to(wanted.max_rows),
-            num_samples=CPU_ROWS.up_to(wanted.max_num_seqs),
+            num_samples=CPU_ROWS.up_to(wanted.max_samples),
         )
     return model
 

@@ -12,6 +12,7 @@ from legato.core.rows import RowCounts
 from legato.engine.startup.calibration import SHORTEST_CHUNK
 from legato.engine.startup.parts import StartParts
 from legato.executor.base import Executor
+from legato.executor.draft_model import DraftModel
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.untaken_pages import UntakenPages
 from legato.grammar.compiled import Grammar
@@ -47,6 +48,11 @@ class Wanted:
         return count
 
     @property
+    def max_samples(self) -> int:
+        """Rows of a step that are sampled."""
+        return self.config.scheduler.most_samples
+
+    @property
     def max_rows(self) -> int:
         """That a step may have, those of a calibration among them."""
         budget = self.config.scheduler.max_num_batched_tokens
@@ -69,6 +75,7 @@ class Machinery:
         rows: what batches are padded to.
         kernels: the native ones' set of instructions, "torch", or a GPU's "triton".
         untaken: what of the cache's memory may be taken while there is nothing to do.
+        draft_model: guesses tokens; None where there is none.
     """
 
     model: Model
@@ -79,6 +86,7 @@ class Machinery:
     rows: RowCounts
     kernels: str
     untaken: UntakenPages | None = None
+    draft_model: DraftModel | None = None
 
 
 def wanted_cache(wanted: Wanted, cache: CacheSpec) -> CacheSpec:

@@ -16,7 +16,13 @@ import torch
 
 from legato.core.config import SchedulerConfig
 from legato.core.version import __version__
-from legato.engine.startup.calibration import ON_A_CPU, SHORTEST_CHUNK, Calibration, Extent
+from legato.engine.startup.calibration import (
+    MOST_DRAFTS,
+    ON_A_CPU,
+    SHORTEST_CHUNK,
+    Calibration,
+    Extent,
+)
 from legato.engine.startup.calibration_file import CalibrationFile, Measurements, shape_counts
 from legato.engine.startup.core_wait import CoreWait
 from legato.engine.startup.quality import Quality
@@ -102,6 +108,7 @@ def new_calibration(
         max_model_len=parts.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         vocab_size=parts.spec.vocab_size,
+        most_drafts=scheduler.most_samples - scheduler.max_num_seqs,
         rows=parts.rows,
         extent=_extent(parts.model.device, scheduler),
         longest_step_s=longest_step_s,
@@ -143,9 +150,14 @@ def calibration_file(parts: "EngineParts") -> CalibrationFile:
         "threads": str(torch.get_num_threads()),
         "block size": str(parts.kv.block_size),
         "max running": str(parts.config.scheduler.max_num_seqs),
+        "drafts": _measured_drafts(parts.config.scheduler),
         "versions": f"legato {__version__}, torch {torch.__version__}",
     }
     return CalibrationFile(parts.config.calibration.calibration_dir, about)
+
+
+def _measured_drafts(config: SchedulerConfig) -> str:
+    return "none" if config.speculative == "off" else f"up to {MOST_DRAFTS} a stream"
 
 
 def _device_name(device: torch.device) -> str:

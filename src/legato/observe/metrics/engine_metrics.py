@@ -6,6 +6,7 @@ from typing import get_args
 
 from legato.core.stats import CacheInfo, EngineStats, TransferStats
 from legato.core.step_record import EndedBy, StepRecord
+from legato.observe.metrics.draft_metrics import DraftMetrics
 from legato.observe.metrics.registry import MetricRegistry
 
 # fmt: off
@@ -21,7 +22,7 @@ _STEP_TOKENS = (
 
 
 class StepMetrics:
-    """Histograms of steps, and the chunk that prompts get now."""
+    """Histograms of steps, the chunk that prompts get now, and drafts."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         steps = registry.section("Steps")
@@ -33,7 +34,7 @@ class StepMetrics:
         ).of()
         self._decode_tokens = steps.histogram(
             "iteration_decode_tokens",
-            "Running streams' tokens of a step.",
+            "Running streams' tokens of a step, drafts among them.",
             _STEP_TOKENS,
             own=True,
         ).of()
@@ -57,6 +58,7 @@ class StepMetrics:
             _STEP_TIME_RATIO,
             own=True,
         ).of()
+        self._drafts = DraftMetrics(registry)
 
     def observe(self, step: StepRecord) -> None:
         """A step has run."""
@@ -72,6 +74,7 @@ class StepMetrics:
         for chunk in step.chunks:
             if chunk.ended_by is not None:
                 self._chunks[chunk.ended_by].inc()
+        self._drafts.observe(step)
 
 
 def declare_engine_metrics(

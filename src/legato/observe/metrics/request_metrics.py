@@ -61,12 +61,16 @@ class RequestMetrics:
         )
         self.itl_s = histogram(
             "inter_token_latency_seconds",
-            "From one token to the next: the gaps that users feel.",
+            "From one token to the next: the gaps that users feel. Tokens that come at once have "
+            "none between them.",
             itl_s,
             "slo_class",
         )
         self.tpot_s = histogram(
-            "request_time_per_output_token_seconds", "Mean gap of a request.", tpot_s, "slo_class"
+            "request_time_per_output_token_seconds",
+            "Mean time of a request for each token after the first.",
+            tpot_s,
+            "slo_class",
         )
         self.e2e_s = histogram(
             "e2e_request_latency_seconds",

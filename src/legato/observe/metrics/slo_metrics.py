@@ -51,7 +51,8 @@ class SloMetrics:
         self._all_checks = promises.counter(
             "slo_checks",
             "Promises that fell due, `in_time` or `late`: first tokens against the TTFT SLO, each "
-            "further token against the ITL SLO, requests' means against the TPOT SLO.",
+            "gap to what comes next (a token, or several at once) against the ITL SLO, requests' "
+            "mean times a token against the TPOT SLO.",
             "slo_class",
             "slo",
             "verdict",
@@ -59,7 +60,7 @@ class SloMetrics:
         )
         self._all_requests = promises.counter(
             "slo_requests",
-            "Requests that `attained` what they were promised (as many tokens in time as the "
+            "Requests that `attained` what they were promised (as many gaps in time as the "
             "ITL SLO is for, 99 % if it does not say, as in `legato bench`), `missed` it, were "
             "`refused`, or `waived` it (`allow_best_effort`); those whose client left are not "
             "counted.",
@@ -130,7 +131,7 @@ class RequestSlo:
     """What becomes of the promises to one request.
 
     A request attains its SLO if it finishes, its TTFT and TPOT are in time, and so are as many of
-    its tokens as the ITL SLO is for, as in `legato bench`.
+    its gaps as the ITL SLO is for, as in `legato bench`.
     """
 
     def __init__(self, metrics: SloMetrics, slo_class: str) -> None:
@@ -155,6 +156,7 @@ class RequestSlo:
             self.first_token(waited_s)
 
     def token(self, gap_s: float) -> None:
+        """Its next token has come so long after the last, perhaps with others: one gap."""
         if not self._is_waived:
             self._num_gaps += 1
             self._num_late_gaps += not self._metrics.check(self._class, "itl", gap_s)

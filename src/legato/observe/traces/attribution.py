@@ -4,6 +4,7 @@ The request's life is cut into tiles, each with the shares that causes have in i
 of several causes is shared among them by tokens. docs/tracing.md defines each cause.
 """
 
+import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from legato.core.step_record import BlocksFetched, ChunkRecord, StepRecord
+from legato.core.step_record import (
+    BlocksFetched,
+    ChunkRecord,
+    DraftsEndedBy,
+    StepRecord,
+)
+from legato.observe.traces.drafted import Drafted, drafted
 from legato.observe.traces.request_story import ObservedStep, RequestStory, read_stories
 
 Cause = Literal[
@@ -26,6 +33,8 @@ Cause = Literal[
     "others_prefill",
     "own_decode",
     "others_decode",
+    "own_drafts",
+    "others_drafts",
     "yielded",
     "between_steps",
     "unrecorded",
@@ -50,13 +59,17 @@ class Span(NamedTuple):
 
     Attributes:
         parts: key cause, value seconds; they sum to `end_s - start_s`.
-        others: prompt tokens that its steps computed for others; key request id.
+        others, others_drafts: prompt tokens, and drafts, that its steps computed for others; key
+            request id.
+        drafts_ended_by: of its steps, by why they held no more drafts.
     """
 
     start_s: float
     end_s: float
     parts: dict[Cause, float]
     others: Counter[str]
+    others_drafts: Counter[str]
+    drafts_ended_by: Counter[DraftsEndedBy]
 
     @property
     def seconds(self) -> float:
@@ -66,23 +79,31 @@ class Span(NamedTuple):
 class Attribution:
     """A request's tiles, and when its tokens came and were written.
 
+    Several tokens come at once where drafts were right: a delivery is what one step brought.
+
     Attributes:
         came_s: when the engine had each of its tokens.
         told_s: when each was written to the client; where that is not known, when the front end had
             it, or else the engine.
+        firsts: the place of each delivery's first token among them.
     """
 
     def __init__(self, story: RequestStory) -> None:
         self._story = story
         self._tiles = _tiles(story)
         self._starts_s = [tile.start_s for tile in self._tiles]
-        sampling = [step for step, chunk in story.own_chunks() if chunk.num_samples]
-        self.came_s = [step.ended_s for step in sampling]
-        self.told_s = [step.received_s or step.ended_s for step in sampling]
-        answer = story.answer
-        if answer is not None and answer.is_streamed:
-            sent_s = answer.sent_s.get(story.choice, [])
-            self.told_s[: len(sent_s)] = sent_s[: len(self.told_s)]
+        self.came_s: list[float] = []
+        self.told_s: list[float] = []
+        self.firsts: list[int] = []
+        sent_s = _sent_s(story)
+        most = _most_tokens(story, sent_s)
+        for step, chunk in story.own_chunks():
+            count = min(chunk.num_accepted + 1, most - len(self.came_s)) if chunk.num_samples else 0
+            if count > 0:
+                self.firsts.append(len(self.came_s))
+                self.came_s += [step.ended_s] * count
+                self.told_s += [step.received_s or step.ended_s] * count
+        self.told_s[: len(sent_s)] = sent_s[: len(self.told_s)]
 
     @property
     def begins_s(self) -> float | None:
@@ -97,18 +118,19 @@ class Attribution:
         return self._span(self._tiles[0].start_s, 0)
 
     def gaps(self) -> list[float]:
-        """Seconds from each token to the next."""
-        return [after - before for before, after in pairwise(self.told_s)]
+        """Seconds from each delivery to the next."""
+        told_s = [self.told_s[first] for first in self.firsts]
+        return [after - before for before, after in pairwise(told_s)]
 
     def gap(self, index: int) -> Span:
-        """From token `index` to the next."""
-        return self._span(self.told_s[index], index + 1)
+        """From delivery `index` to the next."""
+        return self._span(self.told_s[self.firsts[index]], self.firsts[index + 1])
 
     def _span(self, start_s: float, token: int) -> Span:
         """From `start_s` until a token was told."""
         came_s, told_s = self.came_s[token], self.told_s[token]
         parts: defaultdict[Cause, float] = defaultdict(float)
-        others: Counter[str] = Counter()
+        steps: list[ObservedStep] = []
         now_s = start_s
         first = max(0, bisect_right(self._starts_s, start_s) - 1)
         for tile in self._tiles[first:]:
@@ -120,10 +142,16 @@ class Attribution:
             for cause, share in tile.shares.items():
                 parts[cause] += share * (end_s - now_s)
             if tile.step is not None:
-                others.update(_prompts_of_others(tile.step, self._story.request_id))
+                steps.append(tile.step)
             now_s = end_s
         parts["http_out"] += told_s - now_s
-        return Span(start_s, told_s, {c: s for c, s in parts.items() if s}, others)
+        return Span(
+            start_s,
+            told_s,
+            {cause: seconds for cause, seconds in parts.items() if seconds},
+            *_of_others(steps, self._story.request_id),
+            Counter(filter(None, (step.record.drafts_ended_by for step in steps))),
+        )
 
 
 class Waits(NamedTuple):
@@ -133,8 +161,9 @@ class Waits(NamedTuple):
         name: by which `read_story` finds it, the engine's where the trace has no answer.
         slo_class, num_prompt_tokens: None where it came before the trace began.
         num_output_tokens: that are in the trace.
+        drafted: how it came by them.
         first: until its first token; None where there is none, or its arrival is not in the trace.
-        longest: between two tokens; None where there are no two.
+        longest: between two deliveries; None where there are no two.
     """
 
     name: str
@@ -142,6 +171,7 @@ class Waits(NamedTuple):
     slo_class: str | None
     num_prompt_tokens: int | None
     num_output_tokens: int
+    drafted: Drafted
     first: Span | None
     longest: Span | None
 
@@ -162,6 +192,7 @@ def waits_of(story: RequestStory) -> Waits:
         slo_class=None if arrived is None else arrived.slo_class,
         num_prompt_tokens=None if arrived is None else arrived.num_prompt_tokens,
         num_output_tokens=len(attribution.told_s),
+        drafted=drafted(story),
         first=attribution.first_token(),
         longest=None if longest is None else attribution.gap(longest),
     )
@@ -174,6 +205,20 @@ def total_parts(spans: Iterable[Span | None]) -> Counter[Cause]:
         if span is not None:
             total.update(span.parts)
     return total
+
+
+def _sent_s(story: RequestStory) -> list[float]:
+    """When its tokens were written to the client; empty where that is not known."""
+    answer = story.answer
+    return answer.sent_s.get(story.choice, []) if answer is not None and answer.is_streamed else []
+
+
+def _most_tokens(story: RequestStory, sent_s: list[float]) -> int:
+    """Tokens that count: none that a step brought behind the end, which drafts may go beyond."""
+    most = sys.maxsize if story.ended is None else story.ended.num_output_tokens
+    if sent_s and story.answer is not None and story.choice in story.answer.finish_reasons:
+        most = min(most, len(sent_s))
+    return most
 
 
 def _tiles(story: RequestStory) -> list[Tile]:
@@ -255,12 +300,16 @@ class _State:
     def _computing(self, step: ObservedStep, chunk: ChunkRecord) -> Shares:
         tokens = _tokens(step)
         is_prefill = chunk.kind == "prefill"
-        tokens["others_prefill" if is_prefill else "others_decode"] -= chunk.num_tokens
-        num_again = max(0, min(self._num_computed - chunk.start, chunk.num_tokens))
-        self._num_computed = max(self._num_computed, chunk.start + chunk.num_tokens)
+        num_certain = chunk.num_tokens - chunk.num_drafts
+        tokens["others_prefill" if is_prefill else "others_decode"] -= num_certain
+        tokens["others_drafts"] -= chunk.num_drafts
+        tokens["own_drafts"] += chunk.num_drafts
+        num_again = max(0, min(self._num_computed - chunk.start, num_certain))
+        come = chunk.start + num_certain + chunk.num_accepted
+        self._num_computed = max(self._num_computed, come)
         tokens["preemption"] += num_again
         own: Cause = "own_prefill" if is_prefill else "own_decode"
-        tokens[own] += chunk.num_tokens - num_again
+        tokens[own] += num_certain - num_again
         return _by_tokens(tokens)
 
     def _waiting(self, step: ObservedStep) -> Shares:
@@ -286,15 +335,28 @@ class _State:
 
 def _tokens(step: ObservedStep) -> "Counter[Cause]":
     """Of a step, as they are to a request without a chunk in it."""
-    return Counter({"others_prefill": step.num_prefill, "others_decode": step.num_decode})
+    return Counter(
+        {
+            "others_prefill": step.num_prefill,
+            "others_decode": step.num_decode,
+            "others_drafts": step.num_drafts,
+        }
+    )
 
 
-def _prompts_of_others(step: ObservedStep, request_id: str) -> dict[str, int]:
-    return {
-        chunk.request_id: chunk.num_tokens
-        for chunk in step.record.chunks
-        if chunk.request_id != request_id and chunk.kind == "prefill"
-    }
+def _of_others(steps: Iterable[ObservedStep], request_id: str) -> tuple[Counter[str], Counter[str]]:
+    """Prompt tokens and drafts of others in these steps; key request id."""
+    prompts: Counter[str] = Counter()
+    drafts: Counter[str] = Counter()
+    for step in steps:
+        for chunk in step.record.chunks:
+            if chunk.request_id == request_id:
+                continue
+            if chunk.kind == "prefill":
+                prompts[chunk.request_id] += chunk.num_tokens
+            elif chunk.num_drafts:
+                drafts[chunk.request_id] += chunk.num_drafts
+    return prompts, drafts
 
 
 def _by_tokens(tokens: "Counter[Cause]") -> Shares:

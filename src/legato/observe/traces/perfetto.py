@@ -88,6 +88,9 @@ class PerfettoEvents:
             {
                 "decode_tokens": step.num_decode_tokens,
                 "prefill_tokens": step.num_prefill_tokens,
+                "draft_tokens": step.num_draft_tokens,
+                "accepted_tokens": step.num_accepted_tokens,
+                "drafts_ended_by": step.drafts_ended_by,
                 "budget_tokens": step.budget_tokens,
                 "predicted_ms": _ms(step.predicted_s),
                 "measured_ms": _ms(step.seconds),
@@ -111,19 +114,18 @@ class PerfettoEvents:
         self, step: StepRecord, chunk: ChunkRecord, times_s: tuple[float, float]
     ) -> Iterator[Event]:
         track = yield from self._track(chunk.request_id)
-        yield _slice(
-            "decode" if chunk.kind == "decode" else f"{chunk.kind} {chunk.num_tokens}",
-            times_s,
-            _REQUESTS,
-            track,
-            {
-                "step": step.step_id,
-                "start": chunk.start,
-                "num_tokens": chunk.num_tokens,
-                "ended_by": chunk.ended_by,
-                "samples": chunk.num_samples,
-            },
-        )
+        args: dict[str, Any] = {
+            "step": step.step_id,
+            "start": chunk.start,
+            "num_tokens": chunk.num_tokens,
+            "ended_by": chunk.ended_by,
+            "samples": chunk.num_samples,
+        }
+        if chunk.kind == "verify":
+            args["drafted"] = chunk.num_drafts
+            args["accepted"] = chunk.num_accepted
+            args["drafter"] = chunk.drafter
+        yield _slice(_chunk_name(chunk), times_s, _REQUESTS, track, args)
         here = step.step_id, times_s[0], chunk
         before = self._last_chunk.get(chunk.request_id)
         if before is not None:
@@ -132,7 +134,7 @@ class PerfettoEvents:
 
     def _arrow(self, before: _Placed, here: _Placed, track: int) -> Iterator[Event]:
         (step_before, start_s, chunk_before), (step_id, end_s, chunk) = before, here
-        is_flowing = chunk.kind == chunk_before.kind == "decode"
+        is_flowing = "prefill" not in (chunk.kind, chunk_before.kind)
         if is_flowing and step_before + 1 == step_id:
             return
         self._num_arrows += 1
@@ -250,9 +252,23 @@ class PerfettoTrace:
             self.num_bytes += len(data)
 
 
+def _chunk_name(chunk: ChunkRecord) -> str:
+    if chunk.kind == "decode":
+        return "decode"
+    if chunk.kind == "verify":
+        return f"verify {chunk.num_accepted} of {chunk.num_drafts}"
+    return f"prefill {chunk.num_tokens}"
+
+
 def _counters(step: StepRecord, time_s: float, group: int) -> Iterator[Event]:
+    num_drafts, num_accepted = step.num_draft_tokens, step.num_accepted_tokens
     counts = {
-        "tokens": {"prefill": step.num_prefill_tokens, "decode": step.num_decode_tokens},
+        "tokens": {
+            "prefill": step.num_prefill_tokens,
+            "decode": step.num_decode_tokens - num_drafts,
+            "drafts": num_drafts,
+        },
+        "drafts": {"accepted": num_accepted, "rejected": num_drafts - num_accepted},
         "requests": {"running": step.num_running, "waiting": step.num_waiting},
         "KV blocks": {"used": step.num_used_blocks, "cached": step.num_cached_blocks},
     }

@@ -26,15 +26,16 @@ class ObservedStep:
 
     Attributes:
         chunks: key request id.
-        num_prefill, num_decode: tokens.
+        num_prefill, num_decode, num_drafts: tokens; a stream's drafts are not among the second.
     """
 
-    __slots__ = ("chunks", "num_decode", "num_prefill", "record")
+    __slots__ = ("chunks", "num_decode", "num_drafts", "num_prefill", "record")
 
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.chunks = {chunk.request_id: chunk for chunk in record.chunks}
-        self.num_decode = record.num_decode_tokens
+        self.num_drafts = record.num_draft_tokens
+        self.num_decode = record.num_decode_tokens - self.num_drafts
         self.num_prefill = record.num_prefill_tokens
 
 

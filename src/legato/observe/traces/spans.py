@@ -1,6 +1,7 @@
 """An OpenTelemetry span for each HTTP request, exported over OTLP/HTTP.
 
-Names follow the semantic conventions for generative AI, and where these have none, vLLM's.
+Names follow the semantic conventions for generative AI, and where these have none, vLLM's; for
+drafts, neither has any.
 """
 
 import asyncio
@@ -58,6 +59,8 @@ class Progress:
         self.preempted_s: list[float] = []
         self.ended_s = math.inf
         self.num_cached_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
 
 class Progresses:
@@ -101,6 +104,8 @@ class Progresses:
             # A step that was in flight at a request's end may hold it, and brings nothing.
             if progress is not None and chunk.num_samples and step.ended_s <= progress.ended_s:
                 progress.last_token_s = step.ended_s
+                progress.num_draft_tokens += chunk.num_drafts
+                progress.num_accepted_tokens += chunk.num_accepted
                 if progress.first_token_s is None:
                     progress.first_token_s = step.ended_s
 
@@ -154,7 +159,17 @@ def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: 
         attributes["gen_ai.request.max_tokens"] = answer.max_tokens
     if answer.error_type is not None:
         attributes["error.type"] = answer.error_type
-    return attributes | _latencies(answer, progress)
+    return attributes | _drafts(progress) | _latencies(answer, progress)
+
+
+def _drafts(progress: list[Progress]) -> Attributes:
+    num_drafts = sum(p.num_draft_tokens for p in progress)
+    if not num_drafts:
+        return {}
+    return {
+        "legato.usage.draft_tokens": num_drafts,
+        "legato.usage.accepted_draft_tokens": sum(p.num_accepted_tokens for p in progress),
+    }
 
 
 def _latencies(answer: AnswerRecord, progress: list[Progress]) -> Attributes:

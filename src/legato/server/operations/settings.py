@@ -1,6 +1,6 @@
 """GET and PATCH /settings: how steps are planned, and what is promised, while requests run."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -19,6 +19,7 @@ from legato.server.requests.request_model import RequestModel
 router = APIRouter(route_class=JsonRoute, tags=["settings"])
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Speculative = Annotated[int, Field(ge=1, le=64)] | Literal["auto", "off"]
 Quantile = Annotated[float, Field(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 
 
@@ -35,6 +36,7 @@ class SettingsPatch(BaseModel):
     itl_slo_quantile: Quantile | None = None
     tpot_slo_s: Seconds | None = None
     ttft_slo_s: Seconds | None = None
+    speculative: Speculative | None = None
 
     def apply(self, config: SchedulerConfig) -> SchedulerConfig:
         """Raises `ConfigError` where the settings contradict each other."""
@@ -62,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     itl_slo_quantile: float
     tpot_slo_s: float | None
     ttft_slo_s: float | None
+    speculative: int | str
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> "Settings":

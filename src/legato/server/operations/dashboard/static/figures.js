@@ -37,9 +37,13 @@ function showNow(state) {
   show("num-waiting", `${integer(waiting)} waiting`);
   const sinceS = state.nowS() - RATES_S;
   const recent = state.steps.filter(({ endS }) => endS > sinceS);
-  const rate = (name) => integer(recent.reduce((sum, step) => sum + step[name], 0) / RATES_S);
-  show("decode-rate", rate("numDecode"));
-  show("prefill-rate", `+ ${rate("numPrefill")} of prompts`);
+  const sum = (name) => recent.reduce((total, step) => total + step[name], 0);
+  const rate = (count) => integer(count / RATES_S);
+  show("decode-rate", rate(sum("numDecode") + sum("numAccepted")));
+  show("prefill-rate", `+ ${rate(sum("numPrefill"))} of prompts`);
+  const drafts = sum("numDrafts");
+  show("drafts-right", drafts ? percent(sum("numAccepted") / drafts) : "–");
+  show("drafts-right-note", drafts ? `of ${integer(drafts / RATES_S)} a second` : "");
   const cache = state.cache;
   if (!cache) return;
   show("cache", percent(cache.numUsed / cache.numBlocks));

@@ -86,7 +86,7 @@ function drawStream(scene, stream, lane) {
   for (const chunk of chunks) {
     if (!chunk.isDecode) drawChunk(scene, chunk.startS, chunk.endS, chunk.numTokens, lane);
   }
-  drawTokens(scene, chunks.filter((chunk) => chunk.samples), lane);
+  drawTokens(scene, chunks.filter((chunk) => chunk.numCame), lane);
   if (openGap(stream, scene) !== null) drawGap(scene, stream.lastTokenS, time.endS, lane);
   const open = openStep(stream, scene);
   if (open) drawChunk(scene, open.startS, time.endS, open.prefills.get(stream.id), lane);
@@ -102,7 +102,7 @@ function drawWaiting(scene, stream, lane) {
 }
 
 function drawLife({ context, time, palette }, chunks, stream, lane) {
-  const first = chunks.find((chunk) => chunk.samples);
+  const first = chunks.find((chunk) => chunk.numCame);
   if (!first && stream.lastTokenS === null) return;
   const startS = first?.endS ?? stream.lastTokenS;
   const endS = stream.endedS ?? time.endS;
@@ -170,11 +170,11 @@ function tell(scene, stream, x) {
     const since = duration(time.endS - open.startS);
     return [head, `a chunk of ${counted(open.prefills.get(stream.id), "token")}, for ${since} now`];
   }
-  const token = stream.chunks.find((chunk) => chunk.samples && Math.abs(chunk.endS - atS) <= nearS)
-    ?? stream.chunks.find((chunk) => chunk.samples && chunk.endS > atS && chunk.gapS !== null);
+  const token = stream.chunks.find((chunk) => chunk.numCame && Math.abs(chunk.endS - atS) <= nearS)
+    ?? stream.chunks.find((chunk) => chunk.numCame && chunk.endS > atS && chunk.gapS !== null);
   if (token) {
     const gap = token.gapS === null ? "the first here" : `${duration(token.gapS)} after the one before`;
-    return [head, `a token, ${gap}`];
+    return [head, `${token.numCame > 1 ? `${token.numCame} tokens at once` : "a token"}, ${gap}`];
   }
   if (openGap(stream, scene) !== null) {
     return [head, `waits for its next token for ${duration(time.endS - stream.lastTokenS)} now`];

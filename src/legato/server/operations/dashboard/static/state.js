@@ -22,7 +22,7 @@ const ALONE = "";
 class Stream {
   constructor(id, lane, arrivedS, numPrompt, sloClass) {
     Object.assign(this, { id, lane, arrivedS, numPrompt, sloClass });
-    this.chunks = []; // {startS, endS, numTokens, isDecode, samples, gapS}
+    this.chunks = []; // {startS, endS, numTokens, isDecode, numCame, gapS}
     this.numComputed = 0;
     this.numOutput = 0;
     this.lastTokenS = null;
@@ -203,6 +203,7 @@ export class LiveState {
     this.begun.get(record.replica_id).set(record.step_id, {
       replica: record.replica_id, startS: record.planned_s, limitS: record.limit_s, predictedS: record.predicted_s,
       budget: record.budget_tokens, numDecode: record.num_decode_tokens, numPrefill, prefills,
+      numDrafts: 0, numAccepted: 0, // not told before it has run: among its decode tokens
     });
   }
 
@@ -210,8 +211,8 @@ export class LiveState {
     const step = {
       replica: record.replica_id, startS: record.planned_s, endS: record.ended_s,
       limitS: record.limit_s, predictedS: record.predicted_s, budget: record.budget_tokens,
-      numDecode: 0, numPrefill: 0, numBlocks: record.num_blocks,
-      numCached: record.num_cached_blocks,
+      numDecode: 0, numPrefill: 0, numDrafts: 0, numAccepted: 0,
+      numBlocks: record.num_blocks, numCached: record.num_cached_blocks,
     };
     const begun = this.begun.get(record.replica_id);
     for (const id of begun?.keys() ?? []) {
@@ -229,21 +230,25 @@ export class LiveState {
   #chunk(record, step) {
     const stream = this.#stream(record.request_id, step.startS);
     const isDecode = record.kind !== "prefill";
+    const numDrafts = record.kind === "verify" ? record.num_samples - 1 : 0;
     const chunk = {
       startS: step.startS, endS: step.endS, numTokens: record.num_tokens, isDecode,
-      samples: record.num_samples > 0, gapS: null,
+      numCame: record.num_samples && 1 + record.num_accepted, gapS: null,
     };
-    step[isDecode ? "numDecode" : "numPrefill"] += record.num_tokens;
+    step[isDecode ? "numDecode" : "numPrefill"] += record.num_tokens - numDrafts;
+    step.numDrafts += numDrafts;
+    step.numAccepted += record.num_accepted;
     if (!stream.numOutput && stream.numPrompt !== null) {
       stream.numOutput = Math.max(0, record.start + 1 - stream.numPrompt); // before this page came
     }
-    stream.numComputed = record.start + record.num_tokens;
+    stream.numComputed = record.start + record.num_tokens - numDrafts + record.num_accepted;
     stream.heardS = step.endS;
     stream.chunks.push(chunk);
-    if (chunk.samples) this.#token(stream, chunk, step.endS);
+    if (chunk.numCame) this.#tokens(stream, chunk, step.endS);
   }
 
-  #token(stream, chunk, atS) {
+  /** Several at once are one delivery: there is no gap between them. */
+  #tokens(stream, chunk, atS) {
     const counts = (stream.sloClass ?? INTERACTIVE) === INTERACTIVE;
     if (stream.lastTokenS !== null) {
       chunk.gapS = stream.lastGapS = atS - stream.lastTokenS;
@@ -252,7 +257,7 @@ export class LiveState {
       this.ttfts.push({ atS, seconds: atS - stream.arrivedS });
     }
     stream.lastTokenS = atS;
-    stream.numOutput += 1;
+    stream.numOutput += chunk.numCame;
   }
 
   #stream(id, atS) {

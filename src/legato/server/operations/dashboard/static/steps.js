@@ -42,7 +42,7 @@ function drawEngine(scene) {
 
 /** As high as its tokens are many, decodes below; a step that was late is underlined. */
 function drawReplicas({ context, steps, time, palette }, replicas) {
-  const most = Math.max(8, ...steps.map((step) => step.numDecode + step.numPrefill));
+  const most = Math.max(8, ...steps.map(numTokens));
   const height = time.bottom / replicas.length;
   replicas.forEach((replica, row) => {
     const bottom = (row + 1) * height - 1;
@@ -58,18 +58,37 @@ function drawReplicas({ context, steps, time, palette }, replicas) {
   });
 }
 
-/** A step's tokens on a line, decodes below; returns where it is, and how wide. */
+/**
+ * A step's tokens on a line: decodes below, then right and wrong drafts, prefill above; returns
+ * where it is, how wide, and how tall.
+ */
 function drawContent({ context, time, palette }, step, bottom, scale) {
   const [x, width] = extent(step, time);
-  const decode = step.numDecode && Math.max(THINNEST, step.numDecode * scale);
-  const prefill = step.numPrefill * scale;
-  context.fillStyle = palette.decode;
-  context.fillRect(x, bottom - decode, width, decode);
-  if (prefill) {
-    context.fillStyle = palette.hatch(context, palette.edge, palette.prefill);
-    context.fillRect(x, bottom - decode - prefill, width, prefill);
+  const { numDecode, numDrafts, numAccepted, numPrefill } = step;
+  const parts = [
+    [numDecode && Math.max(THINNEST, numDecode * scale), palette.decode],
+    [numAccepted * scale, palette.hatch(context, palette.surface, palette.decode)],
+    [(numDrafts - numAccepted) * scale, palette.hatch(context, palette.decode, palette.surface)],
+    [numPrefill * scale, palette.hatch(context, palette.edge, palette.prefill)],
+  ];
+  let tall = 0;
+  for (const [height, fill] of parts.filter(([height]) => height)) {
+    tall += height;
+    context.fillStyle = fill;
+    context.fillRect(x, bottom - tall, width, height);
   }
-  return [x, width, decode + prefill];
+  return [x, width, tall];
+}
+
+function numTokens(step) {
+  return step.numDecode + step.numDrafts + step.numPrefill;
+}
+
+/** What it holds, in words. */
+function content(step) {
+  const { numDecode, numDrafts, numAccepted, numPrefill } = step;
+  const drafts = numDrafts ? ` + ${counted(numDrafts, "draft")} (${integer(numAccepted)} right)` : "";
+  return `${integer(numDecode)} decode + ${integer(numPrefill)} prefill${drafts}`;
 }
 
 function isLate(step) {
@@ -77,14 +96,14 @@ function isLate(step) {
 }
 
 function drawTokens({ context, steps, time, palette }, area) {
-  const top = niceTop(Math.max(8, ...steps.map((step) => step.numDecode + step.numPrefill),
+  const top = niceTop(Math.max(8, ...steps.map(numTokens),
     ...steps.filter((step) => !step.limitS).map((step) => step.budget)));
   const scale = (area.bottom - area.top) / top;
   drawScale(context, time, area, top, { name: "tokens", text: integer }, palette);
   time.clipped(context, () => {
     for (const step of steps) {
       const [x, width, tall] = drawContent({ context, time, palette }, step, area.bottom, scale);
-      const slack = (step.budget - step.numDecode - step.numPrefill) * scale;
+      const slack = (step.budget - numTokens(step)) * scale;
       if (!step.limitS && slack > 0) {
         drawSlack(context, x, area.bottom - tall - slack, width, slack, palette);
       }
@@ -137,8 +156,7 @@ function tell(step) {
   const predicted = step.predictedS ? `, predicted ${duration(step.predictedS)}` : "";
   const most = step.limitS ? `, may take ${duration(step.limitS)}` : "";
   return [
-    `${integer(step.numDecode)} decode + ${integer(step.numPrefill)} prefill of ` +
-      `${counted(step.budget, "token")} at most`,
+    `${content(step)} of ${counted(step.budget, "token")} at most`,
     `${step.isOpen ? "runs since" : "took"} ${took}${predicted}${most}`,
   ];
 }
@@ -151,9 +169,8 @@ export function stepSummary(state, nowS) {
   if (!step) return "no step yet";
   const slack = step.limitS
     ? duration(Math.max(0, step.limitS - (step.endS - step.startS)))
-    : counted(Math.max(0, step.budget - step.numDecode - step.numPrefill), "token");
-  return `last: ${step.numDecode} decode + ${integer(step.numPrefill)} prefill, ` +
-    `${duration(step.endS - step.startS)}, slack ${slack}`;
+    : counted(Math.max(0, step.budget - numTokens(step)), "token");
+  return `last: ${content(step)}, ${duration(step.endS - step.startS)}, slack ${slack}`;
 }
 
 /** What holds all streams up just now; null where nothing does for long. */
@@ -165,7 +182,7 @@ export function runningSummary(state, nowS) {
     const predicted = step.predictedS ? `, predicted ${duration(step.predictedS)}` : "";
     const came = state.live.filter(({ arrivedS }) => arrivedS > step.startS).length;
     const arrived = came ? `; ${counted(came, "request")} came meanwhile` : "";
-    return `a step of ${counted(step.numDecode + step.numPrefill, "token")} runs since ` +
+    return `a step of ${counted(numTokens(step), "token")} runs since ` +
       `${duration(sinceS)}${predicted}${arrived}`;
   }
   const silentS = nowS - (state.lastStep?.endS ?? nowS);

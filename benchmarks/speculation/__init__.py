@@ -1,0 +1,1 @@
+"""What speculation is worth to streams, beside none and beside peers."""

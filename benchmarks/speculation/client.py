@@ -1,0 +1,227 @@
+"""Streams of one server, each of which asks as soon as it has been answered."""
+
+import asyncio
+import itertools
+import re
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+
+import httpx
+import msgspec
+import numpy as np
+
+from benchmarks.speculation.workloads import NUM_TOKENS, Asked, Chat, Completion
+
+_TIMEOUT = httpx.Timeout(600.0, connect=60.0)
+_NO_LIMITS = httpx.Limits(max_connections=None)
+_COUNTED = re.compile(r"^\w+:spec_decode_num_(draft|accepted)_tokens_total(?:\{.*\})? (\S+)", re.M)
+"""Legato and vLLM call them alike."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one side in one round.
+
+    Attributes:
+        seconds: from when the streams began until the last one ended.
+        num_deliveries: events with text, of which each holds one token or several.
+        tpot_s: the median over answers of the time between tokens.
+        itl_p50_s: of gaps between deliveries while all streams run, as is `itl_p99_s`.
+        num_drafted: tokens; None, as is `num_accepted`, where the server does not tell.
+        answers: a checksum of each.
+        others_cpu_share: processors' time that all other sides' servers took, idle as they are,
+            of what one processor has.
+    """
+
+    num_tokens: int
+    seconds: float
+    num_deliveries: int
+    tpot_s: float
+    itl_p50_s: float
+    itl_p99_s: float
+    num_drafted: int | None
+    num_accepted: int | None
+    answers: list[int]
+    others_cpu_share: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Attributes: delivered_s: when text came, by `time.perf_counter()`; once at least."""
+
+    text: str
+    num_tokens: int
+    delivered_s: list[float]
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    """Attributes: `text` is a completion's, `delta` a chat's."""
+
+    text: str = ""
+    delta: _Delta = _Delta()
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: int
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Client:
+    """A server, of which streams ask.
+
+    Args:
+        model: its name there.
+    """
+
+    def __init__(self, base_url: str, model: str) -> None:
+        self._base_url, self._model = base_url, model
+
+    def measure(self, streams: Sequence[Sequence[Asked]]) -> Figures:
+        """Have all streams run at once; whole blocks of their prompts are computed beforehand.
+
+        Raises:
+            RuntimeError: a request was not answered in full.
+        """
+        return asyncio.run(self._measure(streams))
+
+    async def _measure(self, streams: Sequence[Sequence[Asked]]) -> Figures:
+        async with httpx.AsyncClient(
+            base_url=self._base_url, timeout=_TIMEOUT, limits=_NO_LIMITS
+        ) as http:
+            await asyncio.gather(
+                *(self._ask_all(http, asked, 1) for stream in streams for asked in stream)
+            )
+            before = await _drafts(http)
+            began_s = time.perf_counter()
+            answers = await asyncio.gather(*(self._stream(http, stream) for stream in streams))
+            seconds = time.perf_counter() - began_s
+            after = await _drafts(http)
+        return _figures(answers, seconds, before, after)
+
+    async def _stream(self, http: httpx.AsyncClient, stream: Sequence[Asked]) -> list[Answer]:
+        return [
+            answer for asked in stream for answer in await self._ask_all(http, asked, NUM_TOKENS)
+        ]
+
+    async def _ask_all(
+        self, http: httpx.AsyncClient, asked: Asked, num_tokens: int
+    ) -> list[Answer]:
+        """Of a conversation, all turns; or only the first, where one token is asked for."""
+        if isinstance(asked, Completion):
+            fields = {"prompt": asked.token_ids, "temperature": 1, "seed": asked.seed}
+            return [await self._ask(http, "/v1/completions", fields, num_tokens)]
+        return await self._converse(http, asked, num_tokens)
+
+    async def _converse(self, http: httpx.AsyncClient, chat: Chat, num_tokens: int) -> list[Answer]:
+        messages: list[dict[str, str]] = []
+        answers: list[Answer] = []
+        for question in chat.questions if num_tokens > 1 else chat.questions[:1]:
+            messages.append({"role": "user", "content": question})
+            fields = {"messages": messages, "temperature": 0}
+            answers.append(await self._ask(http, "/v1/chat/completions", fields, num_tokens))
+            messages.append({"role": "assistant", "content": answers[-1].text})
+        return answers
+
+    async def _ask(
+        self, http: httpx.AsyncClient, path: str, fields: dict[str, object], num_tokens: int
+    ) -> Answer:
+        body = {
+            "model": self._model,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **fields,
+        }
+        parts: list[str] = []
+        delivered_s: list[float] = []
+        num_counted = 0
+        async with http.stream("POST", path, json=body) as response:
+            if response.is_error:
+                raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data:") or line.endswith("[DONE]"):
+                    continue
+                event = _decode(line.removeprefix("data:"))
+                if event.error is not None:
+                    raise RuntimeError(bytes(event.error).decode())
+                if text := "".join(_texts(event)):
+                    parts.append(text)
+                    delivered_s.append(time.perf_counter())
+                num_counted = event.usage.completion_tokens if event.usage else num_counted
+        if num_counted != num_tokens:
+            raise RuntimeError(f"{num_counted} tokens came of {num_tokens}")
+        return Answer("".join(parts), num_counted, delivered_s)
+
+
+def _texts(event: _Event) -> Iterator[str]:
+    for choice in event.choices:
+        yield choice.text or choice.delta.content or ""
+
+
+async def _drafts(http: httpx.AsyncClient) -> dict[str, int]:
+    """So far, "draft" and "accepted" ones; neither where the server does not tell."""
+    response = await http.get("/metrics")
+    return counted(response.text) if response.is_success else {}
+
+
+def counted(metrics: str) -> dict[str, int]:
+    """Drafted and accepted tokens that a page of metrics tells of, over all labels."""
+    found: dict[str, int] = {}
+    for name, value in _COUNTED.findall(metrics):
+        found[name] = found.get(name, 0) + int(float(value))
+    return found
+
+
+def _figures(
+    streams: Sequence[Sequence[Answer]],
+    seconds: float,
+    before: dict[str, int],
+    after: dict[str, int],
+) -> Figures:
+    """Args: streams: answers of each."""
+    itl_p50_s, itl_p99_s = np.percentile(gaps_s(streams), [50, 99])
+    num_drafts = {name: count - before.get(name, 0) for name, count in after.items()}
+    answers = [answer for stream in streams for answer in stream]
+    tpots_s = [
+        (answer.delivered_s[-1] - answer.delivered_s[0]) / (answer.num_tokens - 1)
+        for answer in answers
+    ]
+    return Figures(
+        num_tokens=sum(answer.num_tokens for answer in answers),
+        seconds=seconds,
+        num_deliveries=sum(len(answer.delivered_s) for answer in answers),
+        tpot_s=float(np.median(tpots_s)),
+        itl_p50_s=float(itl_p50_s),
+        itl_p99_s=float(itl_p99_s),
+        num_drafted=num_drafts.get("draft"),
+        num_accepted=num_drafts.get("accepted"),
+        answers=[zlib.crc32(answer.text.encode()) for answer in answers],
+    )
+
+
+def gaps_s(streams: Sequence[Sequence[Answer]]) -> list[float]:
+    """Between deliveries, from when all streams run: before, ends of prompts are computed."""
+    begun_s = max(stream[0].delivered_s[0] for stream in streams)
+    return [
+        later_s - earlier_s
+        for stream in streams
+        for answer in stream
+        for earlier_s, later_s in itertools.pairwise(answer.delivered_s)
+        if earlier_s >= begun_s
+    ]

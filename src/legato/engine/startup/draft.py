@@ -1,0 +1,109 @@
+"""A draft model on a CPU: whether it goes with the model, its weights and its cache."""
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from legato.core.config import ModelConfig
+from legato.core.errors import ConfigError
+from legato.engine.startup.host import load_host_model, make_attention
+from legato.engine.startup.machinery import Wanted, wanted_cache
+from legato.executor.draft_model import DraftModel
+from legato.executor.first_pass import check_forward
+from legato.model.base import CacheSpec, Model
+from legato.model.loader import open_checkpoint, resolve_dtype
+from legato.model.native import NativeKernels, why_not_native
+from legato.model.source import ModelSource, configured_source, resolve_tokenizer
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft model that has no cache yet. Attributes: wanted: of it, as if it were the model."""
+
+    wanted: Wanted
+    model: Model
+    cache: CacheSpec
+
+
+def load_draft(wanted: Wanted, name: str, kernels: NativeKernels | None) -> LoadedDraft:
+    """Load the draft model of that name; raises as `build_engine`.
+
+    Args:
+        kernels: the model's, whose threads it shares.
+    """
+    config = _config(wanted.config.model, name)
+    checkpoint = open_checkpoint(config)
+    vocab_size, own_size = wanted.checkpoint.spec.vocab_size, checkpoint.spec.vocab_size
+    if vocab_size != own_size:
+        raise ConfigError(
+            f"a draft model has the model's vocabulary, but {name} has {own_size:,} tokens, and "
+            f"{wanted.config.model.model} {vocab_size:,}"
+        )
+    _check_tokens(wanted.config.model, config)
+    own = replace(
+        wanted,
+        config=msgspec.structs.replace(wanted.config, model=config),
+        checkpoint=checkpoint,
+        dtype=resolve_dtype(config, checkpoint),
+        max_model_len=min(wanted.max_model_len, checkpoint.spec.max_model_len),
+    )
+    if kernels is not None and why_not_native(checkpoint.spec, own.dtype, own.device):
+        kernels = None
+    model = load_host_model(own, kernels)
+    return LoadedDraft(own, model, wanted_cache(own, model.cache))
+
+
+def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
+    """Give it a cache of so many blocks, or fewer if they hold all that runs; raises likewise."""
+    wanted, config = draft.wanted, draft.wanted.config.cache
+    num_blocks = min(num_blocks, wanted.blocks_per_request * wanted.max_num_seqs)
+    attention = make_attention(draft.model, draft.cache, num_blocks, config)
+    check_forward(
+        draft.model,
+        attention,
+        block_size=config.block_size,
+        vocab_size=wanted.checkpoint.spec.vocab_size,
+        max_len=wanted.max_model_len,
+    )
+    return DraftModel(
+        draft.model,
+        attention,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        vocab_size=wanted.checkpoint.spec.vocab_size,
+        max_len=wanted.max_model_len,
+    )
+
+
+def _config(model: ModelConfig, name: str) -> ModelConfig:
+    """Of the draft model: like the model's, but for what belongs to that checkpoint."""
+    config = msgspec.structs.replace(
+        model, model=name, revision=None, tokenizer=None, max_model_len=None, speculative_model=None
+    )
+    if config.quantization == "gguf" and not configured_source(config).is_gguf:
+        return msgspec.structs.replace(config, quantization=None)
+    return config
+
+
+def _check_tokens(model: ModelConfig, draft: ModelConfig) -> None:
+    """Raises `ConfigError`: a token id means one text to the model and another to the draft's."""
+    source, own = _tokenizer(model), configured_source(draft)
+    if source == own or not (source.has_tokenizer and own.has_tokenizer):
+        return
+    # Imported here because nothing else in this process takes a tokenizer.
+    from legato.model.tokenizer import load_tokenizer
+
+    ours, theirs = (load_tokenizer(one).vocabulary for one in (source, own))
+    for token_id in range(min(ours.num_ids, theirs.num_ids)):
+        token, other = ours.token_bytes(token_id), theirs.token_bytes(token_id)
+        if token != other:
+            raise ConfigError(
+                f"a draft model has the model's vocabulary, but token {token_id} is {other!r} to "
+                f"{draft.model}, and {token!r} to {model.model}"
+            )
+
+
+def _tokenizer(config: ModelConfig) -> ModelSource:
+    if config.tokenizer is None:
+        return configured_source(config)
+    return resolve_tokenizer(config.tokenizer)

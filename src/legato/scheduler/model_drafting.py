@@ -1,0 +1,267 @@
+"""Whether a draft model is asked in a step, for which streams, and how deep.
+
+Its passes take the step's own time, so this is decided before they run: by how long they have
+taken, and how far drafts have been right. It is asked where the step then brings more tokens a
+second, passes and all, than with what was looked up for nothing, and where the step still ends in
+time. What it must compute before it can guess, a prompt above all, is done in slices beside
+several steps, where drafts of what the stream is expected to generate yet repay it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from legato.core.config import Speculative
+from legato.core.request import Request
+from legato.scheduler.budget import UNLIMITED
+from legato.scheduler.output_lengths import OutputLengths
+from legato.scheduler.step_builder import StepBuilder
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.drafter import CostlyDrafter, Draft
+
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MOST_MISSING = 16
+"""Tokens that a stream's first pass computes at most; more are caught up with before."""
+_SLICE = 0.5
+"""Of a step's own time, what is spent at most on catching up beside it."""
+
+
+class _Candidate(NamedTuple):
+    """A stream of which the model expects more than was looked up.
+
+    Attributes:
+        place: among the step's.
+        looked_up: tokens expected of the drafts that it has for nothing.
+        expected: of the first draft, the first two and so on, if the model is asked.
+    """
+
+    request: Request
+    place: int
+    looked_up: float
+    expected: Sequence[float]
+    num_missing: int
+
+    @property
+    def gain(self) -> float:
+        return self.expected[-1] - self.looked_up
+
+    def count(self, depth: int) -> int:
+        """Drafts that it has where the model guesses so many tokens."""
+        return min(depth, len(self.expected))
+
+
+class _Option(NamedTuple):
+    """A step in which some streams have the model's drafts.
+
+    Attributes:
+        shape, tokens: of the step, drafts and all.
+        passes_s: that the drafts take to make.
+        seconds: of the step and of these.
+    """
+
+    asked: Sequence[_Candidate]
+    depth: int
+    shape: StepShape
+    tokens: float
+    passes_s: float
+    seconds: float
+
+
+class _Step(NamedTuple):
+    """A step with the drafts that were looked up. Attributes: counts: of each of the streams."""
+
+    builder: StepBuilder
+    streams: Sequence[Request]
+    counts: Sequence[int]
+    looked_up: Sequence[float]
+    most_rows: int
+
+
+class ModelDrafting:
+    """Asks a draft model where that is worth its time.
+
+    Args:
+        speculative: as in `SchedulerConfig`: a number takes as many as the step has time for.
+        lengths: how much streams are expected to generate yet.
+    """
+
+    def __init__(
+        self,
+        drafter: CostlyDrafter,
+        speculative: Speculative,
+        step_time: StepTimeModel,
+        lengths: OutputLengths,
+    ) -> None:
+        self._drafter = drafter
+        self._is_auto = speculative == "auto"
+        self._step_time = step_time
+        self._lengths = lengths
+
+    def advance(self, request: Request) -> None:
+        """Tell the model of tokens that have come."""
+        self._drafter.advance(request)
+
+    def improve(
+        self,
+        builder: StepBuilder,
+        streams: Sequence[Request],
+        drafts: list[Draft | None],
+        counts: Sequence[int],
+        *,
+        most: Sequence[int],
+        most_rows: int,
+    ) -> None:
+        """Put the model's drafts in place of those that promise less.
+
+        Args:
+            drafts: of the streams, by looking up.
+            counts: as many of each the step would take.
+            most: drafts that each stream may have.
+            most_rows: drafts that the step may have.
+        """
+        is_known = self._step_time.is_known
+        if not is_known and (self._is_auto or builder.limit_s < UNLIMITED):
+            return
+        looked_up = [_expected(d, n) for d, n in zip(drafts, counts, strict=True)]
+        step = _Step(builder, streams, counts, looked_up, most_rows)
+        candidates = self._candidates(step, most)
+        num_asked = max(1, len(candidates))
+        without = self._option(step, (), 0)
+        best = self._best([c for c in candidates if c.num_missing <= _MOST_MISSING], step, without)
+        if best is not without:
+            self._ask(builder, drafts, best)
+        else:
+            self._drafter.rest()
+        share_s = self._drafter.pass_s(num_asked) / num_asked
+        behind = [c for c in candidates if c.num_missing > _MOST_MISSING]
+        self._catch_up(builder, self._repaying(behind, without, share_s), best, without.seconds)
+
+    def _candidates(self, step: _Step, most: Sequence[int]) -> list[_Candidate]:
+        """Those that gain by the model, the ones that gain most first."""
+        found: list[_Candidate] = []
+        for place, request in enumerate(step.streams):
+            if most[place] <= 0 or request.num_expected_tokens > request.num_tokens + 1:
+                continue  # or a token in flight is to be known first
+            outlook = self._drafter.outlook(request, most[place])
+            expected = list(accumulate(accumulate(outlook, mul)))
+            if expected and expected[-1] > step.looked_up[place]:
+                num_missing = self._drafter.num_missing(request)
+                found.append(
+                    _Candidate(request, place, step.looked_up[place], expected, num_missing)
+                )
+        found.sort(key=lambda candidate: -candidate.gain)
+        return found
+
+    def _best(self, ready: Sequence[_Candidate], step: _Step, without: _Option) -> _Option:
+        """What brings most tokens a second, or most tokens where the drafts' number is fixed."""
+        best, caution = without, self._step_time.caution
+        deepest = max((len(candidate.expected) for candidate in ready), default=0)
+        depths = sorted({deepest, *(depth for depth in _DEPTHS if depth < deepest)})
+        for count in _sizes(len(ready)):
+            for depth in depths:
+                option = self._option(step, ready[:count], depth)
+                is_late = caution * option.seconds > step.builder.limit_s
+                if is_late or option.shape.num_draft_rows > step.most_rows:
+                    break
+                if self._value(option) > self._value(best):
+                    best = option
+        return best
+
+    def _value(self, option: _Option) -> float:
+        return option.tokens / option.seconds if self._is_auto else option.tokens
+
+    def _option(self, step: _Step, asked: Sequence[_Candidate], depth: int) -> _Option:
+        shape = step.builder.shape.copy()
+        counts = list(step.counts)
+        tokens = shape.num_tokens + sum(step.looked_up)
+        num_rows = 0
+        for candidate in asked:
+            count = counts[candidate.place] = candidate.count(depth)
+            tokens += candidate.expected[count - 1] - candidate.looked_up
+            num_rows += candidate.num_missing
+        for request, count in zip(step.streams, counts, strict=True):
+            if count:
+                shape.add_drafts(request.num_expected_tokens - 1, count)
+        pass_s = self._drafter.pass_s
+        passes_s = pass_s(num_rows) + (depth - 1) * pass_s(len(asked)) if asked else 0.0
+        return _Option(asked, depth, shape, tokens, passes_s, passes_s + self._seconds(shape))
+
+    def _seconds(self, shape: StepShape) -> float:
+        if self._step_time.is_known:
+            return self._step_time.seconds(shape)
+        return self._drafter.pass_s(shape.num_tokens)  # nothing is due, and any guess will do
+
+    def _ask(self, builder: StepBuilder, drafts: list[Draft | None], option: _Option) -> None:
+        drafted = self._drafter.draft(
+            [candidate.request for candidate in option.asked],
+            [candidate.count(option.depth) for candidate in option.asked],
+            token_s=option.seconds / option.tokens if self._is_auto else UNLIMITED,
+            within_s=self._room_s(builder, option),
+        )
+        builder.spend(drafted.seconds)
+        for candidate, draft in zip(option.asked, drafted.drafts, strict=True):
+            if draft is not None and _expected(draft) > _expected(drafts[candidate.place]):
+                drafts[candidate.place] = draft
+
+    def _room_s(self, builder: StepBuilder, option: _Option) -> float:
+        """What the step leaves before the first token is due."""
+        if builder.limit_s == UNLIMITED:
+            return UNLIMITED
+        return builder.limit_s / self._step_time.caution - self._seconds(option.shape)
+
+    def _catch_up(
+        self, builder: StepBuilder, behind: list[_Candidate], option: _Option, step_s: float
+    ) -> None:
+        within_s = min(_SLICE * step_s, self._room_s(builder, option))
+        if behind and within_s > 0.0:
+            behind.sort(key=lambda candidate: candidate.num_missing)
+            requests = [candidate.request for candidate in behind]
+            builder.spend(self._drafter.catch_up(requests, within_s))
+
+    def _repaying(
+        self, behind: Sequence[_Candidate], without: _Option, share_s: float
+    ) -> list[_Candidate]:
+        """Those whose drafts save more time than catching up takes.
+
+        Args:
+            share_s: of a pass, as far as it is one stream's.
+        """
+        if not (behind and self._is_auto):
+            return list(behind)
+        left = self._lengths.expected_tokens([candidate.request for candidate in behind])
+        token_s = without.seconds / without.tokens
+        return [
+            candidate
+            for candidate, num_left in zip(behind, left.tolist(), strict=True)
+            if num_left * self._saved_s(candidate, without, token_s, share_s)
+            > self._drafter.pass_s(candidate.num_missing)
+        ]
+
+    def _saved_s(
+        self, candidate: _Candidate, without: _Option, token_s: float, share_s: float
+    ) -> float:
+        """Of each token of the stream, drafted as deep as is best."""
+        drafted = without.shape.copy()
+        drafted.add_drafts(candidate.request.num_expected_tokens - 1, 1)
+        row_s = self._seconds(drafted) - self._seconds(without.shape) + share_s
+        return max(
+            ((expected - candidate.looked_up) * token_s - depth * row_s) / (1.0 + expected)
+            for depth, expected in enumerate(candidate.expected, 1)
+        )
+
+
+def _expected(draft: Draft | None, count: int | None = None) -> float:
+    """How many of the first `count` of its tokens, or of all, are right."""
+    return 0.0 if draft is None else sum(accumulate(draft.chances[:count], mul))
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on up to `most`, which is the last."""
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    if most:
+        yield most

@@ -1,0 +1,48 @@
+"""Whether a start measures drafts, and whose measurements it takes for its own."""
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from legato.core.config import EngineConfig, Speculative
+from legato.engine.startup import calibration
+from legato.engine.startup.build import EngineParts, load_parts
+from legato.engine.startup.step_times import calibration_file, new_calibration
+from tests.model.conftest import TINY
+from tests.model.test_dummy import described
+
+_KINDS: tuple[Speculative, ...] = ("auto", 4, "off")
+
+
+def parts(folder: Path, speculative: Speculative) -> EngineParts:
+    model = described(folder / "model", LlamaConfig(**TINY))
+    config = EngineConfig.of(
+        model=str(model),
+        load_format="dummy",
+        max_num_seqs=8,
+        kv_cache_memory_bytes=2**22,
+        calibration_dir=str(folder),
+        speculative=speculative,
+    )
+    return load_parts(config)
+
+
+def test_drafts_are_measured_where_there_may_be_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a model whose steps take a millisecond or so."""
+    monkeypatch.setattr(calibration, "CALIBRATION_S", 2.0)
+    monkeypatch.setattr(calibration, "_FILL_S", 0.5)
+    drafting = [s for s, _ in new_calibration(parts(tmp_path, "auto")).run(lambda _: None)]
+    assert any(shape.num_draft_rows for shape in drafting)
+    assert not all(shape.num_draft_rows for shape in drafting if shape.num_decode_rows)
+    plain = [s for s, _ in new_calibration(parts(tmp_path, "off")).run(lambda _: None)]
+    assert not any(shape.num_draft_rows for shape in plain)
+
+
+def test_what_was_measured_without_drafts_is_not_taken_for_all(tmp_path: Path) -> None:
+    found = {kind: calibration_file(parts(tmp_path, kind)) for kind in _KINDS}
+    assert found["auto"].path == found[4].path != found["off"].path
+    # Files of versions that measured none lack it, and are not taken for either.
+    assert "drafts" in found["off"].about
