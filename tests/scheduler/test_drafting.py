@@ -254,7 +254,7 @@ def test_the_drafter_is_heard_whose_drafts_bring_most() -> None:
     first, second = Scripted("own"), Scripted("recent")
     streams = Streams([5, 6], drafters=[first, second])
     first.chances = {"0": [0.9], "1": [0.9, 0.9]}
-    second.chances = {"0": [0.5, 0.99, 0.99, 0.9], "1": [0.9]}
+    second.chances = {"0": [0.5, 0.99, 0.99, 0.9], "1": [0.5, 0.5, 0.5]}
     plan = streams.plan(first.chances)
     assert {c.request_id: c.drafter for c in plan.chunks} == {"0": "recent", "1": "own"}
     assert counts(plan) == {"0": 4, "1": 2}
@@ -315,6 +315,17 @@ def test_after_memory_ran_out_there_are_no_drafts_for_a_while() -> None:
     streams.harness.run(plan)
     streams.harness.clock.advance_to(streams.harness.clock() + 60.0)
     assert counts(streams.plan(chances))
+
+
+def test_drafts_of_a_step_that_is_withdrawn_leave_no_trace() -> None:
+    streams = Streams([6], speculative=4, max_tokens=9)
+    harness, chances = streams.harness, {"0": [0.9] * 4}
+    first = streams.plan(chances)
+    assert counts(first)
+    harness.withdraw()
+    assert streams.plan(chances).chunks == first.chunks
+    harness.drain()
+    assert harness.tokens["0"] == harness.expected_tokens("0")
 
 
 def test_off_drafts_nothing() -> None:

@@ -85,6 +85,15 @@ def test_guesses_that_were_right_are_likelier(own: OwnTokens) -> None:
     assert last.chances[0] < later.chances[0]
 
 
+def test_a_request_s_own_guesses_tell_most_of_it(own: OwnTokens) -> None:
+    periodic, random_one = stream([*LONG, 1, 2, 3], "right"), stream([*LONG, 1, 2, 3], "wrong")
+    come(periodic, [1, 2, 3] * 10, own)
+    come(random_one, [1, 3, 2, 1, 1, 3, 3, 2, 3, 1, 2, 2, 1, 3, 2, 3, 3, 1, 1, 2], own)
+    right, wrong = (own._rows[name][1].luck.chance(0.5) for name in ("right", "wrong"))
+    assert right > 0.5
+    assert right > wrong + 0.1
+
+
 def test_one_request_s_guesses_tell_of_another_s(own: OwnTokens) -> None:
     first = stream([*LONG, 1, 2, 3, 4], "first")
     come(first, [1], own)
