@@ -23,6 +23,8 @@ from tests.scheduler.step_times import step_shape, truth
 
 HOPELESS = 0.02
 """Chance of coming below which a draft is not looked at."""
+LIKELY = 0.5
+"""From which on a draft that seems to cost too much is tried now and then."""
 FLAT = (1e-4,) * 5
 CHEAP = StepCosts(step_s=0.02, row_s=FLAT, draft_row_s=1e-5)
 """A row costs little beside a step, as where that waits for memory."""
@@ -175,7 +177,8 @@ def test_it_takes_the_best_of_those_that_fit(
     assume(chances.keys() <= {chunk.request_id for chunk in plan.chunks})
     prefixes = [Prefix(plan, chances, 6, count) for count in range(19)]
     num_rows = prefixes[0].num_rows
-    rates = [p.num_expected / model.seconds(p.shape) for p in prefixes[: num_rows + 1]]
+    most = min(num_rows, model.most_drafts)
+    rates = [p.num_expected / model.seconds(p.shape) for p in prefixes[: most + 1]]
     best = rates.index(max(rates)) if max(rates) > 1.03 * rates[0] else 0
     limit_s = float("inf") if plan.limit_s is None else plan.limit_s
 
@@ -190,6 +193,9 @@ def test_it_takes_the_best_of_those_that_fit(
     )
     count = counts(plan).total()
     assert counts(plan) == prefixes[count].counts
+    if best == 0 and count == 1:
+        assert -prefixes[1].rows[0][0] >= LIKELY, "tried once more, to see what it costs"
+        return
     assert plan.predicted_s == pytest.approx(model.seconds(prefixes[count].shape))
     if count != fitting:
         assert rates[count] == pytest.approx(rates[fitting], rel=1e-9), "only where both are best"
