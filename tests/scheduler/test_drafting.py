@@ -164,7 +164,8 @@ def test_it_takes_the_best_of_those_that_fit(
     budget: int,
     prompt_len: int,
 ) -> None:
-    """So many of the likeliest as bring most tokens a second; then fewer, until they fit."""
+    """So many of the likeliest as bring most tokens a second, if 3 % more than none do; then fewer,
+    until they fit."""
     costs = StepCosts(
         step_s=0.02, row_s=(row_s,) * 5, draft_row_s=draft_row_s, draft_context_s=key_s
     )
@@ -172,11 +173,13 @@ def test_it_takes_the_best_of_those_that_fit(
     if prompt_len:
         streams.harness.add("prompt", prompt_len)
     plan, model = streams.plan(chances), streams.model
+    # Where the promise lets fewer run at once, the first have ended.
+    assume(chances.keys() <= {chunk.request_id for chunk in plan.chunks})
     prefixes = [Prefix(plan, chances, 6, count) for count in range(19)]
     num_rows = prefixes[0].num_rows
     most = min(num_rows, model.most_drafts)
     rates = [p.num_expected / model.seconds(p.shape) for p in prefixes[: most + 1]]
-    best = rates.index(max(rates))
+    best = rates.index(max(rates)) if max(rates) > 1.03 * rates[0] else 0
     limit_s = float("inf") if plan.limit_s is None else plan.limit_s
 
     def is_late(prefix: Prefix) -> bool:

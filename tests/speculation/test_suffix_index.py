@@ -25,7 +25,7 @@ def common(row: TokenIds, at: int, other: TokenIds, end: int) -> int:
 
 def last_place(row: TokenIds, num_indexed: int, other: TokenIds, end: int) -> int | None:
     """Where the longest run before `end` that stood in the row before stood last."""
-    for length in LENGTHS:
+    for length in reversed(LENGTHS):
         if end < length:
             continue
         for at in range(num_indexed - 1, length - 1, -1):
@@ -116,5 +116,5 @@ def test_memory_is_a_few_bytes_a_token(num_tokens: int) -> None:
     for token_id in range(num_tokens):
         row.append(token_id)
         index.extend(len(row))
-    num_bytes = sum(len(table) * table.itemsize for table in index._tables.values())
+    num_bytes = sum(len(table) * table.itemsize for table in index._tables)
     assert 24 * num_tokens <= num_bytes <= 48 * num_tokens

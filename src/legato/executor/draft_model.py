@@ -97,7 +97,7 @@ class _Row:
         self.kinds.append(kind)
         self.chances.append(chance)
         self.survival *= chance
-        self.sequence.guess(self.guesses)
+        self.sequence.guess(self.guesses, self.sequence.num_tokens)
 
 
 class DraftModel:
