@@ -123,8 +123,8 @@ inline Floats fraction(Floats x) {
 }
 inline Floats scale_by_whole(Floats y, Floats x) {
     const auto half = [](__m256 value, __m256 exponent) {
-        // Below -127 there is nothing but 0.
-        const __m256 whole = _mm256_max_ps(_mm256_floor_ps(exponent), _mm256_set1_ps(-127.0f));
+        // Below -126 there is next to nothing: less would borrow from the sign of what is below 1.
+        const __m256 whole = _mm256_max_ps(_mm256_floor_ps(exponent), _mm256_set1_ps(-126.0f));
         const __m256i shift = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
         return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(value), shift));
     };

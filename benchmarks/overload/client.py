@@ -18,6 +18,7 @@ _READ_BYTES = 2**16
 _SHOWN_BYTES = 300
 _RETRY_AFTER = re.compile(rb"^retry-after: *(\d+)", re.IGNORECASE | re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason":\s*"')
+_NUM_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 OnProgress = Callable[[str], None]
 
@@ -155,11 +156,13 @@ class _Exchange:
             last = (last + chunk)[-_READ_BYTES:]
             if leaves_after is not None and len(self.token_times_s) >= leaves_after:
                 return False
-        num_tokens = stream.end()
-        if not _FINISHED.search(last):
-            raise RequestError("the stream ended without a finish reason")
-        if num_tokens != self._arrival.request.num_output_tokens:
-            raise RequestError(f"{num_tokens} tokens came")
+        stream.end()
+        told = _NUM_TOKENS.search(last)
+        if not _FINISHED.search(last) or told is None:
+            raise RequestError("the stream ended without a finish reason, or without its usage")
+        # Several tokens may come at once.
+        if int(told[1]) != self._arrival.request.num_output_tokens:
+            raise RequestError(f"{int(told[1])} tokens came")
         return True
 
 

@@ -71,7 +71,13 @@ def _arrival(rng: random.Random, texts: "_Texts", at_s: float, leaving: float) -
     asked = (
         {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}
     )
-    more = {"max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
+    more = {
+        "max_tokens": num_output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     return Arrival(
         request=WorkloadRequest(at_s, num_prompt, num_output),
         path="/v1/chat/completions" if kind == "chat" else "/v1/completions",

@@ -159,8 +159,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.harness.in_flight)
     @rule(scheduler=scheduler_settings())
     def reconfigure(self, scheduler: dict[str, Any]) -> None:
-        if "off" in (self.harness.config.speculative, scheduler["speculative"]):
-            del scheduler["speculative"]  # that is for the whole life of an engine
         self.harness.reconfigure(max_num_batched_tokens=scheduler.pop("budget"), **scheduler)
 
     @precondition(lambda self: len(self.harness.in_flight) < self.harness.depth)

@@ -7,7 +7,8 @@ import pytest
 from legato.core.plan import StepPlan
 from legato.core.slo import SloClass
 from legato.scheduler.step_time import StepTimeModel
-from tests.scheduler.harness import Harness
+from tests.scheduler.drafters import RandomDrafter
+from tests.scheduler.harness import VOCAB_SIZE, Harness, coming
 from tests.scheduler.step_times import calibrate, truth
 from tests.scheduler.test_promises import LINEAR
 
@@ -86,3 +87,17 @@ def test_those_that_wait_are_ranked_anew(order: str, first: str) -> None:
     while harness.scheduler._queues.running.keys() <= {"running"}:
         next_step(harness)
     assert list(harness.scheduler._queues.running) == [first]
+
+
+def test_drafts_are_turned_on_and_off() -> None:
+    """A stream that began without is drafted for, whatever the engine was started with."""
+    drafter = RandomDrafter(coming, vocab_size=VOCAB_SIZE, rightness=1.0)
+    harness = Harness(speculative="off", drafters=[drafter])
+    harness.add("a", 8, max_tokens=40)
+    for speculative, kind in (("off", "decode"), (3, "verify"), ("off", "decode"), (2, "verify")):
+        harness.reconfigure(speculative=speculative)
+        harness.step()
+        harness.step()
+        assert harness.plans[-1].chunks[0].kind == kind
+    harness.drain()
+    assert harness.tokens["a"] == harness.expected_tokens("a")

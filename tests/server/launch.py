@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 MODEL = "smollm2-135m-instruct"
 _PATIENCE_S = 60.0
 # One thread, because threads that wait for each other crawl on a busy machine.
-_FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1")
+# And without drafts, because most tests count a chunk a token; test_drafts and others turn them on.
+_FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1", "--speculative", "off")
 
 
 class ServerProcess:

@@ -20,8 +20,10 @@ MOST = 8192 + 64
 
 @pytest.fixture(autouse=True)
 def given_back(http: httpx.Client) -> Iterator[None]:
+    http.patch("/settings", json={"speculative": None}).raise_for_status()
     yield
-    http.patch("/settings", json=dict.fromkeys(AUTO)).raise_for_status()
+    as_started = {**dict.fromkeys(AUTO), "speculative": "off"}
+    http.patch("/settings", json=as_started).raise_for_status()
 
 
 def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:

@@ -8,7 +8,7 @@ import pytest
 from legato.bench.report.summary import Slos
 from legato.bench.simulation.drafts import Acceptance
 from legato.bench.workload.mixes import draw_mix
-from legato.bench.workload.requests import with_poisson_arrivals
+from legato.bench.workload.requests import WorkloadRequest, with_poisson_arrivals
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
@@ -103,7 +103,9 @@ def test_drafts_are_searched_where_it_is_known_how_often_they_are_right() -> Non
     given = Space.around(goal, {"speculative": 4}, 8192, drafts=True)
     assert (given.speculative, given.size) == ((4,), without.size)
     space = msgspec.structs.replace(SPACE, speculative=("off", "auto"))
-    problem = msgspec.structs.replace(PROBLEM, acceptance=Acceptance.even(0.9))
+    answering = [WorkloadRequest(1.0 * i, 40, 200) for i in range(30)]  # hardly any prefill
+    acceptance = Acceptance.even(0.9)
+    problem = msgspec.structs.replace(PROBLEM, workload=answering, acceptance=acceptance)
     found = search(problem, space, num_trials=24, seed=0, num_processes=1, on_trial=lambda _: None)
     best = found.tried[0].candidate
     assert best.speculative == "auto"

@@ -37,11 +37,6 @@ _CONTINUITY = 1e-10
 """Weight of a segment's slope being that of the one before it, of what is known of the latter: so
 little that any step that reaches into the segment outweighs it."""
 
-_RIDGE = np.full(NUM_TERMS, 1e-6)
-_RIDGE[0] = 1e-9
-"""What steps cannot tell apart counts as every step's: of a lone stream's, nothing says what a row
-costs. Rows are believed to be cheap then, which drafts find out, and not as dear as a step."""
-
 _DIFFERENCES = np.diff(np.eye(NUM_TERMS)[ROW_TERMS], axis=0)
 """Between the slopes of adjacent segments: [segments - 1, NUM_TERMS]."""
 
@@ -128,7 +123,7 @@ def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None)
     gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
-    normal = gram / np.outer(scale, scale) + np.diag(_RIDGE)
+    normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
     near = None if near is None else near * scale
     return solve_nonnegative(normal, target / scale, near) / scale
 

@@ -95,12 +95,6 @@ class Drafting:
         if self.model is not None:
             self.model.advance(request)
 
-    def catch_up(self, running: Iterable[Request]) -> None:
-        """Tell them of streams that have begun without drafts."""
-        for request in running:
-            if request.num_output_tokens:
-                self.advance(request)
-
     def add(self, step: StepBuilder) -> DraftsEndedBy | None:
         """Put drafts behind the step's streams; returns why there are no more of them."""
         streams = step.drafting_streams

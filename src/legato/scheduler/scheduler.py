@@ -101,7 +101,7 @@ class Scheduler:
         self._tenants = Tenants(config.tenant_weights)
         self._queues = Queues(ORDERS[config.prefill_order], self._tenants)
         self._turns = PrefillTurns()
-        self._drafters = () if config.speculative == "off" else drafters
+        self._drafters = drafters
         self._draft_model = draft_model
         self._forecast_errors = ForecastErrors()
         self._fetch_time = FetchTime(kv)
@@ -169,9 +169,9 @@ class Scheduler:
         """
         assert not self._in_flight, "a step is in flight"
         assert config.prefill_order is not None
+        had_drafts = self._drafting is not None
         self._configure(config)
-        if self._drafting is not None:
-            self._drafting.catch_up(self._queues.running.values())
+        self._turn_drafting(had_drafts)
         waiting = self._queues.take_waiting()
         for request in (*self._queues.running.values(), *waiting):
             if not request.is_promise_waived:
@@ -179,6 +179,20 @@ class Scheduler:
         self._queues.order = ORDERS[config.prefill_order]
         for request in waiting:
             self._queues.add(request)
+
+    def _turn_drafting(self, was_on: bool) -> None:
+        """Drafters know of the streams that run while there are drafts, and of none otherwise."""
+        for request in self._queues.running.values():
+            if self._drafting is None:
+                self._forget(request)
+            elif not was_on and request.num_output_tokens:
+                self._drafting.advance(request)
+
+    def _forget(self, request: Request) -> None:
+        for drafter in self._drafters:
+            drafter.forget(request)
+        if self._draft_model is not None:
+            self._draft_model.forget(request)
 
     def _configure(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -504,10 +518,7 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         self._queues.remove(request)
         self._kv.release(request)
-        for drafter in self._drafters:
-            drafter.forget(request)
-        if self._draft_model is not None:
-            self._draft_model.forget(request)
+        self._forget(request)
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:

@@ -13,9 +13,10 @@ from legato.scheduler.step_shape import StepShape, chunk_area
 ROW_BOUNDS = (16, 64, 256, 1024)
 """Rows at which matrix products change regime: bound by memory below, by arithmetic above."""
 
-NUM_TERMS = 9 + len(ROW_BOUNDS) + 1
-ROW_TERMS, DECODE_TERMS, DRAFT_TERMS = slice(9, NUM_TERMS), slice(1, 3), slice(7, 9)
-"""Those of `row_s`, and of a decode's and a draft's row and keys, in `StepCosts.vector`."""
+NUM_TERMS = 7 + len(ROW_BOUNDS) + 1 + 2
+DECODE_TERMS, ROW_TERMS, DRAFT_TERMS = slice(1, 3), slice(7, -2), slice(-2, None)
+"""Those of a decode's row and keys, of `row_s`, and of a draft's row and keys, in
+`StepCosts.vector`."""
 
 
 class StepCosts(
@@ -58,7 +59,7 @@ class StepCosts(
         """Inverse of `vector`: float [NUM_TERMS]."""
         values = map(float, vector)
         step, decode_row, decode_context, chunk, area, context, sample, *others = values
-        draft_row, draft_context, *row = others
+        *row, draft_row, draft_context = others
         return cls(
             step_s=step,
             row_s=tuple(row),
@@ -84,9 +85,9 @@ class StepCosts(
             self.area_s,
             self.context_s,
             self.sample_s,
+            *self.row_s,
             self.draft_row_s,
             self.draft_context_s,
-            *self.row_s,
         )
 
     def seconds(self, shape: StepShape) -> float:
@@ -178,11 +179,9 @@ def features(shape: StepShape, rows: RowCounts = CPU_ROWS) -> list[float]:
         shape.prefill_area,
         float(shape.prefill_context),
         float(shape.num_samples),
-        float(shape.num_draft_rows),
-        float(shape.draft_context),
     ]
     num_rows, low = rows.padded(shape.num_tokens), 0
     for bound in (*ROW_BOUNDS, num_rows):
         amounts.append(float(max(0, min(num_rows, bound) - low)))
         low = bound
-    return amounts
+    return [*amounts, float(shape.num_draft_rows), shape.draft_context]
