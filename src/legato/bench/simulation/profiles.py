@@ -113,7 +113,7 @@ PROFILES = {
             area_s=0.105e-6,
             context_s=5e-6,
             sample_s=25e-6,
-            # Measured on an EPYC, as parts of what a decode takes there.
+            # As parts of what a decode takes, by one calibration on an EPYC that was not idle.
             draft_row_s=0.4e-3,
             draft_context_s=0.9e-6,
         ),
