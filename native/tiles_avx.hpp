@@ -9,11 +9,14 @@
 
 namespace legato {
 
-// Rows, and halves of the columns, whose sums all fit in registers.
+// Rows, and halves of the columns for so many of them, whose sums all fit in registers. With few rows
+// there must be enough columns, too: a sum waits for what was added to it last.
 #ifdef __AVX512F__
-constexpr int kBlockRows = 8, kBlockHalves = 2;
+constexpr int kBlockRows = 8;
+constexpr int block_halves(int) { return 2; }
 #else
-constexpr int kBlockRows = 4, kBlockHalves = 1;
+constexpr int kBlockRows = 6;
+constexpr int block_halves(int num_rows) { return num_rows > 2 ? 1 : 2; }
 #endif
 
 // There is nothing to prepare.
@@ -112,6 +115,20 @@ inline Floats final_sum(Ints total, const StripShape &shape, int row, const floa
     return adds ? load(sums) + scaled : scaled;
 }
 
+// Adds a part of the products of each row's pair of values with those of the columns.
+template <int part, int num_rows, int halves, typename Total, typename Column, typename PairOf>
+inline void add_part(Total (&totals)[num_rows][halves], Column *const (&columns)[halves],
+                     PairOf pair_of) {
+    decltype(load_pairs<part>(columns[0])) factors[halves];
+    for (int half = 0; half < halves; ++half) factors[half] = load_pairs<part>(columns[half]);
+#pragma GCC unroll 8  // else sums are kept in memory
+    for (int row = 0; row < num_rows; ++row) {
+        const auto values = fill_pairs<part>(pair_of(row));
+        for (int half = 0; half < halves; ++half)
+            totals[row][half] = add_products(totals[row][half], values, factors[half]);
+    }
+}
+
 // As multiply_strip(), of a block's rows and some halves of the columns.
 //
 // The first rows bring near what lies ahead. With few of them the time goes into waiting for memory:
@@ -119,34 +136,31 @@ inline Floats final_sum(Ints total, const StripShape &shape, int row, const floa
 template <bool adds, int num_rows, typename Row, typename Column, typename OperandsAt>
 inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, int first_row,
                            int first_half, OperandsAt at, float *sums) {
+    constexpr int kHalves = block_halves(num_rows);
     const long pair_values = shape.pair_bytes / sizeof(Column);
     const long row_sums = shape.sum_bytes / sizeof(float);
     float *const block_sums = sums + first_row * row_sums + 16 * first_half;
     const Column *const kind = nullptr;
-    decltype(first_total<adds>(kind, sums)) totals[num_rows][kBlockHalves];
+    decltype(first_total<adds>(kind, sums)) totals[num_rows][kHalves];
     for (int row = 0; row < num_rows; ++row)
-        for (int half = 0; half < kBlockHalves; ++half)
+        for (int half = 0; half < kHalves; ++half)
             totals[row][half] = first_total<adds>(kind, block_sums + row * row_sums + 16 * half);
     for (int step = 0; step < shape.num_steps; ++step) {
         const Operands<Row, Column> operands = at(step);
         for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-            decltype(load_pairs(kind)) columns[kBlockHalves];
-            for (int half = 0; half < kBlockHalves; ++half) {
-                const Column *const from =
+            const Column *columns[kHalves];
+            for (int half = 0; half < kHalves; ++half) {
+                columns[half] =
                     (first_half + half ? operands.right : operands.left) + pair * pair_values;
-                if (first_row == 0) prefetch(from + operands.ahead);
-                columns[half] = load_pairs(from);
+                if (first_row == 0) prefetch(columns[half] + operands.ahead);
             }
-#pragma GCC unroll 8  // else sums are kept in memory
-            for (int row = 0; row < num_rows; ++row) {
-                const auto values = fill_pairs(rows.at(operands, step, row) + 2 * pair);
-                for (int half = 0; half < kBlockHalves; ++half)
-                    totals[row][half] = add_products(totals[row][half], values, columns[half]);
-            }
+            const auto pair_of = [&](int row) { return rows.at(operands, step, row) + 2 * pair; };
+            add_part<0>(totals, columns, pair_of);
+            if constexpr (kPairParts<Column> == 2) add_part<1>(totals, columns, pair_of);
         }
     }
     for (int row = 0; row < num_rows; ++row)
-        for (int half = 0; half < kBlockHalves; ++half) {
+        for (int half = 0; half < kHalves; ++half) {
             float *const to = block_sums + row * row_sums + 16 * half;
             store(to, final_sum<adds>(totals[row][half], shape, first_row + row, to));
         }
@@ -162,27 +176,30 @@ inline void multiply_halves(const StripShape &shape, int first_row, OperandsAt a
     using Row = decltype(row_type(at(0)));
     using Column = decltype(column_type(at(0)));
     const BlockRows<Row> rows(shape, first_row, num_rows, at);
-    for (int half = 0; half < 2; half += kBlockHalves)
+    for (int half = 0; half < 2; half += block_halves(num_rows))
         multiply_block<adds, num_rows, Row, Column>(shape, rows, first_row, half, at, sums);
 }
 
-// Of fewer rows than a block.
-template <bool adds, int num_rows, typename OperandsAt>
-inline void multiply_rest(const StripShape &shape, int first_row, OperandsAt at, float *sums) {
-    if constexpr (num_rows > 0) {
-        if (shape.num_rows - first_row == num_rows)
-            multiply_halves<adds, num_rows>(shape, first_row, at, sums);
-        else multiply_rest<adds, num_rows - 1>(shape, first_row, at, sums);
-    }
+// Of `count` rows, which are no more than a block's.
+template <bool adds, typename OperandsAt, int num_rows = kBlockRows>
+inline void multiply_some(const StripShape &shape, int first_row, int count, OperandsAt at,
+                          float *sums) {
+    if (count == num_rows) multiply_halves<adds, num_rows>(shape, first_row, at, sums);
+    else if constexpr (num_rows > 1)
+        multiply_some<adds, OperandsAt, num_rows - 1>(shape, first_row, count, at, sums);
 }
 
 // sums [num_rows, 32] = the rows times the columns, or that added; at(step) has the operands.
+//
+// Blocks are as large as each other: a small one takes longer than its rows would in others.
 template <bool adds, typename OperandsAt>
 inline void multiply_strip(const StripShape &shape, OperandsAt at, float *sums) {
-    int row = 0;
-    for (; row + kBlockRows <= shape.num_rows; row += kBlockRows)
-        multiply_halves<adds, kBlockRows>(shape, row, at, sums);
-    multiply_rest<adds, kBlockRows - 1>(shape, row, at, sums);
+    const int num_blocks = (shape.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int block = 0, row = 0; block < num_blocks; ++block) {
+        const int end = shape.num_rows * (block + 1) / num_blocks;
+        multiply_some<adds>(shape, row, end - row, at, sums);
+        row = end;
+    }
 }
 
 }  // namespace legato

@@ -15,9 +15,6 @@ struct Floats {
 struct Ints {
     __m256i low, high;
 };
-struct Pairs {  // of bfloat16 values, widened
-    Floats even, odd;
-};
 struct ShortPairs {  // of 16-bit numbers
     __m256i low, high;
 };
@@ -203,30 +200,36 @@ inline Ints interleave_bf16(Floats first, Floats second) {
     return {half(first.low, second.low), half(first.high, second.high)};
 }
 
-inline Floats even_of(__m256i low, __m256i high) {
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-}
-inline Floats odd_of(__m256i low, __m256i high) {
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    return {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
-            _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
-}
-inline Pairs load_pairs(const bf16 *from) {
-    const Ints pairs = load_ints(from);
-    return {even_of(pairs.low, pairs.high), odd_of(pairs.low, pairs.high)};
-}
-inline Pairs fill_pairs(const float *pair) { return {fill(pair[0]), fill(pair[1])}; }
-// total + both products of each lane's pairs.
-inline Floats add_products(Floats total, Pairs a, Pairs b) {
-    return fma(a.odd, b.odd, fma(a.even, b.even, total));
-}
+// In so many parts are products of pairs added. Those of bfloat16 values, which no instruction
+// multiplies, come from the first value of each pair, and then from the second: side by side, they
+// would need twice the registers, and each sum would wait for itself.
+template <typename Column>
+constexpr int kPairParts = 1;
+template <>
+inline constexpr int kPairParts<bf16> = 2;
 
+template <int part>
+inline Floats load_pairs(const bf16 *from) {
+    const Ints pairs = load_ints(from);
+    if constexpr (part == 0)
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs.low, 16)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(pairs.high, 16))};
+    const Ints second = pairs & fill(static_cast<int32_t>(0xffff0000));
+    return {_mm256_castsi256_ps(second.low), _mm256_castsi256_ps(second.high)};
+}
+template <int part>
+inline Floats fill_pairs(const float *pair) {
+    return fill(pair[part]);
+}
+inline Floats add_products(Floats total, Floats a, Floats b) { return fma(a, b, total); }
+
+template <int part>
 inline ShortPairs load_pairs(const int8_t *from) {
     const auto *halves = reinterpret_cast<const __m128i *>(from);
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
             _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
+template <int part>
 inline ShortPairs fill_pairs(const int16_t *pair) {
     int32_t both;
     __builtin_memcpy(&both, pair, 4);

@@ -113,10 +113,16 @@ inline Ints interleave_bf16(Floats first, Floats second) {
     return {_mm512_permutexvar_epi16(order, reinterpret_cast<const __m512i &>(rounded))};
 }
 
+// In so many parts are products of pairs added.
+template <typename Column>
+constexpr int kPairParts = 1;
+
+template <int part>
 inline Pairs load_pairs(const bf16 *from) {
     const __m512i pairs = _mm512_loadu_si512(from);
     return {reinterpret_cast<const __m512bh &>(pairs)};
 }
+template <int part>
 inline Pairs fill_pairs(const bf16 *pair) {
     int32_t both;
     __builtin_memcpy(&both, pair, 4);
@@ -128,10 +134,12 @@ inline Floats add_products(Floats total, Pairs a, Pairs b) {
     return {_mm512_dpbf16_ps(total.values, a.values, b.values)};
 }
 
+template <int part>
 inline ShortPairs load_pairs(const int8_t *from) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
     return {_mm512_cvtepi8_epi16(bytes)};
 }
+template <int part>
 inline ShortPairs fill_pairs(const int16_t *pair) {
     int32_t both;
     __builtin_memcpy(&both, pair, 4);
