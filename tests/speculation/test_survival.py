@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from legato.speculation.survival import Luck, Rates
+from legato.speculation.survival import Beliefs, Luck, Rates
 
 
 def test_at_first_the_prior_is_believed() -> None:
@@ -79,3 +79,24 @@ def test_bad_luck_passes_without_trials() -> None:
     for _ in range(1000):
         luck.recover()
     assert luck.chance(0.5) == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_kind_s_prior_is_believed_of_a_request_like_all_others() -> None:
+    assert Beliefs([0.1, 0.6]).chance(1, Luck()) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("truth", [0.5, 0.6, 0.8])
+def test_what_looks_good_is_believed_as_far_as_it_was_right(truth: float) -> None:
+    """Requests differ by chance alone, so that the luckiest one's luck tells nothing."""
+    rng, beliefs = random.Random(0), Beliefs([0.5])
+    lucks = [Luck() for _ in range(8)]
+    expected = right = 0.0
+    for step in range(4000):
+        best = max(lucks, key=lambda luck: beliefs.chance(0, luck))
+        chance = beliefs.chance(0, best)
+        for luck in lucks:
+            is_right = rng.random() < truth
+            if luck is best and step >= 1000:
+                expected, right = expected + chance, right + is_right
+            beliefs.observe(0, luck, is_right=is_right)
+    assert expected == pytest.approx(right, rel=0.1)

@@ -13,7 +13,7 @@ from legato.core.step_record import DrafterName
 from legato.core.token_ids import token_array
 from legato.speculation.drafter import Draft
 from legato.speculation.suffix_index import LENGTHS, SuffixIndex
-from legato.speculation.survival import Luck, Rates
+from legato.speculation.survival import Beliefs, Luck
 
 _KINDS = (1, 2, 3, 4, 6, 9, 17, 33)
 """Lengths of matches from which on a guess is of the next kind."""
@@ -52,19 +52,17 @@ class _Match:
         self._index = index
         self.at, self.length = index.find(request.token_ids, end) or (0, 0)
 
-    def is_right(self, request: Request, end: int, rates: Rates) -> bool:
+    def is_right(self, request: Request, end: int, beliefs: Beliefs) -> bool:
         """Whether token `end - 1` of the request, which has come, is the one behind the match."""
         if self.is_lost:
             return False
-        kind = kind_of(self.length)
         is_right = self._index.token_ids[self.at] == request.token_ids[end - 1]
-        self.luck.observe(rates[kind], is_right=is_right)
-        rates.observe(kind, is_right=is_right)
+        beliefs.observe(kind_of(self.length), self.luck, is_right=is_right)
         self.at += 1
         self.length += 1
         return is_right
 
-    def propose(self, name: DrafterName, rates: Rates, most: int) -> Draft | None:
+    def propose(self, name: DrafterName, beliefs: Beliefs, most: int) -> Draft | None:
         """What stood behind the match, which repeats itself where the row ends."""
         if self.is_lost:
             return None
@@ -76,7 +74,7 @@ class _Match:
         if not guessed:
             return None
         chances = [
-            self.luck.chance(rates[kind_of(self.length + depth)]) for depth in range(len(guessed))
+            beliefs.chance(kind_of(self.length + depth), self.luck) for depth in range(len(guessed))
         ]
         return Draft(name, guessed, chances)
 
@@ -93,7 +91,7 @@ class OwnTokens:
     name: DrafterName = "own"
 
     def __init__(self) -> None:
-        self._rates = Rates(_PRIORS)
+        self._beliefs = Beliefs(_PRIORS)
         self._rows: dict[str, tuple[SuffixIndex, _Match]] = {}  # key request id
 
     def advance(self, request: Request) -> None:
@@ -112,7 +110,7 @@ class OwnTokens:
             return
         for end in range(index.num_indexed + 1, num_tokens + 1):
             index.extend(end)
-            if not match.is_right(request, end, self._rates):
+            if not match.is_right(request, end, self._beliefs):
                 match.look_up(index, request, end)
 
     def propose(self, request: Request, most: int) -> Draft | None:
@@ -122,7 +120,7 @@ class OwnTokens:
         index, match = found
         if index.num_indexed < len(request.token_ids):
             return None
-        return match.propose(self.name, self._rates, most)
+        return match.propose(self.name, self._beliefs, most)
 
     def forget(self, request: Request) -> None:
         self._rows.pop(request.request_id, None)
@@ -138,7 +136,7 @@ class RecentOutputs:
     name: DrafterName = "recent"
 
     def __init__(self) -> None:
-        self._rates = Rates(_PRIORS)
+        self._beliefs = Beliefs(_PRIORS)
         self._stores: OrderedDict[_Owner, SuffixIndex] = OrderedDict()
         self._matches: dict[str, tuple[_Match, int]] = {}
         """Key request id; the second is how many tokens were followed."""
@@ -152,13 +150,13 @@ class RecentOutputs:
         # Others may have ended first when it was long a stream.
         num_seen = max(num_seen, request.num_prompt_tokens, num_tokens - _FOLLOWED)
         for end in range(num_seen + 1, num_tokens + 1):
-            if not match.is_right(request, end, self._rates):
+            if not match.is_right(request, end, self._beliefs):
                 match.look_up(index, request, end)
         self._matches[request.request_id] = match, num_tokens
 
     def propose(self, request: Request, most: int) -> Draft | None:
         found = self._matches.get(request.request_id)
-        return None if found is None else found[0].propose(self.name, self._rates, most)
+        return None if found is None else found[0].propose(self.name, self._beliefs, most)
 
     def forget(self, request: Request) -> None:
         self._matches.pop(request.request_id, None)

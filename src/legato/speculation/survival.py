@@ -1,5 +1,6 @@
 """How likely drafts are to be right, learned from those that were and were not."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 _MEMORY = 0.998
@@ -11,6 +12,8 @@ _REQUEST_MEMORY = 0.9
 _REQUEST_TRIALS = 3.0
 """Weight of a request being like all others."""
 _MOST = 0.99
+_LEVELS = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
+"""Between which guesses look as good."""
 _RECOVERY = 0.995
 """What trials count for after a step without one: half after 140. What is guessed badly is tried
 again some day."""
@@ -44,23 +47,28 @@ class Rates:
 
 
 class Luck:
-    """How much better or worse than others a request's guesses fare.
+    """How much better or worse guesses fare than was expected of them.
 
     What was right is held against what was expected, so that it does not matter which kinds of
-    guesses the request had.
+    guesses they were.
+
+    Args:
+        memory: what a trial counts for after one more.
+        trials: weight of faring as expected.
     """
 
-    __slots__ = ("_expected", "_right")
+    __slots__ = ("_expected", "_memory", "_right", "_trials")
 
-    def __init__(self) -> None:
-        self._right = self._expected = _REQUEST_TRIALS
+    def __init__(self, memory: float = _REQUEST_MEMORY, trials: float = _REQUEST_TRIALS) -> None:
+        self._memory, self._trials = memory, trials
+        self._right = self._expected = trials
 
     def chance(self, rate: float) -> float:
-        """Of a guess of the request, where it is `rate` for all requests."""
+        """Of a guess of these, where it would otherwise be `rate`."""
         return min(_MOST, rate * self._right / self._expected)
 
     def observe(self, rate: float, *, is_right: bool) -> None:
-        self._fade(_REQUEST_MEMORY)
+        self._fade(self._memory)
         self._right += is_right
         self._expected += rate
 
@@ -69,5 +77,32 @@ class Luck:
         self._fade(_RECOVERY)
 
     def _fade(self, kept: float) -> None:
-        self._right = _REQUEST_TRIALS + kept * (self._right - _REQUEST_TRIALS)
-        self._expected = _REQUEST_TRIALS + kept * (self._expected - _REQUEST_TRIALS)
+        self._right = self._trials + kept * (self._right - self._trials)
+        self._expected = self._trials + kept * (self._expected - self._trials)
+
+
+class Beliefs:
+    """How likely a guess is, by its kind, by its request's luck, and by what these two amount to.
+
+    Drafts are chosen by that, and what looks best is above all what is overrated. So it is held
+    against what came of guesses that looked as good, chosen or not.
+
+    Args:
+        priors: as of `Rates`.
+    """
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._rates = Rates(priors)
+        self._corrections = [Luck(_MEMORY, _PRIOR_TRIALS) for _ in range(len(_LEVELS) + 1)]
+
+    def chance(self, kind: int, luck: Luck) -> float:
+        believed = luck.chance(self._rates[kind])
+        return self._corrections[bisect_right(_LEVELS, believed)].chance(believed)
+
+    def observe(self, kind: int, luck: Luck, *, is_right: bool) -> None:
+        rate = self._rates[kind]
+        believed = luck.chance(rate)
+        correction = self._corrections[bisect_right(_LEVELS, believed)]
+        correction.observe(believed, is_right=is_right)
+        luck.observe(rate, is_right=is_right)
+        self._rates.observe(kind, is_right=is_right)
