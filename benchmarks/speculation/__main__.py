@@ -126,7 +126,7 @@ def _warm_up(client: Client) -> None:
     years = itertools.count(1800)
     for num_streams in _WARM_UP_STREAMS:
         questions = [f"What happened in the year {next(years)}?" for _ in range(num_streams)]
-        client.measure([[Chat([question])] for question in questions])
+        client.measure([[Chat([(question, 48)])] for question in questions])
 
 
 def _measure(

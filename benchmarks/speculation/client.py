@@ -6,12 +6,13 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import httpx
 import msgspec
 import numpy as np
 
-from benchmarks.speculation.workloads import NUM_TOKENS, Asked, Chat, Completion
+from benchmarks.speculation.workloads import Asked, Completion
 
 _TIMEOUT = httpx.Timeout(600.0, connect=60.0)
 _NO_LIMITS = httpx.Limits(max_connections=None)
@@ -23,10 +24,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Of one side in one round.
 
     Attributes:
-        seconds: from when the streams began until the last one ended.
-        num_deliveries: events with text, of which each holds one token or several.
+        num_tokens: that came within `seconds`.
+        seconds: while all streams ran.
+        num_deliveries: events with text within them, of which each holds one token or several.
         tpot_s: the median over answers of the time between tokens.
-        itl_p50_s: of gaps between deliveries while all streams run, as is `itl_p99_s`.
+        itl_p50_s: of gaps between deliveries within them, as is `itl_p99_s`.
         num_drafted: tokens; None, as is `num_accepted`, where the server does not tell.
         answers: a checksum of each.
         others_cpu_share: processors' time that all other sides' servers took, idle as they are,
@@ -49,12 +51,23 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_tokens / self.seconds
 
 
+class Delivery(NamedTuple):
+    """Attributes: at_s: by `time.perf_counter()`; num_tokens: of the answer, with those before."""
+
+    at_s: float
+    num_tokens: int
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """Attributes: delivered_s: when text came, by `time.perf_counter()`; once at least."""
+    """Attributes: deliveries: one at least."""
 
     text: str
-    num_tokens: int
-    delivered_s: list[float]
+    deliveries: list[Delivery]
+
+    @property
+    def tpot_s(self) -> float:
+        first, last = self.deliveries[0], self.deliveries[-1]
+        return (last.at_s - first.at_s) / max(1, last.num_tokens - first.num_tokens)
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -104,35 +117,34 @@ class Client:
             base_url=self._base_url, timeout=_TIMEOUT, limits=_NO_LIMITS
         ) as http:
             await asyncio.gather(
-                *(self._ask_all(http, asked, 1) for stream in streams for asked in stream)
+                *(
+                    self._ask_all(http, asked, is_warm_up=True)
+                    for stream in streams
+                    for asked in stream
+                )
             )
             before = await _drafts(http)
-            began_s = time.perf_counter()
             answers = await asyncio.gather(*(self._stream(http, stream) for stream in streams))
-            seconds = time.perf_counter() - began_s
             after = await _drafts(http)
-        return _figures(answers, seconds, before, after)
+        return _figures(answers, before, after)
 
     async def _stream(self, http: httpx.AsyncClient, stream: Sequence[Asked]) -> list[Answer]:
-        return [
-            answer for asked in stream for answer in await self._ask_all(http, asked, NUM_TOKENS)
-        ]
+        return [answer for asked in stream for answer in await self._ask_all(http, asked)]
 
     async def _ask_all(
-        self, http: httpx.AsyncClient, asked: Asked, num_tokens: int
+        self, http: httpx.AsyncClient, asked: Asked, *, is_warm_up: bool = False
     ) -> list[Answer]:
-        """Of a conversation, all turns; or only the first, where one token is asked for."""
+        """Of a conversation, all turns; to warm up, one token of the first."""
         if isinstance(asked, Completion):
             fields = {"prompt": asked.token_ids, "temperature": 1, "seed": asked.seed}
+            num_tokens = 1 if is_warm_up else asked.num_tokens
             return [await self._ask(http, "/v1/completions", fields, num_tokens)]
-        return await self._converse(http, asked, num_tokens)
-
-    async def _converse(self, http: httpx.AsyncClient, chat: Chat, num_tokens: int) -> list[Answer]:
         messages: list[dict[str, str]] = []
         answers: list[Answer] = []
-        for question in chat.questions if num_tokens > 1 else chat.questions[:1]:
+        for question, length in asked.turns[:1] if is_warm_up else asked.turns:
             messages.append({"role": "user", "content": question})
             fields = {"messages": messages, "temperature": 0}
+            num_tokens = 1 if is_warm_up else length
             answers.append(await self._ask(http, "/v1/chat/completions", fields, num_tokens))
             messages.append({"role": "assistant", "content": answers[-1].text})
         return answers
@@ -145,11 +157,11 @@ class Client:
             "max_tokens": num_tokens,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **fields,
         }
         parts: list[str] = []
-        delivered_s: list[float] = []
+        deliveries: list[Delivery] = []
         num_counted = 0
         async with http.stream("POST", path, json=body) as response:
             if response.is_error:
@@ -160,13 +172,13 @@ class Client:
                 event = _decode(line.removeprefix("data:"))
                 if event.error is not None:
                     raise RuntimeError(bytes(event.error).decode())
+                num_counted = event.usage.completion_tokens if event.usage else num_counted
                 if text := "".join(_texts(event)):
                     parts.append(text)
-                    delivered_s.append(time.perf_counter())
-                num_counted = event.usage.completion_tokens if event.usage else num_counted
+                    deliveries.append(Delivery(time.perf_counter(), num_counted))
         if num_counted != num_tokens:
             raise RuntimeError(f"{num_counted} tokens came of {num_tokens}")
-        return Answer("".join(parts), num_counted, delivered_s)
+        return Answer("".join(parts), deliveries)
 
 
 def _texts(event: _Event) -> Iterator[str]:
@@ -189,24 +201,28 @@ def counted(metrics: str) -> dict[str, int]:
 
 
 def _figures(
-    streams: Sequence[Sequence[Answer]],
-    seconds: float,
-    before: dict[str, int],
-    after: dict[str, int],
+    streams: Sequence[Sequence[Answer]], before: dict[str, int], after: dict[str, int]
 ) -> Figures:
     """Args: streams: answers of each."""
+    begun_s, ended_s = all_run(streams)
     itl_p50_s, itl_p99_s = np.percentile(gaps_s(streams), [50, 99])
     num_drafts = {name: count - before.get(name, 0) for name, count in after.items()}
     answers = [answer for stream in streams for answer in stream]
-    tpots_s = [
-        (answer.delivered_s[-1] - answer.delivered_s[0]) / (answer.num_tokens - 1)
+    counts = [
+        later.num_tokens - earlier_tokens
         for answer in answers
+        for earlier_tokens, later in zip(
+            [0, *(delivery.num_tokens for delivery in answer.deliveries)],
+            answer.deliveries,
+            strict=False,
+        )
+        if begun_s < later.at_s <= ended_s
     ]
     return Figures(
-        num_tokens=sum(answer.num_tokens for answer in answers),
-        seconds=seconds,
-        num_deliveries=sum(len(answer.delivered_s) for answer in answers),
-        tpot_s=float(np.median(tpots_s)),
+        num_tokens=sum(counts),
+        seconds=ended_s - begun_s,
+        num_deliveries=len(counts),
+        tpot_s=float(np.median([answer.tpot_s for answer in answers])),
         itl_p50_s=float(itl_p50_s),
         itl_p99_s=float(itl_p99_s),
         num_drafted=num_drafts.get("draft"),
@@ -215,13 +231,26 @@ def _figures(
     )
 
 
+def all_run(streams: Sequence[Sequence[Answer]]) -> tuple[float, float]:
+    """From when to when all streams run: before, ends of prompts are computed.
+
+    Raises:
+        RuntimeError: one ended before another began.
+    """
+    begun_s = max(stream[0].deliveries[0].at_s for stream in streams)
+    ended_s = min(stream[-1].deliveries[-1].at_s for stream in streams)
+    if ended_s <= begun_s:
+        raise RuntimeError("a stream ended before all had begun")
+    return begun_s, ended_s
+
+
 def gaps_s(streams: Sequence[Sequence[Answer]]) -> list[float]:
-    """Between deliveries, from when all streams run: before, ends of prompts are computed."""
-    begun_s = max(stream[0].delivered_s[0] for stream in streams)
+    """Between deliveries, while all streams run."""
+    begun_s, ended_s = all_run(streams)
     return [
-        later_s - earlier_s
+        later.at_s - earlier.at_s
         for stream in streams
         for answer in stream
-        for earlier_s, later_s in itertools.pairwise(answer.delivered_s)
-        if earlier_s >= begun_s
+        for earlier, later in itertools.pairwise(answer.deliveries)
+        if begun_s <= earlier.at_s and later.at_s <= ended_s
     ]

@@ -16,8 +16,9 @@ from pydoc_data import topics
 import msgspec
 import numpy as np
 
-NUM_TOKENS = 48
-"""Of an answer. Nearly all go on for longer, so that all are as long."""
+_LENGTHS = (36, 54, 42, 60, 48)
+"""Tokens of answers, in turn: nearly all would go on for longer. Were all as long, only streams
+without drafts would end at once, and have their next prompts computed at once."""
 
 _SEED = 0
 _PASSAGE_CHARS, _CODE_CHARS, _MOST_CHARS = 220, 300, 550
@@ -67,9 +68,10 @@ _NEXT = ("Why is that so?", "Give me an example of what you mean.", "Now say all
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """Attributes: questions: of one conversation, each asked behind the last one's answer."""
+    """Attributes: turns: questions of one conversation, each asked behind the last one's answer,
+    and how many tokens are to answer it."""
 
-    questions: list[str]
+    turns: list[tuple[str, int]]
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -77,6 +79,7 @@ class Completion(msgspec.Struct, frozen=True):
 
     token_ids: list[int]
     seed: int
+    num_tokens: int
 
 
 Asked = Chat | Completion
@@ -89,13 +92,14 @@ class Edits:
         self._texts, self._code = iter(_shuffled(_passages())), iter(_shuffled(_functions()))
         self._wanted = itertools.cycle(zip(_OF_TEXT, _OF_CODE, strict=True))
         self._questions = self._asked()
+        self._lengths = itertools.cycle(_LENGTHS)
 
     def stream(self, num_asked: int) -> list[Asked]:
         """Raises ValueError where there are no more texts."""
         questions = list(itertools.islice(self._questions, num_asked))
         if len(questions) < num_asked:
             raise ValueError("there are not so many texts: ask for fewer rounds")
-        return [Chat([question]) for question in questions]
+        return [Chat([(question, next(self._lengths))]) for question in questions]
 
     def _asked(self) -> Iterator[str]:
         for (of_text, of_code), text, code in zip(
@@ -112,6 +116,7 @@ class Conversations:
         subjects = [" ".join(subject.split()) for subject in _SUBJECTS.split(",")]
         pairs = itertools.product(_OPENINGS, subjects)
         self._openings = iter(_shuffled(opening.format(subject) for opening, subject in pairs))
+        self._lengths = itertools.cycle(_LENGTHS)
 
     def stream(self, num_asked: int) -> list[Asked]:
         """Raises ValueError where there are no more subjects; two turns at least."""
@@ -119,7 +124,7 @@ class Conversations:
         if opening is None:
             raise ValueError("there are not so many subjects: ask for fewer rounds")
         following = itertools.islice(itertools.cycle(_NEXT), max(1, num_asked - 1))
-        return [Chat([opening, *following])]
+        return [Chat([(question, next(self._lengths)) for question in (opening, *following)])]
 
 
 class RandomTokens:
@@ -128,9 +133,13 @@ class RandomTokens:
     def __init__(self) -> None:
         self._rng = np.random.default_rng(_SEED)
         self._seeds = itertools.count()
+        self._lengths = itertools.cycle(_LENGTHS)
 
     def stream(self, num_asked: int) -> list[Asked]:
-        return [Completion(self._prompt(), next(self._seeds)) for _ in range(num_asked)]
+        return [
+            Completion(self._prompt(), next(self._seeds), next(self._lengths))
+            for _ in range(num_asked)
+        ]
 
     def _prompt(self) -> list[int]:
         drawn = self._rng.integers(_LOWEST_TOKEN, _VOCAB_SIZE, _RANDOM_PROMPT)

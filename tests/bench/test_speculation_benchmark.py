@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.speculation.client import Answer, Figures, counted, gaps_s
+from benchmarks.speculation.client import Answer, Delivery, Figures, all_run, counted, gaps_s
 from benchmarks.speculation.report import plot, table
 from benchmarks.speculation.rounds import (
     Measured,
@@ -69,7 +69,7 @@ def _asked(rounds: list[Round]) -> Iterator[Asked]:
 
 
 def _prompt(asked: Asked) -> str:
-    return asked.questions[0] if isinstance(asked, Chat) else str(asked.token_ids)
+    return asked.turns[0][0] if isinstance(asked, Chat) else str(asked.token_ids)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -93,7 +93,7 @@ def test_edits_hold_what_is_to_be_copied_and_more_of_it_than_an_answer_takes() -
 def test_conversations_have_several_turns() -> None:
     for asked in _asked(plan(["conversations"], _STREAMS, 1.0)):
         assert isinstance(asked, Chat)
-        assert len(asked.questions) >= 2
+        assert len(asked.turns) >= 2
 
 
 def test_what_is_drawn_behind_random_tokens_differs_from_prompt_to_prompt() -> None:
@@ -146,10 +146,20 @@ def test_counters_are_added_over_their_labels() -> None:
     assert counted("") == {}
 
 
-def test_gaps_count_from_when_all_streams_run_and_not_from_answer_to_answer() -> None:
-    early = [Answer("", 3, [0.0, 3.0, 4.0]), Answer("", 2, [9.0, 9.5])]
-    late = [Answer("", 3, [2.0, 2.25])]
-    assert gaps_s([early, late]) == [1.0, 0.5, 0.25]
+def _answer(*at_s: float) -> Answer:
+    return Answer("", [Delivery(s, count) for count, s in enumerate(at_s, 1)])
+
+
+def test_gaps_count_while_all_streams_run_and_not_from_answer_to_answer() -> None:
+    early = [_answer(0.0, 3.0, 4.0), _answer(9.0, 9.5, 11.0)]
+    late = [_answer(2.0, 2.25, 10.0)]
+    assert all_run([early, late]) == (2.0, 10.0)
+    assert gaps_s([early, late]) == [1.0, 0.5, 0.25, 7.75]
+
+
+def test_streams_that_did_not_run_at_once_are_not_figures() -> None:
+    with pytest.raises(RuntimeError, match="before all had begun"):
+        all_run([[_answer(0.0, 1.0)], [_answer(1.5, 2.0)]])
 
 
 def test_a_second_run_goes_on_behind_whole_rounds_of_the_same_sides(tmp_path: Path) -> None:
