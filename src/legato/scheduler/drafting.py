@@ -11,7 +11,7 @@ drafts and all.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from legato.core.config import Speculative
@@ -156,7 +156,7 @@ class Drafting:
         proposed = [drafter.propose(request, num_unknown + most) for drafter in self._drafters]
         return max(
             (_behind(draft, num_unknown) for draft in proposed if draft is not None),
-            key=lambda draft: sum(_survival(draft)),
+            key=lambda draft: sum(draft.survival),
             default=None,
         )
 
@@ -218,21 +218,13 @@ def _behind(draft: Draft, count: int) -> Draft:
     return draft._replace(token_ids=draft.token_ids[count:], chances=chances)
 
 
-def _survival(draft: Draft) -> Iterable[float]:
-    """Of each token to be right, and all before it."""
-    survival = 1.0
-    for chance in draft.chances:
-        survival *= chance
-        yield survival
-
-
 def _ranked(drafts: Sequence[Draft | None]) -> list[_Row]:
     """The likeliest first: each comes behind those that it needs."""
     rows = [
         _Row(survival, place, depth)
         for place, draft in enumerate(drafts)
         if draft is not None
-        for depth, survival in enumerate(_survival(draft))
+        for depth, survival in enumerate(draft.survival)
         if survival > _HOPELESS
     ]
     rows.sort(key=lambda row: -row.chance)

@@ -254,7 +254,7 @@ class ModelDrafting:
 
 def _expected(draft: Draft | None, count: int | None = None) -> float:
     """How many of the first `count` of its tokens, or of all, are right."""
-    return 0.0 if draft is None else sum(accumulate(draft.chances[:count], mul))
+    return 0.0 if draft is None else sum(draft.survival[:count])
 
 
 def _sizes(most: int) -> Iterator[int]:

@@ -1,6 +1,8 @@
 """What might come next."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from legato.core.request import Request
@@ -17,6 +19,11 @@ class Draft(NamedTuple):
     drafter: DrafterName
     token_ids: Sequence[int]
     chances: Sequence[float]
+
+    @property
+    def survival(self) -> Sequence[float]:
+        """Chances of each to be right, and all before it."""
+        return [*accumulate(self.chances, mul)]
 
 
 class Drafted(NamedTuple):
