@@ -163,3 +163,20 @@ def test_a_decode_that_is_removed_leaves_no_trace() -> None:
     shape.remove_decode(11)
     unchanged = step_shape(num_decodes=2, context=7, chunk=5)
     assert features(shape) == features(unchanged)
+
+
+@given(context=st.integers(1, 3000), count=st.integers(1, 20))
+def test_each_draft_reads_the_keys_before_it(context: int, count: int) -> None:
+    shape = StepShape()
+    shape.add_decode(context)
+    decode = shape.copy()
+    shape.add_drafts(context, count)
+    assert shape.num_tokens == decode.num_tokens + count
+    assert shape.num_draft_rows == count
+    assert shape.num_samples == 1 + count
+    assert shape.draft_context == sum(context + depth for depth in range(1, count + 1))
+    assert shape.decode_context == context
+    one_by_one = decode.copy()
+    for depth in range(count):
+        one_by_one.add_drafts(context + depth, 1)
+    assert features(one_by_one) == pytest.approx(features(shape))
