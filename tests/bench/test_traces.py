@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -195,6 +195,7 @@ _names = st.text(st.characters(exclude_characters="=,\r\n\0", exclude_categories
 _rows = st.lists(st.tuples(st.integers(1, 9999), st.integers(1, 9999), _names), min_size=1)
 
 
+@example(names=["[", "0", "{}"], rows=[(1, 1, "")])
 @given(names=st.lists(_names.filter(bool), min_size=3, max_size=3, unique=True), rows=_rows)
 def test_tables_however_they_are_quoted(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], rows: list[tuple[int, int, str]]

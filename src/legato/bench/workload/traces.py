@@ -87,11 +87,13 @@ def _text(path: Path) -> str | None:
 
 def _rows(path: Path, text: str, reading: Reading) -> Rows:
     try:
+        if reading.columns:
+            return csv_rows(text, reading.columns)
         if text.lstrip().startswith("["):
             return share_gpt_rows(text, _counter(reading.tokenizer or DEFAULT_MODEL))
         if rows := json_lines_rows(text):
             return rows
-        if columns := reading.columns or known_columns(header_of(text)):
+        if columns := known_columns(header_of(text)):
             return csv_rows(text, columns)
     except ConfigError as error:
         raise ConfigError(f"{path}:1: {error}") from error
