@@ -164,14 +164,14 @@ def test_who_cancels_has_what_ran_before(is_terminal: bool) -> None:
 def test_the_whole(tmp_path: Path, calibration_dir: Path) -> None:
     """On the real model: four policies, a table, a picture with four panels, and the terminal's."""
     flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
-             "--long-prompt", "600", "--calibration-dir", calibration_dir, "--num-threads", "1",
+             "--long-prompt", "300", "--calibration-dir", calibration_dir, "--num-threads", "1",
              "--kv-cache-memory", "512M"]  # fmt: skip
     command = [sys.executable, "-m", "legato", "demo", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for policy in POLICIES:
         assert len(re.findall(f"{policy}.*: longest wait", done.stdout)) >= 1
-    assert "8 streams and a prompt of 600 tokens" in done.stdout
+    assert "8 streams and a prompt of 300 tokens" in done.stdout
     assert re.search("Under a promise of .*, no stream waited longer than .*", done.stdout)
     picture = (tmp_path / "demo.svg").read_text()
     assert len(re.findall(r'id="axes_\d+"', picture)) == len(POLICIES)

@@ -17,10 +17,12 @@ SLOS = ("--itl-slo", "300ms", "--ttft-slo", "3s")
 
 def test_on_the_machine(tmp_path: Path) -> None:
     """From the first measurement to a line that starts a server."""
-    durations = ("--record-duration", "3s", "--verify-duration", "2s")
+    machine = ("--max-model-len", "512", "--max-num-batched-tokens", "128", "--max-num-seqs", "8")
+    workload = ("--workload", "prompt p50=60 p90=200, output p50=4 p90=8", "--rate", "2")
+    durations = ("--record-duration", "3s", "--verify-duration", "2s", "--num-requests", "12")
     done = legato(
-        *("tune", *CODE, *SLOS, *durations, "--num-requests", "12", "--trials", "12"),
-        *("--max-num-seqs", "8", "--calibration-dir", str(tmp_path), "-o", str(tmp_path)),
+        *("tune", *machine, *workload, *SLOS, *durations, "--trials", "12"),
+        *("--calibration-dir", str(tmp_path), "-o", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stdout.splitlines() if line.startswith("legato serve")]

@@ -17,9 +17,12 @@ from transformers import PreTrainedModel
 from legato import LLM, SamplingParams
 from legato.model.decoder import Decoder
 
-LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 3000)
-NUM_TOKENS = 12
+LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 200, 256, 1000, 2000)
+NUM_TOKENS = 8
 UNLIMITED = 8192
+LONGEST_ALONE = {1: 33, 7: 128, 64: 256, 512: 1000, UNLIMITED: 256}
+LONGEST_TOGETHER = {1: 65, 7: 256, 64: 256, 512: 2000, UNLIMITED: 2000}
+"""By tokens a step; few take a step or two a token, and long prompts are most of the work."""
 NEAR_TIE = 1e-3
 """Where the best two logits are closer than this, rounding may pick either."""
 
@@ -105,32 +108,24 @@ def llm(budget: int) -> Iterator[LLM]:
     return _llm(budget, enable_prefix_caching=False)  # the same prompts again are to be computed
 
 
-@pytest.fixture(scope="module")
-def prompts(budget: int, references: list[Reference]) -> list[Reference]:
-    """Tiny budgets take a step or two a token, so they get the shorter prompts."""
-    longest = {1: 65, 7: 256}.get(budget, max(LENGTHS))
-    return [r for r in references if len(r.prompt) <= longest]
+def _up_to(longest: int, references: list[Reference]) -> list[Reference]:
+    return [reference for reference in references if len(reference.prompt) <= longest]
 
 
-def _without_longest(prompts: list[Reference]) -> list[Reference]:
-    """That one is most of the work: once alone is enough, and in two batches."""
-    return [reference for reference in prompts if len(reference.prompt) < LENGTHS[-1]]
-
-
-def test_alone(llm: LLM, budget: int, prompts: list[Reference]) -> None:
-    some = prompts if budget == 512 else _without_longest(prompts)
+def test_alone(llm: LLM, budget: int, references: list[Reference]) -> None:
+    some = _up_to(LONGEST_ALONE[budget], references)
     _assert_same(some, [_complete(llm, [reference])[0] for reference in some])
 
 
-def test_in_a_mixed_batch(llm: LLM, budget: int, prompts: list[Reference]) -> None:
-    some = prompts if budget != 512 else _without_longest(prompts)
+def test_in_a_mixed_batch(llm: LLM, budget: int, references: list[Reference]) -> None:
+    some = _up_to(LONGEST_TOGETHER[budget], references)
     _assert_same(some, _complete(llm, some))
 
 
 def test_with_a_warm_cache(references: list[Reference]) -> None:
     """Prompts behind their own twins, once more, and with the first half of their answers."""
     llm = _llm(64, block_size=4)
-    some = [r for r in references if len(r.prompt) <= 1000]
+    some = _up_to(256, references)
     cold = [r for r in some for _ in range(2)]
     _assert_same(cold, _complete(llm, cold))
     num_followed = llm.stats.num_prefix_cache_hits
@@ -166,7 +161,7 @@ def legato_fp32() -> Decoder:
     return legato_model(torch.float32)
 
 
-@pytest.fixture(params=[64, 1000], scope="module")
+@pytest.fixture(params=[64, 500], scope="module")
 def expected_logits(
     request: pytest.FixtureRequest, transformers_fp32: PreTrainedModel
 ) -> tuple[list[int], torch.Tensor]:

@@ -6,7 +6,7 @@ from tests.fuzz.openapi import check_answers
 from tests.profiles import scaled
 from tests.server.launch import ServerProcess
 
-_NUM_EXAMPLES = scaled(10)
+_NUM_EXAMPLES = scaled(6)
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     *("/v1/messages/count_tokens", "/tokenize", "/detokenize"),

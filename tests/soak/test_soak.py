@@ -13,7 +13,7 @@ import pytest
 
 from tests.profiles import scaled
 
-_SECONDS = scaled(24)
+_SECONDS = scaled(16)
 
 
 @pytest.mark.endurance
