@@ -289,12 +289,13 @@ def _ttfts_s(rounds: list[Round]) -> list[float]:
 
 
 def _gaps_s(rounds: list[Round]) -> list[float]:
-    """Of all streams, and of the answers to long prompts, from the first of these on."""
+    """Between deliveries of all streams, and of the answers to long prompts, from the first of
+    these on."""
     gaps: list[float] = []
     for one in rounds:
         since_s = min(answer.sent_s for answer in one.longs)
         for answer in [*one.streams, *one.longs]:
-            times_s = [at_s for at_s in answer.token_times_s if at_s >= since_s]
+            times_s = sorted({at_s for at_s in answer.token_times_s if at_s >= since_s})
             gaps += [after - before for before, after in pairwise(times_s)]
     return gaps
 

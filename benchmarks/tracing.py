@@ -34,7 +34,7 @@ _READ_BYTES = 2**16
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A request as its client saw it: when it was sent, when its tokens came."""
+    """A request as its client saw it: when it was sent, when its deliveries came."""
 
     request_id: str
     sent_s: float
@@ -95,11 +95,11 @@ async def _print_cost(
 ) -> None:
     """Tokens a second in traced and untraced windows, in the order ABBA."""
     rates: dict[bool, list[float]] = {False: [], True: []}
-    async with _streams(http, arguments.streams, arguments.seed) as token_times_s:
+    async with _streams(http, arguments.streams, arguments.seed) as token_counts:
         for pair in range(arguments.pairs):
             for is_traced in (False, True) if pair % 2 else (True, False):
                 rates[is_traced].append(
-                    await _window(http, token_times_s, arguments.window, is_traced=is_traced)
+                    await _window(http, token_counts, arguments.window, is_traced=is_traced)
                 )
     ratios = np.array(rates[True]) / np.array(rates[False])
     error = ratios.std(ddof=1) / math.sqrt(len(ratios))
@@ -111,15 +111,15 @@ async def _print_cost(
 
 
 async def _window(
-    http: httpx.AsyncClient, token_times_s: list[float], seconds: float, *, is_traced: bool
+    http: httpx.AsyncClient, token_counts: list[int], seconds: float, *, is_traced: bool
 ) -> float:
     """Tokens a second."""
     if is_traced:
         (await http.post("/trace/start", json={})).raise_for_status()
     await asyncio.sleep(_SETTLE_S)
-    begun_s, num_before = time.monotonic(), len(token_times_s)
+    begun_s, num_before = time.monotonic(), sum(token_counts)
     await asyncio.sleep(seconds)
-    rate = (len(token_times_s) - num_before) / (time.monotonic() - begun_s)
+    rate = (sum(token_counts) - num_before) / (time.monotonic() - begun_s)
     if is_traced:
         (await http.post("/trace/stop")).raise_for_status()
     return rate
@@ -128,9 +128,10 @@ async def _window(
 @asynccontextmanager
 async def _streams(
     http: httpx.AsyncClient, num_streams: int, seed: int
-) -> AsyncIterator[list[float]]:
-    """Clients that each ask again when they have their answer; yields when their tokens came."""
-    token_times_s: list[float] = []
+) -> AsyncIterator[list[int]]:
+    """Clients that each ask again when they have their answer; yields how many tokens each of their
+    deliveries brings."""
+    token_counts: list[int] = []
     rng = random.Random(seed)
 
     async def client() -> None:
@@ -139,13 +140,13 @@ async def _streams(
             # Of all lengths, so that streams that began together do not stay in step with each
             # other, and with the windows.
             num_tokens = rng.randint(32, 256)
-            await _complete(http, f"stream-{rng.random()}", prompt, num_tokens, token_times_s)
+            await _complete(http, f"stream-{rng.random()}", prompt, num_tokens, token_counts)
 
     clients = [asyncio.create_task(client()) for _ in range(num_streams)]
     try:
-        while len(token_times_s) < 200 * num_streams:
+        while sum(token_counts) < 200 * num_streams:
             await asyncio.sleep(0.1)
-        yield token_times_s
+        yield token_counts
     finally:
         for task in clients:
             task.cancel()
@@ -177,7 +178,7 @@ async def _complete(
     request_id: str,
     prompt: list[int],
     num_tokens: int,
-    token_times_s: list[float],
+    token_counts: list[int],
 ) -> Measured:
     body = {
         "prompt": prompt,
@@ -185,8 +186,10 @@ async def _complete(
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
-    stream = TokenStream(token_times_s)
+    token_times_s: list[float] = []
+    stream = TokenStream(token_times_s, token_counts)
     reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
     try:
         request = _http_request(request_id, msgspec.json.encode(body))

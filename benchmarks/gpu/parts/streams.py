@@ -14,7 +14,7 @@ from legato import AsyncLLM
 from legato.core.sampling_params import SamplingParams
 from legato.engine.prompts import TokensPrompt
 
-_STEADY_TOKENS = 16
+_STEADY_DELIVERIES = 16
 
 
 def run(settings: Settings) -> Figures:
@@ -97,13 +97,14 @@ class _Traffic:
     async def complete(
         self, prompt: int, num_tokens: int, times_s: list[float] | None = None
     ) -> None:
-        """One request; `times_s` has when each of its tokens came."""
+        """One request; `times_s` gets when each of its deliveries came."""
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         tokens = TokensPrompt(prompt_token_ids=self._prompts.draw(prompt))
+        num_so_far = 0
         async for generation in self._llm.generate(tokens, params):
-            if times_s is not None:
-                new = len(generation.outputs[0].token_ids) - len(times_s)
-                times_s += itertools.repeat(time.perf_counter(), new)
+            num_before, num_so_far = num_so_far, len(generation.outputs[0].token_ids)
+            if times_s is not None and num_so_far > num_before:
+                times_s.append(time.perf_counter())
 
     async def _long_prompts(self, until_s: float) -> list[float]:
         """Their TTFTs; at least one."""
@@ -123,7 +124,7 @@ class _Traffic:
             for times in streams
         ]
         try:
-            while not all(len(times) >= _STEADY_TOKENS for times in streams):
+            while not all(len(times) >= _STEADY_DELIVERIES for times in streams):
                 await asyncio.sleep(0.01)
                 _raise_of_ended(tasks)
             yield
@@ -142,7 +143,7 @@ def _raise_of_ended(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def _gaps_ms(streams: list[list[float]], begun_s: float, ended_s: float) -> np.ndarray:
-    """Between tokens, of which the second came in that time."""
+    """Between deliveries, of which the second came in that time."""
     gaps = [
         1e3 * (later - earlier)
         for times in streams
