@@ -267,6 +267,38 @@ def test_drafts_are_a_cause_of_their_own_to_whom_they_belong_and_to_others() -> 
     assert not any("others_drafts" in span.parts for span in spans)
 
 
+def test_it_is_recorded_what_drafts_are_expected_to_take() -> None:
+    records = recorded_run([(0.0, 8, 240)], speculative=4, vocab_size=2)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    known = [step for step in steps if step.predicted_s is not None]
+    assert {1, 4} <= {step.num_draft_tokens for step in known}
+    for step in known:
+        assert step.drafts_s == pytest.approx(TOKEN_S * step.num_draft_tokens, rel=0.2)
+    assert all(step.drafts_share is None for step in steps if step not in known)
+
+
+def test_drafts_have_what_they_are_expected_to_take() -> None:
+    """The prompt's step holds as many of another's drafts whatever these cost."""
+
+    def told(record: EngineRecord) -> EngineRecord:
+        if not isinstance(record, StepRecord):
+            return record
+        return replace(record, predicted_s=0.009, drafting_s=0.001, drafts_s=0.001)
+
+    records = recorded_run(REPEATING, speculative=4, vocab_size=1)
+    by_tokens = first_token(records, "1")
+    prompt = first_token([told(record) for record in records], "1")
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    (step,) = [step for step in steps if step.num_prefill_tokens and step.num_draft_tokens]
+    assert prompt.parts["others_drafts"] == pytest.approx(0.2 * (step.ended_s - step.planned_s))
+    assert prompt.others_drafts == by_tokens.others_drafts
+    gained = {cause: prompt.parts[cause] - by_tokens.parts[cause] for cause in prompt.parts}
+    assert sum(gained.values()) == pytest.approx(0.0)
+    num_decodes = step.num_decode_tokens - step.num_draft_tokens
+    others = gained["others_decode"] / gained["own_prefill"]
+    assert others == pytest.approx(num_decodes / step.num_prefill_tokens)
+
+
 def test_tokens_that_come_together_have_no_gap_between_them() -> None:
     """Wrong drafts are no tokens, nor is what a step brings behind the request's end."""
     records = recorded_run(REPEATING, speculative=4, vocab_size=2)
@@ -322,7 +354,10 @@ def test_a_trace_from_before_there_were_drafts_is_read(tmp_path: Path) -> None:
     trace.write(recorded_run())
     trace.close()
     text = path.read_text()
-    for written in (',"drafter":null,"num_accepted":0', ',"drafts_ended_by":null'):
+    for written in (
+        ',"drafter":null,"num_accepted":0',
+        ',"drafts_ended_by":null,"drafting_s":0.0,"drafts_s":null',
+    ):
         assert written in text
         text = text.replace(written, "")
     old = tmp_path / "old.jsonl"

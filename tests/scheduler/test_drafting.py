@@ -197,6 +197,7 @@ def test_it_takes_the_best_of_those_that_fit(
         assert -prefixes[1].rows[0][0] >= LIKELY, "tried once more, to see what it costs"
         return
     assert plan.predicted_s == pytest.approx(model.seconds(prefixes[count].shape))
+    assert plan.drafts_s == pytest.approx(plan.predicted_s - model.seconds(prefixes[0].shape))
     if count != fitting:
         assert rates[count] == pytest.approx(rates[fitting], rel=1e-9), "only where both are best"
         return

@@ -35,6 +35,7 @@ class FakeDraftModel:
     Attributes:
         asked: requests and depth of each draft.
         slices: seconds of each time that it caught up.
+        spent_s: of all its passes.
     """
 
     name: DrafterName = "model"
@@ -47,7 +48,7 @@ class FakeDraftModel:
         self._num_computed: dict[str, int] = {}
         self.asked: list[tuple[int, int]] = []
         self.slices: list[float] = []
-        self.num_rests = 0
+        self.num_rests, self.spent_s = 0, 0.0
         self.slowness = 1.0
 
     def advance(self, request: Request) -> None:
@@ -106,6 +107,7 @@ class FakeDraftModel:
     def _compute(self, num_rows: int) -> None:
         taken_s = self.slowness * self.pass_s(num_rows)
         self._clock.advance_to(self._clock.now_s + taken_s)
+        self.spent_s += taken_s
 
 
 class Server:
@@ -175,6 +177,8 @@ def test_it_is_asked_where_it_brings_more_tokens_a_second() -> None:
     verified = [chunk for plan in server.plans for chunk in plan.chunks if chunk.kind == "verify"]
     assert {chunk.drafter for chunk in verified} == {"model"}
     assert len(server.plans) < 20
+    drafting_s = sum(plan.drafting_s for plan in server.plans)
+    assert drafting_s == pytest.approx(server.model.spent_s)
     without = Server(pass_s=0.001, speculative="off")
     without.add("a")
     without.finish()

@@ -36,6 +36,20 @@ def test_half_of_what_is_believed_is_of_the_last_few_hundred() -> None:
     assert rates[0] == pytest.approx(0.5, abs=0.05)
 
 
+def test_what_is_tried_no_more_is_a_prior_again() -> None:
+    rates, untried = Rates([0.3, 0.6]), Rates([0.3, 0.6])
+    for _ in range(3000):
+        rates.observe(0, is_right=True)
+    rates.recover()
+    assert rates[0] == pytest.approx(1.0, abs=0.02)
+    assert rates[1] == pytest.approx(0.6)
+    for _ in range(2000):
+        rates.recover()
+    for each in (rates, untried):
+        each.observe(0, is_right=True)
+    assert rates[0] == pytest.approx(untried[0], abs=0.01)
+
+
 def test_a_request_is_like_all_others_at_first() -> None:
     assert Luck().chance(0.4) == pytest.approx(0.4)
 

@@ -110,6 +110,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         preempted: ids that gave up their blocks for this step to fit.
         moves: copies to be made, in this order and once, before the step.
         admitted, held_by, drafts_ended_by: as in `StepRecord`, as are the next.
+        drafting_s, drafts_s: how long drafts took to make, and are expected to take.
         predicted_s, limit_s, budget_tokens: what the step may hold, and is expected to take. With
             steps in flight, its beginning is the predicted end of the last of these.
     """
@@ -123,6 +124,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     admitted: dict[str, int] = msgspec.field(default_factory=dict)
     held_by: Obstacle | None = None
     drafts_ended_by: DraftsEndedBy | None = None
+    drafting_s: float = 0.0
+    drafts_s: float | None = None
     predicted_s: float | None = None
     limit_s: float | None = None
     budget_tokens: int = 0

@@ -74,6 +74,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
             computed already.
         preempted: requests that lost their blocks.
         drafts_ended_by: why there are no more drafts; None where none were asked for.
+        drafting_s: how long a draft model was asked for them, before `started_s`.
+        drafts_s: of `predicted_s`, how much its drafts add; None where that is None.
         held_by: what kept the first waiting request out; None where none waited, or none was
             looked at.
         failed: requests whose chunk could not be computed.
@@ -105,6 +107,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     num_used_blocks: int
     num_cached_blocks: int
     drafts_ended_by: DraftsEndedBy | None = None
+    drafting_s: float = 0.0
+    drafts_s: float | None = None
     replica_id: str = ""
 
     @property
@@ -126,6 +130,13 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     def num_accepted_tokens(self) -> int:
         """Drafts that were right."""
         return sum(chunk.num_accepted for chunk in self.chunks)
+
+    @property
+    def drafts_share(self) -> float | None:
+        """Of the time it takes, what its drafts are expected to; None where that is not known."""
+        if self.predicted_s is None or self.drafts_s is None:
+            return None
+        return (self.drafting_s + self.drafts_s) / (self.drafting_s + self.predicted_s)
 
     @property
     def went_as_planned(self) -> bool:

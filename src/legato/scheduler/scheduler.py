@@ -384,6 +384,8 @@ class Scheduler:
             admitted=self._admitted,
             held_by=step.held_by,
             drafts_ended_by=drafts_ended_by,
+            drafting_s=step.drafting_s,
+            drafts_s=model.drafts_s(step.shape) if model.is_known else None,
             predicted_s=model.seconds(step.shape) if model.is_known else None,
             limit_s=None if step.limit_s == UNLIMITED else step.limit_s,
             budget_tokens=self._config.max_num_batched_tokens,

@@ -75,6 +75,13 @@ class StepShape:
             setattr(shape, name, getattr(self, name))
         return shape
 
+    def without_drafts(self) -> "StepShape":
+        """That of the step's other rows."""
+        shape = self.copy()
+        shape.num_samples -= shape.num_draft_rows
+        shape.num_draft_rows, shape.draft_context = 0, 0.0
+        return shape
+
     @property
     def num_tokens(self) -> int:
         return self.num_decode_rows + self.num_draft_rows + self.num_prefill_tokens

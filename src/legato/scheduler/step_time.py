@@ -69,6 +69,12 @@ class StepTimeModel:
         assert self._costs is not None
         return self._scale * self._costs.chunk_cost_s(shape, start, num_tokens)
 
+    def drafts_s(self, shape: StepShape) -> float:
+        """How much longer a step is expected to take for its drafts."""
+        if not shape.num_draft_rows:
+            return 0.0
+        return max(0.0, self.seconds(shape) - self.seconds(shape.without_drafts()))
+
     def longest_chunk(self, shape: StepShape, start: int, limit_s: float, cap: int) -> int:
         """Most prefill tokens from `start` on with which the step, margin included, ends in time.
 

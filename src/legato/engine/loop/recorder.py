@@ -86,6 +86,8 @@ class Recorder:
                 preempted=plan.preempted,
                 held_by=plan.held_by,
                 drafts_ended_by=plan.drafts_ended_by,
+                drafting_s=plan.drafting_s,
+                drafts_s=plan.drafts_s,
                 failed=tuple(result.faults),
                 ran_out_of_memory=result.ran_out_of_memory,
                 num_running=stats.num_running,

@@ -1,13 +1,14 @@
 """Where requests' time went: a partition of it, so that the parts add up to the whole.
 
 The request's life is cut into tiles, each with the shares that causes have in it. What a step holds
-of several causes is shared among them by tokens. docs/tracing.md defines each cause.
+of several causes is shared among them by tokens, but drafts have what they are expected to take.
+docs/tracing.md defines each cause.
 """
 
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -40,6 +41,8 @@ Cause = Literal[
     "unrecorded",
     "http_out",
 ]
+
+_DRAFTS: Collection[Cause] = ("own_drafts", "others_drafts")
 
 Shares = Mapping[Cause, float]
 """Key cause, value its share; they sum to 1."""
@@ -310,7 +313,7 @@ class _State:
         tokens["preemption"] += num_again
         own: Cause = "own_prefill" if is_prefill else "own_decode"
         tokens[own] += num_certain - num_again
-        return _by_tokens(tokens)
+        return _shares(tokens, step.record)
 
     def _waiting(self, step: ObservedStep) -> Shares:
         if self._was_preempted:
@@ -321,11 +324,11 @@ class _State:
             return {"queue": 1.0}
         tokens = _tokens(step)
         tokens["queue"] = tokens.pop("others_decode")
-        return _by_tokens(tokens)
+        return _shares(tokens, step.record)
 
     def _passed_over(self, step: ObservedStep) -> Shares:
         is_stream = self._num_computed and self._is_decoding
-        return {"yielded": 1.0} if is_stream else _by_tokens(_tokens(step))
+        return {"yielded": 1.0} if is_stream else _shares(_tokens(step), step.record)
 
     @property
     def _is_decoding(self) -> bool:
@@ -359,6 +362,15 @@ def _of_others(steps: Iterable[ObservedStep], request_id: str) -> tuple[Counter[
     return prompts, drafts
 
 
-def _by_tokens(tokens: "Counter[Cause]") -> Shares:
-    total = tokens.total()
-    return {cause: count / total for cause, count in tokens.items() if count}
+def _shares(tokens: "Counter[Cause]", step: StepRecord) -> Shares:
+    """Drafts have what they are expected to take, where that is known; the rest goes by tokens."""
+    num_tokens, num_drafts = tokens.total(), sum(tokens[cause] for cause in _DRAFTS)
+    of_drafts = step.drafts_share
+    if of_drafts is None or not num_drafts:
+        return {cause: count / num_tokens for cause, count in tokens.items() if count}
+    each_draft, each_other = of_drafts / num_drafts, (1.0 - of_drafts) / (num_tokens - num_drafts)
+    return {
+        cause: count * (each_draft if cause in _DRAFTS else each_other)
+        for cause, count in tokens.items()
+        if count
+    }

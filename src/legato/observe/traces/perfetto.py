@@ -93,6 +93,8 @@ class PerfettoEvents:
                 "drafts_ended_by": step.drafts_ended_by,
                 "budget_tokens": step.budget_tokens,
                 "predicted_ms": _ms(step.predicted_s),
+                "drafts_ms": _ms(step.drafts_s),
+                "drafting_ms": _ms(step.drafting_s),
                 "measured_ms": _ms(step.seconds),
                 "limit_ms": _ms(step.limit_s),
                 "planning_ms": _ms(step.started_s - step.planned_s),
