@@ -156,6 +156,19 @@ def test_what_came_to_others(recent: RecentOutputs) -> None:
     assert proposed(recent, request) == []
 
 
+def test_the_end_of_an_output_is_no_guess(recent: RecentOutputs) -> None:
+    """Others that went on there do not make what stands before it less likely."""
+    ended(recent, "before", [1, 2, 3, 4, 5])
+    for i in range(50):
+        come(stream([7, 8], f"beyond {i}"), [1, 2, 3, 4, 5, 100 + i], recent)
+    request = stream([7, 8])
+    come(request, [1], recent)
+    draft = recent.propose(request, 9)
+    assert draft is not None
+    assert list(draft.token_ids) == [2, 3, 4, 5]
+    assert min(draft.chances) > 0.9
+
+
 def test_what_came_first_behind_a_prompt(recent: RecentOutputs) -> None:
     """The prompt's last tokens are kept with the output, so that its beginning is found."""
     first = stream([1, 2, 3, 4, 5, 6])

@@ -45,7 +45,7 @@ class _Match:
     @property
     def is_lost(self) -> bool:
         """Whether nothing is known of what comes next."""
-        return not self.length or self.at >= len(self._index.token_ids)
+        return not self.length or self._index.token_ids[self.at] == _SEPARATOR
 
     def look_up(self, index: SuffixIndex, request: Request, end: int) -> None:
         """Begin anew, with what stood behind the tokens before `end`."""
@@ -71,8 +71,6 @@ class _Match:
             guessed += guessed[: most - len(guessed)]
         if _SEPARATOR in guessed:
             del guessed[guessed.index(_SEPARATOR) :]
-        if not guessed:
-            return None
         chances = [
             beliefs.chance(kind_of(self.length + depth), self.luck) for depth in range(len(guessed))
         ]
