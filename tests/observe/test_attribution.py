@@ -126,6 +126,14 @@ def test_a_preempted_stream_waits_for_its_preemption() -> None:
     gaps = attribution.gaps()
     longest = attribution.gap(gaps.index(max(gaps)))
     assert longest.parts["preemption"] > 0.5 * longest.seconds
+    [loss] = [r for r in records if isinstance(r, StepRecord) and r.preempted]
+    [chunk] = [
+        chunk
+        for step, chunk in story_of(records, preempted).own_chunks()
+        if step.step_id > loss.step_id and chunk.kind == "prefill"
+    ]
+    token_s = STEP_S / chunk.num_tokens + TOKEN_S
+    assert longest.parts["own_prefill"] == pytest.approx(token_s), "one of its tokens is new"
 
 
 @given(
