@@ -101,3 +101,28 @@ def test_drafts_are_turned_on_and_off() -> None:
         assert harness.plans[-1].chunks[0].kind == kind
     harness.drain()
     assert harness.tokens["a"] == harness.expected_tokens("a")
+
+
+def test_a_preempted_stream_is_drafted_for_when_it_runs_again() -> None:
+    """Though drafts were turned on, or off, while it waited."""
+    drafter = RandomDrafter(coming, vocab_size=VOCAB_SIZE, rightness=1.0)
+    harness = Harness(
+        num_blocks=8,
+        block_size=4,
+        admission_optimism=1.0,
+        speculative="off",
+        drafters=[drafter],
+    )
+    for name in ("old", "new"):
+        harness.add(name, 8, max_tokens=20)
+    while not next_step(harness).preempted:
+        pass
+    assert list(harness.scheduler._queues.running) == ["old"]
+    harness.reconfigure(speculative=2, max_num_batched_tokens=1)
+    assert drafter.num_told.keys() == {"old", "new"}
+    harness.reconfigure(speculative="off")
+    assert not drafter.num_told
+    harness.reconfigure(speculative=2)
+    harness.drain()
+    for name in ("old", "new"):
+        assert harness.tokens[name] == harness.expected_tokens(name)

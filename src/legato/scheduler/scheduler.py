@@ -171,18 +171,19 @@ class Scheduler:
         assert config.prefill_order is not None
         had_drafts = self._drafting is not None
         self._configure(config)
-        self._turn_drafting(had_drafts)
         waiting = self._queues.take_waiting()
-        for request in (*self._queues.running.values(), *waiting):
+        requests = (*self._queues.running.values(), *waiting)
+        self._turn_drafting(requests, was_on=had_drafts)
+        for request in requests:
             if not request.is_promise_waived:
                 request.change_promise(self._classes[request.message.service.slo_class], now_s)
         self._queues.order = ORDERS[config.prefill_order]
         for request in waiting:
             self._queues.add(request)
 
-    def _turn_drafting(self, was_on: bool) -> None:
-        """Drafters know of the streams that run while there are drafts, and of none otherwise."""
-        for request in self._queues.running.values():
+    def _turn_drafting(self, requests: Iterable[Request], *, was_on: bool) -> None:
+        """Drafters know of the streams, preempted ones among them, while there are drafts."""
+        for request in requests:
             if self._drafting is None:
                 self._forget(request)
             elif not was_on and request.num_output_tokens:
