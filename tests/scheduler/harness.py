@@ -310,7 +310,7 @@ class Harness:
         while self.in_flight:
             for chunk in self.in_flight.pop().chunks:
                 self.spoil_cache(chunk)
-            self.scheduler.withdraw()
+            self.take(self.scheduler.withdraw())
 
     def is_valid(self, chunk: ScheduledChunk) -> bool:
         """Whether the request still runs."""

@@ -302,3 +302,20 @@ def test_the_schedule_does_not_show_in_the_tokens(
     harness.drain()
     for request_id in harness.added:
         assert harness.tokens[request_id] == harness.expected_tokens(request_id)
+
+
+def test_who_is_aborted_in_a_step_that_is_withdrawn_ends_with_it() -> None:
+    harness = Harness(depth=2, budget=64)
+    harness.add("stream", 8, max_tokens=20)
+    harness.step()
+    harness.add("aborted", 8, max_tokens=20)
+    while "aborted" not in [chunk.request_id for chunk in harness.plans[-1].chunks]:
+        assert harness.plan() is not None
+    assert len(harness.in_flight) == 2
+    harness.abort("aborted")
+    assert not harness.finish_reasons["aborted"]
+    harness.run(harness.in_flight[0], out_of_memory=True)
+    assert harness.finish_reasons["aborted"] == [FinishReason.ABORT]
+    harness.drain()
+    assert harness.tokens["stream"] == harness.expected_tokens("stream")
+    assert harness.kv.num_free_blocks == harness.kv.num_blocks

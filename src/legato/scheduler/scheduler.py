@@ -337,17 +337,27 @@ class Scheduler:
         if self._drafting is not None:
             self._drafting.note_turnaround(seconds)
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> list[RequestOutput]:
         """Forget the newest step in flight, of which nothing has been and will be computed.
 
         What it introduced to the executor stays so, and what it ended.
+
+        Returns:
+            the ends of requests that were aborted and waited for this step alone.
         """
-        for chunk in self._in_flight.pop().plan.chunks:
-            request = self._queues.running.get(chunk.request_id)
-            if request is not None:
-                request.num_scheduled_tokens -= chunk.num_tokens
-                request.num_expected_tokens -= chunk.num_samples
+        outputs: list[RequestOutput] = []
+        plan = self._in_flight.pop().plan
         self._kv.end_step()
+        for chunk in plan.chunks:
+            request = self._queues.running.get(chunk.request_id)
+            if request is None:
+                continue
+            request.num_scheduled_tokens -= chunk.num_tokens
+            request.num_expected_tokens -= chunk.num_samples
+            if request.finish_reason is not None and not request.is_in_flight:
+                outputs.append(_ended(request.request_id, request.finish_reason))
+                self._end(request)
+        return outputs
 
     def _look_ahead(self, now_s: float) -> float:
         """When a step that is planned now can begin; requests know when their last token comes."""

@@ -265,13 +265,15 @@ class EngineLoop:
         The steps behind it, which have failed with it, are planned anew.
         """
         self._num_failed_steps += 1
+        outputs: list[RequestOutput] = []
         while self._in_flight:
             self._in_flight.pop()
-            self._scheduler.withdraw()
+            outputs += self._scheduler.withdraw()
+        self._note_outputs(outputs, self._clock())
         plan = flight.plan
         result = run_in_parts(self._executor, plan, fault)
         is_hopeless = len(result.faults) == len(plan.chunks) and not is_sound(self._executor, plan)
-        outputs = self._commit(flight, result)
+        outputs += self._commit(flight, result)
         if is_hopeless:
             raise EngineFaultError(f"the engine computes nothing any more: {fault.error}")
         return outputs
