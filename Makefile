@@ -46,12 +46,14 @@ bench: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) out
 
-# Either compiles the kernels, so the second includes the first.
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+# Each compiles the kernels. The second has all of the first, and counts for both.
+$(VENV)/.installed $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+
+$(VENV)/.installed:
 	$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+$(VENV)/.installed-dev:
 	$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 
