@@ -11,7 +11,7 @@ namespace legato {
 
 // Rows, and halves of the columns for so many of them, whose sums all fit in registers. With few rows
 // there must be enough columns, too: a sum waits for what was added to it last.
-#ifdef __AVX512F__
+#ifdef LEGATO_AVX512
 constexpr int kBlockRows = 8;
 constexpr int block_halves(int) { return 2; }
 #else
@@ -41,7 +41,8 @@ inline const Row *row_of(const Operands<Row, Column> &operands, int row, long ro
                            : operands.lower + (row - kTileRows) * row_values;
 }
 
-// Rows [first_row, first_row + kBlockRows) of a strip, as they are multiplied.
+// Rows [first_row, first_row + kBlockRows) of a strip, as they are multiplied. They may lie on both
+// sides of a tile's edge.
 template <typename Row>
 class PlainRows {
 public:
@@ -51,7 +52,7 @@ public:
 
     template <typename Column>
     const Row *at(const Operands<Row, Column> &operands, int, int row) const {
-        return row_of(operands, first_row_, row_values_) + row * row_values_;
+        return row_of(operands, first_row_ + row, row_values_);
     }
 
 private:
@@ -59,7 +60,7 @@ private:
     const int first_row_;
 };
 
-#ifdef __AVX512F__
+#ifdef LEGATO_AVX512
 template <typename Row>
 using BlockRows = PlainRows<Row>;
 #else
@@ -147,6 +148,8 @@ inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, 
             totals[row][half] = first_total<adds>(kind, block_sums + row * row_sums + 16 * half);
     for (int step = 0; step < shape.num_steps; ++step) {
         const Operands<Row, Column> operands = at(step);
+        decltype(rows.at(operands, step, 0)) values[num_rows];
+        for (int row = 0; row < num_rows; ++row) values[row] = rows.at(operands, step, row);
         for (int pair = 0; pair < kTileDepth / 2; ++pair) {
             const Column *columns[kHalves];
             for (int half = 0; half < kHalves; ++half) {
@@ -154,7 +157,7 @@ inline void multiply_block(const StripShape &shape, const BlockRows<Row> &rows, 
                     (first_half + half ? operands.right : operands.left) + pair * pair_values;
                 if (first_row == 0) prefetch(columns[half] + operands.ahead);
             }
-            const auto pair_of = [&](int row) { return rows.at(operands, step, row) + 2 * pair; };
+            const auto pair_of = [&](int row) { return values[row] + 2 * pair; };
             add_part<0>(totals, columns, pair_of);
             if constexpr (kPairParts<Column> == 2) add_part<1>(totals, columns, pair_of);
         }
