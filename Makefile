@@ -53,8 +53,9 @@ $(VENV)/.installed:
 	$(PIP) install --editable .
 	@touch $@
 
+# Tests run kernels for instructions that the processor lacks by emulation.
 $(VENV)/.installed-dev:
-	$(PIP) install --editable '.[dev]'
+	$(PIP) install --editable '.[dev]' --config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.torch: scripts/install_torch.py

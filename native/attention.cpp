@@ -340,10 +340,6 @@ void write_output(const AttentionCall &call, const AttentionTask &task, int row,
         store_bf16(call.output.at(token, head * head_dim + dim), load(sums + dim) * by);
 }
 
-void round_to_bf16(const float *values, int count, bf16 *rounded) {
-    for (int i = 0; i < count; i += 16) store_bf16(rounded + i, load(values + i));
-}
-
 void keep_part(const AttentionCall &call, const AttentionTask &task, const Scratch &scratch) {
     const int head_dim = call.shape.head_dim, num_rows = task.end - task.first;
     float *const sums = call.parts + task.part * part_floats(head_dim);
@@ -425,34 +421,6 @@ AttentionPlan::AttentionPlan(const std::vector<Chunk> &chunks, const CacheShape 
         return cost(a) > cost(b);
     });
     tasks_a_share = std::clamp<size_t>(tasks.size() / (kSharesAThread * num_threads), 1, kMostTasks);
-}
-
-void write_key(bf16 *keys, const CacheShape &shape, int kv_head, int64_t slot, const float *key) {
-    bf16 *to = keys + shape.head_at(kv_head, slot) + shape.key_at(slot);
-    alignas(64) bf16 rounded[kLargestHead];
-    round_to_bf16(key, shape.head_dim, rounded);
-    for (int dim = 0; dim < shape.head_dim; dim += 2, to += 32) {
-        to[0] = rounded[dim];
-        to[1] = rounded[dim + 1];
-    }
-}
-
-void write_value(bf16 *values, const CacheShape &shape, int kv_head, int64_t slot,
-                 const float *value) {
-    bf16 *to = values + shape.head_at(kv_head, slot) + shape.value_at(slot);
-    alignas(64) bf16 rounded[kLargestHead];
-    round_to_bf16(value, shape.head_dim, rounded);
-    for (int dim = 0; dim < shape.head_dim; ++dim) to[2 * dim] = rounded[dim];
-}
-
-void expect_token(const bf16 *keys, const bf16 *values, const CacheShape &shape, int64_t slot) {
-    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-        const bf16 *key = keys + shape.head_at(kv_head, slot) + shape.key_at(slot);
-        const bf16 *value = values + shape.head_at(kv_head, slot) + shape.value_at(slot);
-        for (int dim = 0; dim < shape.head_dim; dim += 2, key += 32) __builtin_prefetch(key, 1);
-        for (int dim = 0; dim < shape.head_dim; dim += 16, value += 32)
-            __builtin_prefetch(value, 1);
-    }
 }
 
 void attend(const AttentionCall &call, Phase &phase) {

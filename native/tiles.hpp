@@ -33,7 +33,7 @@ struct StripShape {
 
 }  // namespace legato
 
-#ifdef __AMX_BF16__
+#ifdef LEGATO_AMX
 #include "tiles_amx.hpp"
 #else
 #include "tiles_avx.hpp"

@@ -4,6 +4,9 @@
 #include <type_traits>
 
 #include "tiles.hpp"
+#ifdef LEGATO_EMULATED
+#include "emulated/amx.hpp"
+#endif
 
 namespace legato {
 

@@ -1,7 +1,7 @@
 // 16 numbers at a time, by the instructions that this module is compiled for.
 #pragma once
 
-#ifdef __AVX512F__
+#ifdef LEGATO_AVX512
 #include "vector512.hpp"
 #else
 #include "vector256.hpp"

@@ -1,9 +1,13 @@
 // 16 numbers at a time: AVX-512 with its bfloat16 and VNNI extensions. vector256.hpp has the same.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
+
+#ifdef LEGATO_EMULATED
+#include "emulated/avx512.hpp"
+#else
+#include <immintrin.h>
+#endif
 
 namespace legato {
 
@@ -146,9 +150,13 @@ inline ShortPairs fill_pairs(const int16_t *pair) {
     return {_mm512_set1_epi32(both)};
 }
 inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
-    // Of the intrinsic, GCC 12 makes two copies of the total besides.
+#ifdef LEGATO_EMULATED
+    return {_mm512_dpwssd_epi32(total.values, a.values, b.values)};
+#else
+    // With the intrinsic, GCC 12 copies the total twice.
     asm("vpdpwssd %2, %1, %0" : "+v"(total.values) : "v"(a.values), "v"(b.values));
     return total;
+#endif
 }
 
 // 32 numbers, which bfloat16 has exactly.

@@ -42,6 +42,12 @@ def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibration")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from tests.executor.instructions import how_they_run
+
+    terminalreporter.write_line(f"kernels: {how_they_run()}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_begins_after)
 

@@ -10,8 +10,9 @@ from legato.executor.attention.base import AttentionBackend
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.model.base import Model
-from legato.model.native import NativeKernels, native_instructions
+from legato.model.native import NativeKernels
 from legato.model.spec import DecoderSpec
+from tests.executor.instructions import RUNNABLE, module_of
 from tests.model.random_models import CPU, native_model, random_decoder
 
 BLOCK_SIZE = 32
@@ -30,8 +31,9 @@ class Backend:
 
     @property
     def kernels(self) -> str:
-        """What has to run here."""
-        return self.name.removesuffix("-int8")
+        """PyTorch's by their dtype, or native ones: by emulation if the processor lacks them."""
+        name = self.name.removesuffix("-int8")
+        return module_of(name) or name
 
     def make(self, spec: DecoderSpec, num_blocks: int) -> tuple[Model, AttentionBackend]:
         """The same weights on every backend, and a cache that holds no numbers yet."""
@@ -63,7 +65,7 @@ QUANTIZED = [
 
 def params(backends: Iterable[Backend]) -> list[object]:
     """For `pytest.mark.parametrize`; what does not run here is skipped."""
-    here = [EXACT.name, ROUNDED.name, *native_instructions()]
+    here = [EXACT.name, ROUNDED.name, *RUNNABLE]
     return [
         pytest.param(
             backend,

@@ -22,6 +22,7 @@ from legato.model.base import Model
 from legato.model.communicator import ALONE, Communicator
 from legato.model.native import NativeKernels, native_instructions, why_not_native
 from legato.model.spec import DecoderSpec
+from tests.executor.instructions import TESTED
 from tests.model.random_models import (
     SPECS,
     VOCAB_SIZE,
@@ -112,7 +113,7 @@ def check(spec: DecoderSpec, prompts: list[list[int]], kernels: NativeKernels, s
         max_size=5,
     ),
     num_threads=st.integers(1, 3),
-    instructions=st.sampled_from(native_instructions() or ["none"]),
+    instructions=st.sampled_from(TESTED or ["none"]),
     seed=st.integers(0, 1000),
 )
 @examples(25)
@@ -123,7 +124,7 @@ def test_as_exact_as_the_python_layers(
 
 
 @pytest.mark.parametrize("spec", [SPECS["grouped"], SPECS["one key head"], SPECS["windows"]])
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("last", [1, 3, 40, 300])
 def test_long_contexts_are_shared_among_threads(
     spec: DecoderSpec, last: int, instructions: str
@@ -132,7 +133,7 @@ def test_long_contexts_are_shared_among_threads(
     check(spec, [[700, 600, 700, last], [1, 1, 1, 1]], NativeKernels(2, instructions), seed=0)
 
 
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("name", ["every head its own keys", "biases", "normed heads, untied"])
 def test_ranks_together_are_as_exact_as_one(name: str, instructions: str) -> None:
     spec = msgspec.structs.replace(SPECS[name], intermediate_size=128)
@@ -160,7 +161,7 @@ def test_ranks_together_are_as_exact_as_one(name: str, instructions: str) -> Non
         assert float(error) <= 0.002 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("chunks", [[600], [1, 599], [256, 256, 88], [37] * 16 + [8]])
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_chunks_do_not_change_a_bit(

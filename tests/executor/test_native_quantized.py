@@ -16,6 +16,7 @@ from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.spec import DecoderSpec
 from tests.executor.backends import BLOCK_SIZE
 from tests.executor.by_hand import ByHand, prompt
+from tests.executor.instructions import TESTED
 from tests.executor.test_native import pytestmark as needs_native
 from tests.model.random_models import SPECS, random_decoder
 
@@ -36,7 +37,7 @@ def rows_of(num_rows: int, depth: int) -> torch.Tensor:
     return rows.bfloat16()
 
 
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
 @pytest.mark.parametrize("num_rows", [FEW + 1, 32, 33, 70])
@@ -50,7 +51,7 @@ def test_many_rows(
     assert torch.equal(NativeLinear(weight, kernels)(rows), plain(rows))
 
 
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
 @pytest.mark.parametrize("num_rows", [1, 33])
@@ -64,7 +65,7 @@ def test_what_is_only_stored_as_codes(
     assert torch.equal(NativeLinear(stored, kernels)(rows), plain(rows))
 
 
-@pytest.mark.parametrize("instructions", native_instructions())
+@pytest.mark.parametrize("instructions", TESTED)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(32, 32), (576, 1536), (100, 96)])
 @pytest.mark.parametrize("num_rows", range(1, FEW + 1))

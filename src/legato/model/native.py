@@ -65,6 +65,12 @@ def native_instructions() -> list[str]:
     return [name for name in _runnable() if find_spec(_module(name))]
 
 
+def emulated_instructions() -> list[str]:
+    """Kernels of AVX-512 and AMX in plain C++, where they were built, which is for tests alone."""
+    emulated = ("emulated_avx512", "emulated_amx") if "avx2" in _runnable() else ()
+    return [name for name in emulated if find_spec(_module(name))]
+
+
 def unbuilt_instructions() -> list[str]:
     """Those that would run here, but for which the compiler knew how to build no kernels."""
     return [name for name in _runnable() if not find_spec(_module(name))]
@@ -82,11 +88,11 @@ class NativeKernels:
     """The kernels for a set of instructions, and the threads that they run on.
 
     Args:
-        instructions: one of `native_instructions()`.
+        instructions: one of `native_instructions()`, or of `emulated_instructions()`.
     """
 
     def __init__(self, num_threads: int, instructions: str) -> None:
-        assert instructions in native_instructions(), instructions
+        assert instructions in (*native_instructions(), *emulated_instructions()), instructions
         self.num_threads = num_threads
         self.instructions = instructions
         self.extension: Any = import_module(_module(instructions))

@@ -1,0 +1,79 @@
+// The intrinsics of Intel AMX that tiles_amx.hpp uses, in plain C++: see avx512.hpp.
+//
+// As on a processor, a tile that was not configured ends the process.
+#pragma once
+
+#include <cstdlib>
+
+#include "avx512.hpp"
+
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+
+namespace legato {
+
+namespace emulated {
+
+struct TileConfig {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_a_row[16];
+    uint8_t num_rows[16];
+};
+
+struct Tile {
+    alignas(64) uint8_t rows[16][64];
+};
+
+inline thread_local TileConfig tile_config{};
+inline thread_local Tile tile_registers[8];
+
+inline Tile &configured_tile(int index) {
+    const bool is_configured = tile_config.palette == 1 && tile_config.bytes_a_row[index] == 64 &&
+                               tile_config.num_rows[index] == 16;
+    if (!is_configured) std::abort();
+    return tile_registers[index];
+}
+
+}  // namespace emulated
+
+inline void _tile_loadconfig(const void *config) {
+    std::memcpy(&emulated::tile_config, config, sizeof(emulated::TileConfig));
+    std::memset(emulated::tile_registers, 0, sizeof(emulated::tile_registers));
+}
+inline void _tile_release() { emulated::tile_config = {}; }
+
+inline void _tile_zero(int to) { emulated::configured_tile(to) = {}; }
+inline void _tile_loadd(int to, const void *from, long stride) {
+    for (auto &row : emulated::configured_tile(to).rows) {
+        std::memcpy(row, from, sizeof(row));
+        from = static_cast<const char *>(from) + stride;
+    }
+}
+inline void _tile_stored(int from, void *to, long stride) {
+    for (const auto &row : emulated::configured_tile(from).rows) {
+        std::memcpy(to, row, sizeof(row));
+        to = static_cast<char *>(to) + stride;
+    }
+}
+
+// Even and odd values of a row are added up apart, and then to what was there.
+inline void _tile_dpbf16ps(int to, int left, int right) {
+    const emulated::Tile &a = emulated::configured_tile(left), &b = emulated::configured_tile(right);
+    for (int m = 0; m < 16; ++m) {
+        const auto row = emulated::loaded<emulated::Shorts>(a.rows[m]);
+        __m512 even{}, odd{};
+        for (int k = 0; k < 16; ++k) {
+            const auto column = emulated::loaded<emulated::Shorts>(b.rows[k]);
+            for (int n = 0; n < 16; ++n) {
+                even[n] = emulated::add_product(even[n], row[2 * k], column[2 * n]);
+                odd[n] = emulated::add_product(odd[n], row[2 * k + 1], column[2 * n + 1]);
+            }
+        }
+        auto &sums = emulated::configured_tile(to).rows[m];
+        emulated::stored(sums, emulated::loaded<__m512>(sums) + (even + odd));
+    }
+}
+
+}  // namespace legato

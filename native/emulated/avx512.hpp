@@ -1,0 +1,265 @@
+// The intrinsics of AVX-512 that vector512.hpp uses, in plain C++: for tests on processors without them.
+//
+// Names, types and results are Intel's, denormals and special numbers included (Software Developer's
+// Manual, volume 2). The compiler declares the real ones for every target; those in this namespace are
+// found before them.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace legato {
+
+namespace emulated {
+
+constexpr int kLanes = 16;
+
+using Shorts = int16_t __attribute__((vector_size(64)));
+using Lanes = int32_t __attribute__((vector_size(64)));
+
+// A lane of `To` for each of `From`: values[lane] is work(from[lane]).
+template <typename To, typename From, typename Work>
+inline To each(const From &from, Work work) {
+    To to;
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = work(from[lane]);
+    return to;
+}
+
+template <typename Vector>
+inline Vector loaded(const void *from) {
+    Vector vector;
+    std::memcpy(&vector, from, sizeof(vector));
+    return vector;
+}
+template <typename Vector>
+inline void stored(void *to, const Vector &vector) {
+    std::memcpy(to, &vector, sizeof(vector));
+}
+
+inline float flushed(float x) {
+    return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+
+// Rounded to the nearest bfloat16, to even between two; denormals become zero.
+inline uint16_t rounded_bf16(float x) {
+    const uint32_t bits = std::bit_cast<uint32_t>(flushed(x));
+    if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float widened_bf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+
+// 2^n of a whole number.
+inline float power_of_two(float n) {
+    const bool is_normal = n >= -126.0f && n <= 127.0f;
+    return is_normal ? std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23) : std::exp2(n);
+}
+
+// total + a * b of the bfloat16 values at `index`, rounded once.
+inline float add_product(float total, uint16_t a, uint16_t b) {
+    return flushed(std::fma(flushed(widened_bf16(a)), flushed(widened_bf16(b)), flushed(total)));
+}
+
+}  // namespace emulated
+
+inline __m512 _mm512_set1_ps(float x) { return x - __m512{}; }
+inline __m512 _mm512_setr_ps(float a, float b, float c, float d, float e, float f, float g, float h,
+                             float i, float j, float k, float l, float m, float n, float o,
+                             float p) {
+    return __m512{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
+}
+inline __m512 _mm512_loadu_ps(const void *from) { return emulated::loaded<__m512>(from); }
+inline void _mm512_storeu_ps(void *to, __m512 x) { emulated::stored(to, x); }
+inline void _mm512_stream_ps(void *to, __m512 x) {
+    emulated::stored(__builtin_assume_aligned(to, 64), x);
+}
+
+inline __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+inline __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
+inline __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+inline __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
+inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+    for (int lane = 0; lane < emulated::kLanes; ++lane) c[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return c;
+}
+inline __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
+inline __m512 _mm512_abs_ps(__m512 x) {
+    return emulated::each<__m512>(x, [](float value) { return std::fabs(value); });
+}
+// Halves are added up, as the compiler's sequence for the real one does.
+inline float _mm512_reduce_add_ps(__m512 x) {
+    for (int half = emulated::kLanes / 2; half; half /= 2)
+        for (int lane = 0; lane < half; ++lane) x[lane] += x[lane + half];
+    return x[0];
+}
+inline float _mm512_reduce_max_ps(__m512 x) {
+    for (int half = emulated::kLanes / 2; half; half /= 2)
+        for (int lane = 0; lane < half; ++lane)
+            x[lane] = x[lane] > x[lane + half] ? x[lane] : x[lane + half];
+    return x[0];
+}
+
+inline __m512 _mm512_mask_mov_ps(__m512 other, __mmask16 mask, __m512 x) {
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        if (mask >> lane & 1) other[lane] = x[lane];
+    return other;
+}
+inline __m512i _mm512_castps_si512(__m512 x) { return std::bit_cast<__m512i>(x); }
+inline __m512 _mm512_castsi512_ps(__m512i x) { return std::bit_cast<__m512>(x); }
+inline __mmask16 _mm512_movepi32_mask(__m512i x) {
+    const auto lanes = std::bit_cast<emulated::Lanes>(x);
+    __mmask16 mask = 0;
+    for (int lane = 0; lane < emulated::kLanes; ++lane) mask |= (lanes[lane] < 0) << lane;
+    return mask;
+}
+
+inline __m512 _mm512_cvtph_ps(__m256i x) {
+    uint16_t halves[emulated::kLanes];
+    emulated::stored(halves, x);
+    return emulated::each<__m512>(halves, [](uint16_t half) { return _cvtsh_ss(half); });
+}
+inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
+    uint16_t shorts[emulated::kLanes];
+    emulated::stored(shorts, x);
+    return std::bit_cast<__m512i>(
+        emulated::each<emulated::Lanes>(shorts, [](uint16_t value) { return int32_t{value}; }));
+}
+inline __m512i _mm512_slli_epi32(__m512i x, unsigned count) {
+    return std::bit_cast<__m512i>(std::bit_cast<emulated::Lanes>(x) << count);
+}
+
+inline __m256bh _mm512_cvtneps_pbh(__m512 x) {
+    uint16_t rounded[emulated::kLanes];
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        rounded[lane] = emulated::rounded_bf16(x[lane]);
+    return emulated::loaded<__m256bh>(rounded);
+}
+inline __m512bh _mm512_cvtne2ps_pbh(__m512 upper, __m512 lower) {
+    uint16_t rounded[2 * emulated::kLanes];
+    for (int lane = 0; lane < emulated::kLanes; ++lane) {
+        rounded[lane] = emulated::rounded_bf16(lower[lane]);
+        rounded[lane + emulated::kLanes] = emulated::rounded_bf16(upper[lane]);
+    }
+    return emulated::loaded<__m512bh>(rounded);
+}
+
+// Of the immediates only 0x09: no bits of fraction kept, rounded down.
+inline __m512 _mm512_reduce_ps(__m512 x, int) {
+    return emulated::each<__m512>(
+        x, [](float value) { return std::isinf(value) ? 0.0f : value - std::floor(value); });
+}
+inline __m512 _mm512_scalef_ps(__m512 x, __m512 exponent) {
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        x[lane] *= emulated::power_of_two(std::floor(exponent[lane]));
+    return x;
+}
+
+inline __m512i _mm512_set1_epi32(int32_t x) {
+    return std::bit_cast<__m512i>(x - emulated::Lanes{});
+}
+inline __m512i _mm512_loadu_si512(const void *from) { return emulated::loaded<__m512i>(from); }
+inline void _mm512_storeu_si512(void *to, __m512i x) { emulated::stored(to, x); }
+inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+inline __m512i _mm512_add_epi32(__m512i a, __m512i b) {
+    return std::bit_cast<__m512i>(std::bit_cast<emulated::Lanes>(a) +
+                                  std::bit_cast<emulated::Lanes>(b));
+}
+inline int32_t _mm512_reduce_add_epi32(__m512i x) {
+    const auto lanes = std::bit_cast<emulated::Lanes>(x);
+    int32_t total = 0;
+    for (int lane = 0; lane < emulated::kLanes; ++lane) total += lanes[lane];
+    return total;
+}
+inline __m512 _mm512_cvtepi32_ps(__m512i x) {
+    return emulated::each<__m512>(std::bit_cast<emulated::Lanes>(x),
+                                  [](int32_t value) { return static_cast<float>(value); });
+}
+// To even between two; what does not fit, and NaN, becomes the smallest.
+inline __m512i _mm512_cvtps_epi32(__m512 x) {
+    return std::bit_cast<__m512i>(emulated::each<emulated::Lanes>(x, [](float value) {
+        const float whole = std::nearbyint(value);
+        const bool fits = whole >= -0x1p31f && whole < 0x1p31f;
+        return fits ? static_cast<int32_t>(whole) : std::numeric_limits<int32_t>::min();
+    }));
+}
+inline __m128i _mm512_cvtsepi32_epi8(__m512i x) {
+    const auto lanes = std::bit_cast<emulated::Lanes>(x);
+    int8_t bytes[emulated::kLanes];
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        bytes[lane] = static_cast<int8_t>(std::clamp<int32_t>(lanes[lane], -128, 127));
+    return emulated::loaded<__m128i>(bytes);
+}
+inline __m256i _mm512_cvtsepi32_epi16(__m512i x) {
+    const auto lanes = std::bit_cast<emulated::Lanes>(x);
+    int16_t shorts[emulated::kLanes];
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        shorts[lane] = static_cast<int16_t>(std::clamp<int32_t>(lanes[lane], -32768, 32767));
+    return emulated::loaded<__m256i>(shorts);
+}
+
+inline __m512 _mm512_permutexvar_ps(__m512i index, __m512 x) {
+    return emulated::each<__m512>(std::bit_cast<emulated::Lanes>(index),
+                                  [&](int32_t lane) { return x[lane & 15]; });
+}
+inline __m512i _mm512_set_epi16(int16_t a, int16_t b, int16_t c, int16_t d, int16_t e, int16_t f,
+                                int16_t g, int16_t h, int16_t i, int16_t j, int16_t k, int16_t l,
+                                int16_t m, int16_t n, int16_t o, int16_t p, int16_t q, int16_t r,
+                                int16_t s, int16_t t, int16_t u, int16_t v, int16_t w, int16_t x,
+                                int16_t y, int16_t z, int16_t aa, int16_t bb, int16_t cc,
+                                int16_t dd, int16_t ee, int16_t ff) {
+    return std::bit_cast<__m512i>(emulated::Shorts{ff, ee, dd, cc, bb, aa, z, y, x, w, v,
+                                                   u,  t,  s,  r,  q,  p,  o, n, m, l, k,
+                                                   j,  i,  h,  g,  f,  e,  d, c, b, a});
+}
+inline __m512i _mm512_permutexvar_epi16(__m512i index, __m512i x) {
+    const auto from = std::bit_cast<emulated::Shorts>(x);
+    auto places = std::bit_cast<emulated::Shorts>(index);
+    for (int i = 0; i < 2 * emulated::kLanes; ++i) places[i] = from[places[i] & 31];
+    return std::bit_cast<__m512i>(places);
+}
+
+inline __m512i _mm512_cvtepi8_epi16(__m256i x) {
+    int8_t bytes[2 * emulated::kLanes];
+    emulated::stored(bytes, x);
+    emulated::Shorts shorts;
+    for (int i = 0; i < 2 * emulated::kLanes; ++i) shorts[i] = bytes[i];
+    return std::bit_cast<__m512i>(shorts);
+}
+inline __m512i _mm512_cvtepi8_epi32(__m128i x) {
+    int8_t bytes[emulated::kLanes];
+    emulated::stored(bytes, x);
+    return std::bit_cast<__m512i>(
+        emulated::each<emulated::Lanes>(bytes, [](int8_t value) { return int32_t{value}; }));
+}
+
+inline __m512i _mm512_dpbusd_epi32(__m512i total, __m512i unsigned_bytes, __m512i signed_bytes) {
+    uint8_t a[64];
+    int8_t b[64];
+    emulated::stored(a, unsigned_bytes);
+    emulated::stored(b, signed_bytes);
+    auto lanes = std::bit_cast<emulated::Lanes>(total);
+    for (int i = 0; i < 64; ++i) lanes[i / 4] += int32_t{a[i]} * int32_t{b[i]};
+    return std::bit_cast<__m512i>(lanes);
+}
+inline __m512i _mm512_dpwssd_epi32(__m512i total, __m512i a, __m512i b) {
+    const auto left = std::bit_cast<emulated::Shorts>(a), right = std::bit_cast<emulated::Shorts>(b);
+    auto lanes = std::bit_cast<emulated::Lanes>(total);
+    for (int i = 0; i < 32; ++i) lanes[i / 2] += int32_t{left[i]} * int32_t{right[i]};
+    return std::bit_cast<__m512i>(lanes);
+}
+inline __m512 _mm512_dpbf16_ps(__m512 total, __m512bh a, __m512bh b) {
+    uint16_t left[32], right[32];
+    emulated::stored(left, a);
+    emulated::stored(right, b);
+    for (int lane = 0; lane < emulated::kLanes; ++lane)
+        for (int i : {2 * lane + 1, 2 * lane})
+            total[lane] = emulated::add_product(total[lane], left[i], right[i]);
+    return total;
+}
+
+}  // namespace legato
