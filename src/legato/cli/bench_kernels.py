@@ -1,6 +1,7 @@
 """`legato bench kernels`: the model's steps beside the machine's roofline."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import add_engine_flags, engine_config
@@ -29,11 +30,44 @@ def add_kernels_parser(
         "on this processor, or only with those of --kernels, or on a GPU, beside what reading "
         "memory and multiplying would take at least.",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare what the kernels compute with PyTorch's, for 1 to 130 rows, instead of "
+        "measuring them",
+    )
     add_engine_flags(parser)
     parser.set_defaults(benchmark=_kernels)
 
 
 def _kernels(args: argparse.Namespace) -> None:
+    if args.check:
+        sys.exit(0 if _agree(engine_config(args).model.kernels) else 1)
+    _measure(args)
+
+
+def _agree(asked: Kernels) -> bool:
+    """Whether all native kernels that run here compute what PyTorch does."""
+    from rich.console import Console
+
+    from legato.executor.kernel_check import ALL_COUNTS, disagreements
+    from legato.model.native import NativeKernels, native_instructions
+
+    console, are_wrong = Console(highlight=False, soft_wrap=True), False
+    checked = [name for name in native_instructions() if asked in ("auto", name)]
+    if not checked:
+        raise ConfigError(f"no native kernels run here for --kernels {asked}")
+    for instructions in checked:
+        with console.status(f"checking {instructions}"):
+            wrong = list(disagreements(NativeKernels(1, instructions), ALL_COUNTS))
+        console.print(f"{instructions}: {f'{len(wrong)} WRONG' if wrong else 'as PyTorch'}")
+        for disagreement in wrong:
+            console.print(f"  {disagreement}")
+        are_wrong = are_wrong or bool(wrong)
+    return not are_wrong
+
+
+def _measure(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from legato.bench.kernels import measure_kernels, measure_roofline

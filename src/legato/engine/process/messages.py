@@ -78,6 +78,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         cache: size of the KV cache.
         slo_classes: what a request may ask to be served as; key the class's name.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
+        rejected_kernels: native kernels that are not used because they compute wrong numbers here;
+            key the set of instructions, value how they disagree with PyTorch's.
         transfer: where it sends blocks from; None where it has nothing to do with other engines.
         start_s: seconds that the parts of the start took, one after the other; key the part's name.
     """
@@ -92,6 +94,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     start_s: dict[str, float] = {}
     has_any_name: bool = False
     device: str = "cpu"
+    rejected_kernels: dict[str, str] = {}
     transfer: TransferAddress | None = None
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":

@@ -37,12 +37,14 @@ class EngineParts(Machinery):
     Attributes:
         config: resolved.
         grammars: where the executor finds those of requests.
+        rejected_kernels: as of `KernelChoice`.
     """
 
     config: EngineConfig
     checkpoint: Checkpoint
     max_model_len: int
     grammars: Grammars
+    rejected_kernels: dict[str, str]
 
     @property
     def spec(self) -> DecoderSpec:
@@ -112,6 +114,7 @@ def load_parts(config: EngineConfig, start: StartParts | None = None) -> EngineP
         checkpoint=wanted.checkpoint,
         max_model_len=wanted.max_model_len,
         grammars=grammars,
+        rejected_kernels=wanted.kernels.rejected,
     )
 
 
@@ -160,6 +163,7 @@ def _describe(parts: EngineParts) -> EngineInfo:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         ),
         slo_classes=config.scheduler.classes,
+        rejected_kernels=parts.rejected_kernels,
         settings={
             "model": config.model.model,
             "dtype": _name(model.dtype),

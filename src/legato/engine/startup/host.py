@@ -34,7 +34,6 @@ from legato.model.native import (
     why_not_native,
 )
 from legato.model.packed_linear import PackedDecoder
-from legato.model.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from legato.engine.startup.draft import LoadedDraft
@@ -46,7 +45,7 @@ def host_machinery(wanted: Wanted) -> Machinery:
     """Load the model and make its cache; raises as `build_engine`."""
     config, start, spec = wanted.config, wanted.start, wanted.checkpoint.spec
     check_steps_in_flight(config)
-    kernels = native_kernels(config, spec, wanted.dtype, wanted.device)
+    kernels = native_kernels(wanted)
     start.end("description")
     model = load_host_model(wanted, kernels)
     start.end("weights")
@@ -148,37 +147,42 @@ def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPa
     return UntakenPages(attention.blocks)
 
 
-def native_kernels(
-    config: EngineConfig,
-    spec: DecoderSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    num_threads: int | None = None,
-) -> NativeKernels | None:
-    """What native layers run on; None where PyTorch's kernels are asked for, or have to do.
+def native_kernels(wanted: Wanted, *, num_threads: int | None = None) -> NativeKernels | None:
+    """Kernels for native layers; None where PyTorch's kernels are asked for, or have to do.
 
     Args:
         num_threads: None takes as many as PyTorch has.
+
+    Raises:
+        ConfigError: the kernels that are asked for cannot run here, or compute wrong numbers.
     """
-    wanted = config.model.kernels
-    if wanted == "torch":
+    config, choice = wanted.config, wanted.kernels
+    asked = config.model.kernels
+    if asked == "torch":
         return None
-    reason = why_not_native(spec.part(config.model.tensor_parallel_size), dtype, device)
+    part = wanted.checkpoint.spec.part(config.model.tensor_parallel_size)
+    reason = why_not_native(part, wanted.dtype, wanted.device)
     if not reason and config.cache.block_size % BLOCK_MULTIPLE:
         reason = f"the block size {config.cache.block_size} is not a multiple of {BLOCK_MULTIPLE}"
     known = native_instructions()
-    if not reason and wanted not in ("auto", *known):
+    if not reason and asked not in ("auto", *known):
         reason = f"only {', '.join(known)} can"
     if not reason:
-        if wanted == "auto" and (unbuilt := unbuilt_instructions()):
-            names = ", ".join(unbuilt)
-            logger.warning("no %s kernels were built: the compiler did not know how", names)
-        return NativeKernels(
-            num_threads or torch.get_num_threads(), known[0] if wanted == "auto" else wanted
-        )
-    if wanted != "auto":
-        raise ConfigError(f"the {wanted} kernels cannot run here: {reason}")
+        for instructions, disagreement in choice.rejected.items():
+            logger.error(
+                "WRONG KERNELS: those for %s disagree with PyTorch's on this machine and are not "
+                "used (%s). Please report it, with the processor's name",
+                instructions,
+                disagreement,
+            )
+        if choice.instructions is not None:
+            if asked == "auto" and (unbuilt := unbuilt_instructions()):
+                names = ", ".join(unbuilt)
+                logger.warning("no %s kernels were built: the compiler did not know how", names)
+            return NativeKernels(num_threads or torch.get_num_threads(), choice.instructions)
+        reason = "they compute wrong numbers on this machine"
+    if asked != "auto":
+        raise ConfigError(f"the {asked} kernels cannot run here: {reason}")
     logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)
     return None
 

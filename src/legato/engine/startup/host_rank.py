@@ -45,13 +45,7 @@ class HostRank:
         check_steps_in_flight(config)
         self._wanted = wanted
         self._num_threads = max(1, torch.get_num_threads() // num_ranks)
-        kernels = native_kernels(
-            config,
-            wanted.checkpoint.spec,
-            wanted.dtype,
-            wanted.device,
-            num_threads=self._num_threads,
-        )
+        kernels = native_kernels(wanted, num_threads=self._num_threads)
         self._kernels = "torch" if kernels is None else kernels.instructions
         self._group = ProcessGroup(rank, num_ranks)
         agreement = Agreement(self._group)

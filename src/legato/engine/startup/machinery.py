@@ -13,6 +13,7 @@ from legato.engine.startup.calibration import SHORTEST_CHUNK
 from legato.engine.startup.parts import StartParts
 from legato.executor.base import Executor
 from legato.executor.draft_model import DraftModel
+from legato.executor.kernel_check import KernelChoice
 from legato.executor.memory import num_cache_blocks, num_swap_blocks
 from legato.executor.untaken_pages import UntakenPages
 from legato.grammar.compiled import Grammar
@@ -28,6 +29,7 @@ class Wanted:
     Attributes:
         config: resolved.
         dtype: of the weights.
+        kernels: the native ones that agree with PyTorch's here.
         grammar: of a request's output; asked by the request's id. None where nothing is sampled.
         start: is told of each part of it.
     """
@@ -37,6 +39,7 @@ class Wanted:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
+    kernels: KernelChoice
     grammar: Callable[[str], Grammar] | None
     start: StartParts
 

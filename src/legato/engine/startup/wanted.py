@@ -1,16 +1,19 @@
 """What a configuration asks for, on this machine and of this model."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import torch
 
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, Kernels
 from legato.core.errors import ConfigError
 from legato.engine.startup.machinery import Wanted
 from legato.engine.startup.parts import StartParts
+from legato.executor.kernel_check import choose_kernels
 from legato.grammar.compiled import Grammar
 from legato.model.loader import open_checkpoint, resolve_dtype
+from legato.model.native import native_instructions
 from legato.model.spec import DecoderSpec
 
 
@@ -23,9 +26,11 @@ def wanted_of(
         ConfigError: settings that contradict each other, the model or the machine.
         UnsupportedModelError: a checkpoint that cannot be run.
     """
-    checkpoint = open_checkpoint(config.model)
-    max_model_len = within_model(config.model.max_model_len, checkpoint.spec)
     device = resolve_device(config.model.device)
+    with ThreadPoolExecutor(1) as thread:
+        kernels = thread.submit(choose_kernels, _native_candidates(config.model.kernels, device))
+        checkpoint = open_checkpoint(config.model)
+    max_model_len = within_model(config.model.max_model_len, checkpoint.spec)
     scheduler = config.scheduler.resolve(max_model_len, device.type)
     return Wanted(
         msgspec.structs.replace(config, scheduler=scheduler),
@@ -33,9 +38,17 @@ def wanted_of(
         resolve_dtype(config.model, checkpoint),
         device,
         max_model_len,
+        kernels.result(),
         grammar,
         start,
     )
+
+
+def _native_candidates(asked: Kernels, device: torch.device) -> list[str]:
+    """Sets of instructions whose kernels the model may run on, the best first."""
+    if device.type != "cpu":
+        return []
+    return [name for name in native_instructions() if asked in ("auto", name)]
 
 
 def within_model(max_model_len: int | None, spec: DecoderSpec) -> int:

@@ -20,12 +20,15 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     status: "ok", or "degraded" for a `reason`.
     promises: on the gaps between tokens, and what was delivered; key the class.
     margin: share of its prediction that a step is allowed to take longer, to keep them.
+    wrong_kernels: native kernels that compute wrong numbers on this machine, and are not used; key
+        the set of instructions.
     """
 
     status: str
     reason: str = ""
     promises: dict[str, KeptPromise] = {}
     margin: float | None = None
+    wrong_kernels: dict[str, str] = {}
 
 
 router = APIRouter(tags=["probes"])
@@ -36,7 +39,8 @@ async def health(context: ContextDep) -> Response:
     """200 while new requests are taken, else 503 and why.
 
     The body says "degraded" and why where the latest step was bound to break an SLO. Where gaps
-    between tokens are promised, it says what was delivered in the last minute.
+    between tokens are promised, it says what was delivered in the last minute. Kernels that compute
+    wrong numbers on this machine, and are therefore not used, are named.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
@@ -45,7 +49,8 @@ async def health(context: ContextDep) -> Response:
     reason, promises = engine.stats.broken_promise, engine.kept()
     margin = engine.stats.step_time_margin if promises else None
     status = "degraded" if reason else "ok"
-    return json_response(Health(status, reason, promises, margin))
+    wrong_kernels = engine.info.rejected_kernels
+    return json_response(Health(status, reason, promises, margin, wrong_kernels))
 
 
 @router.get("/version", responses=responses())

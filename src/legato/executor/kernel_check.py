@@ -1,0 +1,165 @@
+"""Compares native kernels with PyTorch's float32 before a model runs on them.
+
+A kernel that is wrong for some row counts returns numbers, not an error: only a comparison on both
+sides of every edge of its blocks and tiles finds it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+
+from legato.core.plan import ScheduledChunk
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.token_ids import token_array
+from legato.executor.attention.base import AttentionBackend
+from legato.executor.attention.native_backend import BLOCK_MULTIPLE, NativeAttentionBackend
+from legato.executor.attention.torch_backend import TorchAttentionBackend
+from legato.executor.batch import pack
+from legato.executor.sequence import SequenceState
+from legato.model.base import Model
+from legato.model.decoder import Decoder
+from legato.model.native import NativeKernels, NativeLinear, NativeModel
+from legato.model.quantization import QuantizedWeight, plain, quantize
+from legato.model.rope import RopeFrequencies
+from legato.model.spec import DecoderSpec
+
+START_COUNTS = (*range(1, 35), 47, 48, 49, 63, 64, 65)
+"""Row counts on both sides of every edge: blocks of 6 and 8 rows, tiles of 16, strips of 32."""
+ALL_COUNTS = tuple(range(1, 131))
+
+_MOST_ERROR = 0.1
+"""Of a row of sums, relative to its norm. Rounding takes up to 0.03, a kernel that reads the wrong
+rows takes about 1."""
+
+_OUTPUTS, _DEPTH = 72, 96
+_CPU = torch.device("cpu")
+_EARLIER = 19
+"""Tokens whose keys are cached before the chunk that is compared: an odd number of them."""
+
+_SPEC = DecoderSpec(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=32,
+    rms_norm_eps=1e-5,
+    max_model_len=256,
+    rope=RopeFrequencies(tuple(0.5**i for i in range(16)), 1.0),
+    sliding_windows=(None,),
+    tie_word_embeddings=True,
+)
+"""One query head a key/value head, so that a chunk has as many query rows as tokens."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernels that a model may run on.
+
+    Attributes:
+        instructions: the first candidate that agrees with PyTorch; None if none does.
+        rejected: those before it; key the set of instructions, value how its kernels disagree.
+    """
+
+    instructions: str | None
+    rejected: dict[str, str]
+
+
+def choose_kernels(candidates: Iterable[str]) -> KernelChoice:
+    """Take the first set of kernels that agrees with PyTorch's.
+
+    Args:
+        candidates: sets of instructions that run here, the best first.
+    """
+    rejected: dict[str, str] = {}
+    for instructions in candidates:
+        disagreement = next(disagreements(NativeKernels(1, instructions), START_COUNTS), None)
+        if disagreement is None:
+            return KernelChoice(instructions, rejected)
+        rejected[instructions] = disagreement
+    return KernelChoice(None, rejected)
+
+
+@torch.inference_mode()
+def disagreements(kernels: NativeKernels, row_counts: Sequence[int]) -> Iterator[str]:
+    """Yield each product and attention that is not PyTorch's, with its error."""
+    generator = torch.Generator().manual_seed(0)
+    yield from chain(
+        _wrong_products(kernels, row_counts, generator),
+        _wrong_attention(kernels, row_counts, generator),
+    )
+
+
+def _wrong_products(
+    kernels: NativeKernels, row_counts: Sequence[int], generator: torch.Generator
+) -> Iterator[str]:
+    values = torch.randn(_OUTPUTS, _DEPTH, generator=generator).bfloat16()
+    rows = torch.randn(max(row_counts), _DEPTH, generator=generator).bfloat16()
+    for name, weight in _forms(values).items():
+        exact = rows.float() @ plain(weight).float().T
+        linear = NativeLinear(weight, kernels)
+        for count in row_counts:
+            if problem := _problem(linear(rows[:count]), exact[:count]):
+                yield f"products of {count} rows with {name} weights are {problem}"
+
+
+def _forms(values: torch.Tensor) -> dict[str, torch.Tensor | QuantizedWeight]:
+    """A matrix in each form that kernels multiply with; key the form's name."""
+    return {
+        "bfloat16": values,
+        "int8": quantize(values, 8),
+        "int4": quantize(values, 4),
+        "stored int4": replace(quantize(values, 4), is_stored_only=True),
+    }
+
+
+def _wrong_attention(
+    kernels: NativeKernels, row_counts: Sequence[int], generator: torch.Generator
+) -> Iterator[str]:
+    """Run a layer on chunks after `_EARLIER` tokens, and on the same tokens in one piece."""
+    decoder = Decoder(_SPEC, dtype=torch.float32, device=_CPU)
+    for name, weight in decoder.named_parameters():
+        values = 0.15 * torch.randn(weight.shape, generator=generator)
+        weight.copy_((values + float("norm" in name)).bfloat16())
+    native = NativeModel(_SPEC, kernels)
+    native.load_weights(decoder.checkpoint_slots().items())
+    num_blocks = -(-(_EARLIER + max(row_counts)) // BLOCK_MULTIPLE)
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_MULTIPLE}
+    torch_attention = TorchAttentionBackend(decoder.cache, **sizes, device=_CPU)
+    exact = _hidden(decoder, torch_attention, 0, _EARLIER + max(row_counts))[_EARLIER:]
+    for is_quantized in (False, True):
+        cache = replace(native.cache, is_quantized=is_quantized)
+        attention = NativeAttentionBackend(native, cache, **sizes)
+        _hidden(native, attention, 0, _EARLIER)
+        for count in row_counts:
+            got = _hidden(native, attention, _EARLIER, count)
+            if problem := _problem(got, exact[:count]):
+                keys = "int8" if is_quantized else "bfloat16"
+                yield f"attention of {count} rows to {keys} keys is {problem}"
+
+
+def _hidden(model: Model, attention: AttentionBackend, start: int, count: int) -> torch.Tensor:
+    """What the layer computes of tokens [start, start + count), without padding."""
+    end = start + count
+    request = AddRequest(
+        request_id="check",
+        prompt_token_ids=token_array((7 * i * i + 3 * i) % _SPEC.vocab_size for i in range(end)),
+        params=SamplingParams(max_tokens=1),
+    )
+    blocks = tuple(range(-(-end // BLOCK_MULTIPLE)))
+    chunk = ScheduledChunk(request.request_id, start, count, blocks, 1, "prefill")
+    batch = pack([chunk], [SequenceState(request)], block_size=BLOCK_MULTIPLE, device=_CPU)
+    return model.forward(batch.input_ids, batch.positions, attention.begin_step(batch))[:count]
+
+
+def _problem(got: torch.Tensor, exact: torch.Tensor) -> str:
+    """How far the worst row is from the exact one, in words; empty where it is near enough."""
+    errors = (got - exact).norm(dim=1) / exact.norm(dim=1)
+    if bool((errors <= _MOST_ERROR).all()):
+        return ""
+    worst = int(errors.nan_to_num(nan=torch.inf).argmax())
+    return f"wrong: row {worst} is off by {float(errors[worst]):.2g} of its length"
