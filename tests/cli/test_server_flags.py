@@ -120,6 +120,8 @@ def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[st
         ["--max-unread-tokens", "0"],
         ["--max-completions", "0"],
         ["--timeout-write", "0s"],
+        ["--served-model-name", "a\udcff"],
+        ["--api-key", "a\udcff"],
     ],
 )
 def test_values_out_of_range(flags: list[str]) -> None:

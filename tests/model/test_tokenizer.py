@@ -45,6 +45,14 @@ def test_round_trip(smollm2: Tokenizer, text: str) -> None:
     assert b"".join(map(smollm2.token_bytes, ids)) == text.encode()
 
 
+def test_a_lone_surrogate_has_no_tokens(smollm2: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match=r"U\+D800"):
+        smollm2.encode("a\ud800")
+    with pytest.raises(InvalidRequestError, match=r"U\+DFFF") as info:
+        smollm2.render_chat([], chat_template="{{ '%c' % 0xdfff }}")
+    assert info.value.param == "messages"
+
+
 def test_smollm2_splits(smollm2: Tokenizer) -> None:
     assert [smollm2.decode([i]) for i in smollm2.encode("12345")] == list("12345")
     assert smollm2.encode("<|im_start|>user<|im_end|>") == [1, 4093, 2]

@@ -72,7 +72,12 @@ class Tokenizer:
         return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt."""
+        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt.
+
+        Raises:
+            InvalidRequestError: the text has a lone surrogate, which is no character.
+        """
+        _check_characters(text, "a prompt")
         # Unlike `encode`, this finds no offsets, which would take as long again.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoding.ids
@@ -176,7 +181,8 @@ class Tokenizer:
             kwargs: further variables of the template.
 
         Raises:
-            InvalidRequestError: there is no template, or it refuses these messages.
+            InvalidRequestError: there is no template, it refuses these messages, or it writes a
+                lone surrogate.
             MemoryError: the template wants more than there is.
         """
         if chat_template is None and self.template_problem is not None:
@@ -198,6 +204,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {error}", param="messages"
             ) from error
+        _check_characters(text, "the chat template's text", param="messages")
         return text
 
 
@@ -238,6 +245,16 @@ def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -
     if chat_template is not None:
         pretrained.chat_template = chat_template
     return Tokenizer(pretrained)
+
+
+def _check_characters(text: str, what: str, param: str | None = None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequestError(
+            f"{what} has a lone surrogate, U+{code:04X}, which is no character", param=param
+        ) from error
 
 
 def _plain(value: Any) -> Any:

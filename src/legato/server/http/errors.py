@@ -245,4 +245,6 @@ def _without_tags(path: Sequence[str | int]) -> list[str | int]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    """The beginning of a text, with escapes for lone surrogates, which JSON cannot carry."""
+    short = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return short.encode(errors="backslashreplace").decode()
