@@ -15,11 +15,10 @@ from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
 from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
-from legato.model.validation import refusing_what_fails
+from legato.model.validation import check_token_ids, refusing_what_fails
 from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
-_MAX_TOKEN_IDS = 2**24
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
 """Of a tokenizer's options: about this machine, and of no use elsewhere."""
 
@@ -62,13 +61,7 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What decoding tokens one by one needs of this.
-
-        Raises:
-            UnsupportedModelError: a token's id is beyond all vocabularies.
-        """
-        if self._num_ids > _MAX_TOKEN_IDS:
-            raise UnsupportedModelError(f"the tokenizer has a token with id {self._num_ids - 1}")
+        """What decoding tokens one by one needs of this."""
         return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -238,6 +231,7 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
     # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
+        check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
         return _tokenizer(pretrained, chat_template)
 
 
