@@ -113,6 +113,12 @@ def malformed_http() -> ApiError:
     return invalid_request("this is not valid HTTP")
 
 
+def unknown_transfer_coding() -> ApiError:
+    message = "of transfer codings, the server knows chunked alone"
+    detail = ErrorDetail(message, _INVALID, code="unknown_transfer_coding")
+    return ApiError(HTTPStatus.NOT_IMPLEMENTED, detail)
+
+
 def headers_too_large(max_header_bytes: int) -> ApiError:
     message = f"the headers are larger than {max_header_bytes} bytes"
     detail = ErrorDetail(message, _INVALID, code="headers_too_large")
