@@ -13,12 +13,17 @@ from transformers import PreTrainedTokenizerFast
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
+from legato.model.message_guard import MessageGuard, StandIns
 from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
+from legato.model.special_strings import SpecialStrings
+from legato.model.stand_in_encoder import StandInEncoder
 from legato.model.validation import check_token_ids, refusing_what_fails
 from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
+_MAX_GUARDS = 8
+"""Kept for as many chat templates; requests may bring their own."""
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
 """Of a tokenizer's options: about this machine, and of no use elsewhere."""
 
@@ -52,6 +57,7 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
+        self._make_guard = lru_cache(maxsize=_MAX_GUARDS)(self._new_guard)
         self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
@@ -75,6 +81,42 @@ class Tokenizer:
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
+
+    def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
+        """Token ids of what `render_chat` made of a conversation.
+
+        Args:
+            stand_ins: those that a `MessageGuard` put into it.
+        """
+        if not stand_ins:
+            return self.encode(text, add_special_tokens=False)
+        return self._stand_in_encoder.encode(text, stand_ins)
+
+    def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
+        """What finds special tokens in conversations that are written by a chat template.
+
+        Those are the tokenizer's special tokens, and added tokens that the template writes, such as
+        `<｜User｜>` of DeepSeek's, which are not called special. Marks of reasoning and tool calls
+        that are not are no danger.
+        """
+        return self._make_guard(template, syntax.marks)
+
+    def _new_guard(self, template: str, marks: tuple[str, ...]) -> MessageGuard:
+        written = {
+            added.content
+            for added in self._added.values()
+            if added.special or (added.content in template and added.content not in marks)
+        }
+        others = [added.content for added in self._added.values()]
+        return MessageGuard(
+            SpecialStrings(written, others),
+            SpecialStrings(written.difference(marks), others),
+            template,
+        )
+
+    @cached_property
+    def _stand_in_encoder(self) -> StandInEncoder:
+        return StandInEncoder(self.backend)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""

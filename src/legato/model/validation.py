@@ -51,7 +51,7 @@ def check_token_ids(path: Path, vocab: Mapping[str, int]) -> None:
         )
     if len(set(vocab.values())) < len(vocab):
         tokens: dict[int, str] = {}  # key the id
-        for text, token_id in vocab.items():
+        for text, token_id in sorted(vocab.items()):
             other = tokens.setdefault(token_id, text)
             if other != text:
                 names = f"{reprlib.repr(other)} and {reprlib.repr(text)}"
