@@ -260,6 +260,7 @@ CODES = {
     "trace_conflict": "a trace is running already, or none is",
     "request_too_large": "over `--max-body-size`, as a body or as a stored conversation",
     "headers_too_large": "over `--max-header-size`",
+    "unknown_transfer_coding": "`Transfer-Encoding` is not `chunked`",
     "overloaded": "too many requests, bodies or connections, or the TTFT SLO cannot be met",
     "no_token_left": "by what the request asks for, nothing can follow the output so far: a "
     "grammar in a dead end, or too costly to go on with, or settings that forbid every token",

@@ -25,7 +25,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
         "--served-model-name", "m", "n", "--allowed-origins", "https://a.example,http://b:8000",
         "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
-        "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
+        "--trust-request-chat-template", "--message-special-tokens", "refuse",
+        "--max-body-size", "1M", "--max-header-size", "4K",
         "--max-completions", "8", "--max-unread-tokens", "100", "--max-connections", "20",
         "--timeout-keep-alive", "2m", "--timeout-header", "1500ms", "--timeout-body", "3s",
         "--timeout-write", "4s", "--timeout-prompt", "5s", "--timeout-engine", "1m",
@@ -44,6 +45,7 @@ def test_every_flag_reaches_its_field() -> None:
         allowed_origins=("https://a.example", "http://b:8000"),
         allowed_hosts=("a.example", ".b.example", "*"),
         trust_request_chat_template=True,
+        message_special_tokens="refuse",
         max_body_bytes=2**20,
         max_header_bytes=4096,
         max_completions=8,
@@ -120,6 +122,8 @@ def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[st
         ["--max-unread-tokens", "0"],
         ["--max-completions", "0"],
         ["--timeout-write", "0s"],
+        ["--served-model-name", "a\udcff"],
+        ["--api-key", "a\udcff"],
     ],
 )
 def test_values_out_of_range(flags: list[str]) -> None:

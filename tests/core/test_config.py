@@ -45,6 +45,7 @@ def test_settings_that_cannot_be_kept_are_refused(settings: dict[str, Any], comp
     [
         (ModelConfig, {"dtype": "bf16"}, "dtype is one of auto, bfloat16.*got 'bf16'"),
         (ModelConfig, {"model": None}, "model: expected `str`, got `null`"),
+        (ModelConfig, {"chat_template": "{{ '\udcff' }}"}, "chat_template has bytes"),
         (ModelConfig, {"max_model_len": 0}, "max_model_len: expected `int` >= 1, got 0"),
         (CacheConfig, {"block_size": "8"}, "block_size: expected `int`, got `str`"),
         (CacheConfig, {"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),

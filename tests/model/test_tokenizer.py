@@ -45,6 +45,14 @@ def test_round_trip(smollm2: Tokenizer, text: str) -> None:
     assert b"".join(map(smollm2.token_bytes, ids)) == text.encode()
 
 
+def test_a_lone_surrogate_has_no_tokens(smollm2: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match=r"U\+D800"):
+        smollm2.encode("a\ud800")
+    with pytest.raises(InvalidRequestError, match=r"U\+DFFF") as info:
+        smollm2.render_chat([{"role": "user"}], chat_template="{{ '%c' % 0xdfff }}")
+    assert info.value.param == "messages"
+
+
 def test_smollm2_splits(smollm2: Tokenizer) -> None:
     assert [smollm2.decode([i]) for i in smollm2.encode("12345")] == list("12345")
     assert smollm2.encode("<|im_start|>user<|im_end|>") == [1, 4093, 2]
@@ -238,3 +246,23 @@ def test_broken_tokenizers(byte_folder: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(contents))
     with pytest.raises(UnsupportedModelError, match="cannot read"):
         load_tokenizer(ModelSource(byte_folder))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "complaint"),
+    [
+        ({"a": 0, "b": 2**32 - 1}, "'b' has id 4294967295"),
+        ({"a": 0, "b": 2**20}, "'b' has id 1048576"),
+        ({"a": 0, "b": 0}, "'a' and 'b' both have id 0"),
+    ],
+)
+def test_absurd_ids(byte_folder: Path, vocab: dict[str, int], complaint: str) -> None:
+    """A table up to the first of these would take 34 GB."""
+    path = byte_folder / "tokenizer.json"
+    contents = json.loads(path.read_text())
+    contents["model"] |= {"vocab": vocab}
+    contents["added_tokens"] = []
+    path.write_text(json.dumps(contents))
+    with pytest.raises(UnsupportedModelError, match=complaint) as info:
+        load_tokenizer(ModelSource(byte_folder))
+    assert str(path) in str(info.value)

@@ -49,7 +49,12 @@ def make(
     effort: str | None = None,
     **options: Any,
 ) -> tuple[ChatPrompt, str]:
-    prompts = ChatPrompts(tokenizer, trusts_templates=True, check_fits=lambda _chars, _field: None)
+    prompts = ChatPrompts(
+        tokenizer,
+        trusts_templates=True,
+        special_tokens="text",
+        check_fits=lambda _chars, _field: None,
+    )
     prompt = prompts.make(
         [ChatMessage.model_validate(message) for message in messages],
         TemplateOptions(**options),

@@ -52,6 +52,19 @@ def test_a_key_that_comes_twice_is_found(value: dict[str, Any], data: st.DataObj
         parse_json(body.encode())
 
 
+@given(TEXTS, st.integers(0xD800, 0xDFFF), TEXTS, st.sampled_from(["%s", "[1, %s]", "{%s: 1}"]))
+def test_a_lone_surrogate_is_named(before: str, code: int, after: str, place: str) -> None:
+    body = place % json.dumps(before + chr(code) + after)
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        parse_json(body.encode())
+
+
+@given(TEXTS)
+def test_a_pair_of_surrogates_is_a_character(text: str) -> None:
+    whole = f"{text}\U0001f3bb\\ud800{text}"
+    assert parse_json(json.dumps(whole).encode()) == whole
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"NaN", b"[1,]", b'"\\ud800"', b'"\xff"', b'"a', b'"\\', b"\xef\xbb\xbf",

@@ -1,5 +1,6 @@
 """Starts that can come to nothing end at once, with a line that says why."""
 
+import json
 import math
 import resource
 import subprocess
@@ -39,6 +40,18 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     ]
     assert refusal.startswith("legato: ")
     assert "mlp.up_proj.weight has nan at [12, 4]: the checkpoint is damaged" in refusal
+
+
+def test_a_tokenizer_with_an_absurd_id(tmp_path: Path) -> None:
+    folder = Seeds(tmp_path).folder
+    path = folder / "tokenizer.json"
+    contents = json.loads(path.read_text())
+    contents["model"]["vocab"]["xyz"] = 2**32 - 1
+    path.write_text(json.dumps(contents))
+    done = serve(str(folder))
+    assert done.returncode == 2
+    [refusal] = told(done.stderr)
+    assert refusal.startswith(f"legato: cannot read {path}: the token 'xyz' has id 4294967295")
 
 
 @pytest.mark.parametrize("mebibytes", [40, 200, 1200, 1600])

@@ -135,6 +135,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 checked = msgspec.convert(value, field.annotation)
             except msgspec.ValidationError as error:
                 raise ConfigError(_refusal(field, value, str(error))) from None
+            try:
+                msgspec.msgpack.encode(checked)
+            except UnicodeEncodeError:  # not shown: it may be a key
+                raise ConfigError(f"{field.name} has bytes that are not UTF-8") from None
             msgspec.structs.force_setattr(self, field.name, checked)
 
 

@@ -31,6 +31,7 @@ from legato.engine.prompts import (
 )
 from legato.engine.startup.build import build_engine
 from legato.model.defaults import within_vocabulary
+from legato.model.message_guard import MessageSpecialTokens
 from legato.model.source import configured_source
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class LLM:
         chat_template_content_format: ContentFormat = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        message_special_tokens: MessageSpecialTokens = "text",
     ) -> list[Generation]:
         """Answer one conversation or several; otherwise as `generate`.
 
@@ -157,9 +159,12 @@ class LLM:
                 they are ("openai") or as one text, on lines of their own.
             chat_template_kwargs: further variables of the template.
             tools: functions that the model is told of, as JSON schemas in OpenAI's form.
+            message_special_tokens: what special tokens in messages and tools are: "text", the
+                "special" tokens themselves, or a reason to "refuse" them.
 
         Raises:
-            InvalidRequestError: as in `generate`, or the template refuses the messages.
+            InvalidRequestError: as in `generate`, or the template refuses the messages, or they
+                have special tokens to refuse.
             RequestFailedError, EngineFaultError: as in `generate`.
         """
         several = not messages or not isinstance(messages[0], Mapping)
@@ -174,6 +179,7 @@ class LLM:
                 chat_template_content_format=chat_template_content_format,
                 chat_template_kwargs=chat_template_kwargs,
                 tools=tools,
+                message_special_tokens=message_special_tokens,
             )
             for conversation in conversations
         ]

@@ -16,6 +16,7 @@ from legato.model.chat import rendered_chat
 from legato.model.checkpoint_defaults import load_defaults
 from legato.model.conversation import arguments_object, content_text
 from legato.model.defaults import ModelDefaults
+from legato.model.message_guard import MessageSpecialTokens
 from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
 from legato.model.vocabulary import Vocabulary
@@ -143,11 +144,12 @@ class PromptReader:
         chat_template_content_format: ContentFormat = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        message_special_tokens: MessageSpecialTokens = "text",
     ) -> ReadPrompt:
         """The prompt that a template makes, and its answer's syntax.
 
         Args:
-            messages: as of `LLM.chat`, as are the last six.
+            messages: as of `LLM.chat`, as are the last seven.
 
         Raises:
             InvalidRequestError: as `read`, or the template refuses the messages.
@@ -158,7 +160,7 @@ class PromptReader:
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
         keeps_parts = chat_template_content_format == "openai"
-        text, syntax = rendered_chat(
+        rendered = rendered_chat(
             self.tokenizer,
             [_for_template(message, keeps_parts=keeps_parts) for message in messages],
             [dict(tool) for tool in tools or ()],
@@ -168,10 +170,11 @@ class PromptReader:
                 "continue_final_message": continue_final_message,
                 **variables,
             },
+            special_tokens=message_special_tokens,
         )
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self.tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
-        syntax = syntax if tools else syntax.without_calls()
+        syntax = rendered.syntax if tools else rendered.syntax.without_calls()
         if syntax.is_plain or params.structured_outputs is not None:  # a form is of the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax))

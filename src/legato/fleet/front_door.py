@@ -89,6 +89,7 @@ class FrontDoor:
                 info=self._engine.info,
                 max_completions=server_config.max_completions,
                 trust_request_chat_template=server_config.trust_request_chat_template,
+                message_special_tokens=server_config.message_special_tokens,
             )
         )
         metrics = metrics_of(self._engine, server_config)

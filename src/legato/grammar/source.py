@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
 from legato.grammar.json_schema import guided
+from legato.grammar.recursion import ENDLESS, endless_place
 from legato.grammar.structural_tag import structural_tag_source
 
 # Without this, llguidance would allow but one spelling in tokens of a text that is known ahead, and
@@ -82,7 +83,17 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def json_rule(schema: Any, outputs: StructuredOutputs) -> str:
-    """The right side of a rule for JSON by a schema."""
+    """The right side of a rule for JSON by a schema.
+
+    Raises:
+        InvalidRequestError: the schema refers to itself without a base case.
+    """
+    place = endless_place(schema)
+    if place is not None:
+        raise InvalidRequestError(
+            f"the form of the output cannot be met: {ENDLESS}, at {place} of the schema",
+            param=f"structured_outputs.{outputs.form}",
+        )
     if schema is True:
         schema = {}
     if isinstance(schema, dict):

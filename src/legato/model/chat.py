@@ -5,12 +5,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from legato.core.errors import InvalidRequestError
 from legato.model.conversation import (
     Message,
     with_calls_in_content,
     with_ids_of,
     with_role,
     with_tools_in_system_message,
+)
+from legato.model.message_guard import (
+    Conversation,
+    MessageSpecialTokens,
+    StandIns,
+    unescaped,
 )
 from legato.model.message_syntax import (
     HERMES,
@@ -26,9 +33,15 @@ if TYPE_CHECKING:  # it takes two thirds of a second to import
 
 
 class RenderedChat(NamedTuple):
-    """Attributes: `syntax` has what the model writes, whether or not it is asked to."""
+    """A conversation as its template wrote it.
+
+    Attributes:
+        text: with stand-ins, for `Tokenizer.encode_rendered`.
+        syntax: what the model writes, whether or not it is asked to.
+    """
 
     text: str
+    stand_ins: StandIns
     syntax: MessageSyntax
 
 
@@ -39,6 +52,7 @@ def rendered_chat(
     *,
     chat_template: str | None = None,
     options: Mapping[str, Any],
+    special_tokens: MessageSpecialTokens = "text",
 ) -> RenderedChat:
     """Write a conversation; what its template does not read is put into what it does.
 
@@ -46,9 +60,12 @@ def rendered_chat(
         tools: that the model is told of, in OpenAI's form.
         chat_template: a template in place of the model's own.
         options: further ones of `Tokenizer.render_chat`.
+        special_tokens: what becomes of those in all that a client sent: they stay text, or are the
+            tokens, or are refused.
 
     Raises:
-        Exception: as `Tokenizer.render_chat`.
+        InvalidRequestError: as `Tokenizer.render_chat`, or there is a special token to refuse.
+        MemoryError: as `Tokenizer.render_chat`.
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))
     syntax = syntax_of(template)
@@ -56,11 +73,23 @@ def rendered_chat(
         syntax = declared_syntax(tokenizer.response_template, syntax)
     if not reads_tools(template):
         syntax = msgspec.structs.replace(syntax, tool_calls=HERMES)
-    elif tools:
+    conversation, stand_ins = Conversation(messages, tools, options), StandIns()
+    if special_tokens != "special":
+        guard = tokenizer.message_guard(template, syntax)
+        if special_tokens == "refuse":
+            guard.check(conversation)
+        conversation, stand_ins = guard.guarded(conversation)
+    messages, tools, options = conversation
+    if tools and reads_tools(template):
         options = {"tools": tools, "xml_tools": tools, **options}
     readable = _readable(messages, tools, template, syntax)
-    text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
-    return RenderedChat(text, _opened(syntax, text))
+    try:
+        text = tokenizer.render_chat(readable, chat_template=chat_template, **options)
+    except InvalidRequestError as error:  # which may quote the messages
+        told = str(error).translate({ord(key): value for key, value in stand_ins.items()})
+        raise InvalidRequestError(told, param=error.param, code=error.code) from error.__cause__
+    text = unescaped(text, stand_ins)
+    return RenderedChat(text, stand_ins, _opened(syntax, text))
 
 
 def _readable(

@@ -12,6 +12,7 @@ from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.validation import MAX_SIZE
 
 _Metadata = dict[str, Any]
 
@@ -182,6 +183,8 @@ def _wrapper_options(metadata: _Metadata, add_bos: bool) -> dict[str, Any]:
 def _check_tokens(tokens: Any) -> None:
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UnsupportedModelError("the GGUF tokenizer's tokens are not strings")
+    if len(tokens) > MAX_SIZE:
+        raise UnsupportedModelError(f"the GGUF tokenizer has {len(tokens)} tokens, over {MAX_SIZE}")
     if max(map(len, tokens), default=0) > _MAX_TOKEN_CHARS:
         raise UnsupportedModelError(
             f"the GGUF tokenizer has a token of over {_MAX_TOKEN_CHARS} characters"

@@ -13,13 +13,17 @@ from transformers import PreTrainedTokenizerFast
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.model.gguf_file import GGUFFile
 from legato.model.gguf_tokenizer import build_gguf_tokenizer
+from legato.model.message_guard import MessageGuard, StandIns
 from legato.model.message_syntax import MessageSyntax
 from legato.model.source import ModelSource
-from legato.model.validation import refusing_what_fails
+from legato.model.special_strings import SpecialStrings
+from legato.model.stand_in_encoder import StandInEncoder
+from legato.model.validation import check_token_ids, refusing_what_fails
 from legato.model.vocabulary import Vocabulary
 
 _SPACE = "▁"
-_MAX_TOKEN_IDS = 2**24
+_MAX_GUARDS = 8
+"""Kept for as many chat templates; requests may bring their own."""
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
 """Of a tokenizer's options: about this machine, and of no use elsewhere."""
 
@@ -53,6 +57,7 @@ class Tokenizer:
         vocab = self.backend.get_vocab()
         self.max_token_chars = max(map(len, vocab), default=1)
         self._num_ids = 1 + max(vocab.values(), default=-1)
+        self._make_guard = lru_cache(maxsize=_MAX_GUARDS)(self._new_guard)
         self.response_template: object = getattr(pretrained, "response_template", None)
         self.template_problem: str | None = None
         if pretrained.chat_template is None:
@@ -62,21 +67,56 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What decoding tokens one by one needs of this.
-
-        Raises:
-            UnsupportedModelError: a token's id is beyond all vocabularies.
-        """
-        if self._num_ids > _MAX_TOKEN_IDS:
-            raise UnsupportedModelError(f"the tokenizer has a token with id {self._num_ids - 1}")
+        """What decoding tokens one by one needs of this."""
         return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt."""
+        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt.
+
+        Raises:
+            InvalidRequestError: the text has a lone surrogate, which is no character.
+        """
+        _check_characters(text, "a prompt")
         # Unlike `encode`, this finds no offsets, which would take as long again.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
+
+    def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
+        """Token ids of what `render_chat` made of a conversation.
+
+        Args:
+            stand_ins: those that a `MessageGuard` put into it.
+        """
+        if not stand_ins:
+            return self.encode(text, add_special_tokens=False)
+        return self._stand_in_encoder.encode(text, stand_ins)
+
+    def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
+        """What finds special tokens in conversations that are written by a chat template.
+
+        Those are the tokenizer's special tokens, and added tokens that the template writes, such as
+        `<｜User｜>` of DeepSeek's, which are not called special. Marks of reasoning and tool calls
+        that are not are no danger.
+        """
+        return self._make_guard(template, syntax.marks)
+
+    def _new_guard(self, template: str, marks: tuple[str, ...]) -> MessageGuard:
+        written = {
+            added.content
+            for added in self._added.values()
+            if added.special or (added.content in template and added.content not in marks)
+        }
+        others = [added.content for added in self._added.values()]
+        return MessageGuard(
+            SpecialStrings(written, others),
+            SpecialStrings(written.difference(marks), others),
+            template,
+        )
+
+    @cached_property
+    def _stand_in_encoder(self) -> StandInEncoder:
+        return StandInEncoder(self.backend)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
@@ -176,7 +216,8 @@ class Tokenizer:
             kwargs: further variables of the template.
 
         Raises:
-            InvalidRequestError: there is no template, or it refuses these messages.
+            InvalidRequestError: there is no template, it refuses these messages, or it writes a
+                lone surrogate.
             MemoryError: the template wants more than there is.
         """
         if chat_template is None and self.template_problem is not None:
@@ -198,6 +239,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the chat template failed on these messages: {error}", param="messages"
             ) from error
+        _check_characters(text, "the chat template's text", param="messages")
         return text
 
 
@@ -231,6 +273,7 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
     # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
+        check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
         return _tokenizer(pretrained, chat_template)
 
 
@@ -238,6 +281,16 @@ def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -
     if chat_template is not None:
         pretrained.chat_template = chat_template
     return Tokenizer(pretrained)
+
+
+def _check_characters(text: str, what: str, param: str | None = None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequestError(
+            f"{what} has a lone surrogate, U+{code:04X}, which is no character", param=param
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """What is not taken on trust about a checkpoint, which may come from anywhere. Torch-free."""
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import msgspec
 
 from legato.core.errors import UnsupportedModelError
 
-_MAX_SIZE = 2**20
+MAX_SIZE = 2**20
 _MAX_LAYERS = 1024
 
 
@@ -27,10 +27,35 @@ def check_sizes(path: Path, num_layers: object, **sizes: object) -> None:
         UnsupportedModelError: one is no positive integer, or larger than any model's.
     """
     limits = {"the number of layers": (num_layers, _MAX_LAYERS)}
-    limits |= {name: (size, _MAX_SIZE) for name, size in sizes.items()}
+    limits |= {name: (size, MAX_SIZE) for name, size in sizes.items()}
     for name, (size, limit) in limits.items():
         if size is not None and not (type(size) is int and 0 < size <= limit):
             raise UnsupportedModelError(f"cannot read {path}: {name} is {size!r}")
+
+
+def check_token_ids(path: Path, vocab: Mapping[str, int]) -> None:
+    """Refuse ids that no model has, before tables as long as the largest id are made.
+
+    Args:
+        path: of the tokenizer.
+        vocab: key a token's text, value its id.
+
+    Raises:
+        UnsupportedModelError: an id is too large, or two tokens share one.
+    """
+    if max(vocab.values(), default=0) >= MAX_SIZE:
+        text, token_id = max(vocab.items(), key=lambda item: item[1])
+        raise UnsupportedModelError(
+            f"cannot read {path}: the token {reprlib.repr(text)} has id {token_id}, of {MAX_SIZE} "
+            "at most"
+        )
+    if len(set(vocab.values())) < len(vocab):
+        tokens: dict[int, str] = {}  # key the id
+        for text, token_id in sorted(vocab.items()):
+            other = tokens.setdefault(token_id, text)
+            if other != text:
+                names = f"{reprlib.repr(other)} and {reprlib.repr(text)}"
+                raise UnsupportedModelError(f"cannot read {path}: {names} both have id {token_id}")
 
 
 def check_fields(values: msgspec.Struct) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from legato.core.config_fields import Config, Count, Flag, Seconds
 from legato.core.errors import ConfigError
+from legato.model.message_guard import MessageSpecialTokens
 from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.traces.tracer import trace_format
 
@@ -105,6 +106,13 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             "sandbox, and within --timeout-prompt"
         ),
     ] = False
+    message_special_tokens: Annotated[
+        MessageSpecialTokens,
+        Flag(
+            "what special tokens in the text of messages are: text, the tokens themselves, so that "
+            "clients can write turns of others into theirs, or a reason to refuse the request"
+        ),
+    ] = "text"
     trace: Annotated[
         str | None,
         _tracing(

@@ -27,6 +27,7 @@ _COMMON_ERRORS = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
     HTTPStatus.TOO_MANY_REQUESTS: "Overloaded, or its TTFT SLO cannot be met; see Retry-After.",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The headers are too large.",
+    HTTPStatus.NOT_IMPLEMENTED: "A transfer coding other than chunked.",
     HTTPStatus.SERVICE_UNAVAILABLE: "Shutting down, over --max-connections, or the engine is gone.",
 }
 _ERRORS = {

@@ -117,6 +117,7 @@ async def _serve(
                 info=engine.info,
                 max_completions=config.max_completions,
                 trust_request_chat_template=config.trust_request_chat_template,
+                message_special_tokens=config.message_special_tokens,
             )
         )
         return await (await serving)(engine, text, config, listener, on_ready)

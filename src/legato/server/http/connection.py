@@ -28,7 +28,7 @@ from legato.server.http.errors import (
 from legato.server.http.half_closed import HalfClosedWatch
 from legato.server.http.http_1_0 import without_chunks
 from legato.server.http.outlet import ConnectionOutlet, NotifyingFlow
-from legato.server.http.parser import RequestParser
+from legato.server.http.parser import RequestParser, head_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._refusal = head_refusal(self.headers, self.parser.get_http_version())
+        if self._refusal is not None:
+            raise ValueError(str(self._refusal))
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
         self._await(_Awaited.BODY)

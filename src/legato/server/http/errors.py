@@ -113,6 +113,12 @@ def malformed_http() -> ApiError:
     return invalid_request("this is not valid HTTP")
 
 
+def unknown_transfer_coding() -> ApiError:
+    message = "of transfer codings, the server knows chunked alone"
+    detail = ErrorDetail(message, _INVALID, code="unknown_transfer_coding")
+    return ApiError(HTTPStatus.NOT_IMPLEMENTED, detail)
+
+
 def headers_too_large(max_header_bytes: int) -> ApiError:
     message = f"the headers are larger than {max_header_bytes} bytes"
     detail = ErrorDetail(message, _INVALID, code="headers_too_large")
@@ -245,4 +251,6 @@ def _without_tags(path: Sequence[str | int]) -> list[str | int]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    """The beginning of a text, with escapes for lone surrogates, which JSON cannot carry."""
+    short = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return short.encode(errors="backslashreplace").decode()

@@ -14,13 +14,15 @@ _VALUE_MARKS = (b",", b"[", b"{")
 # One after the other, so that neither can go back over what it has passed.
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _STRING = re.compile(rb'"[^"]*"?')
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> Any:
     """The value that `body` holds; a byte order mark in front of it is passed over.
 
-    Refused are, beside what is no JSON: NaN, halves of characters in strings, a key that an object
-    has twice, and more than `MAX_JSON_VALUES` values.
+    Beside malformed JSON, it refuses NaN, lone surrogates in strings, a key that an object has
+    twice, and more than `MAX_JSON_VALUES` values.
 
     Raises:
         InvalidRequestError: it is not valid.
@@ -33,8 +35,15 @@ def parse_json(body: bytes) -> Any:
     except InvalidRequestError:
         raise
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+        reason = "a lone surrogate (\\uD800 to \\uDFFF)" if _has_lone_surrogate(body) else error
+        raise InvalidRequestError(f"the body is not valid JSON: {reason}") from error
     return value
+
+
+def _has_lone_surrogate(body: bytes) -> bool:
+    """Whether a string has half of a character, which msgspec calls truncated data at times."""
+    without_backslashes = body.replace(rb"\\", b"")
+    return _SURROGATE.search(_PAIR.sub(b"", without_backslashes)) is not None
 
 
 def _check_num_values(body: bytes) -> None:

@@ -153,6 +153,7 @@ class ReadBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            self._check_length(Headers(scope=scope))
             body = await self._read(receive)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
@@ -165,6 +166,11 @@ class ReadBody:
             return unread.pop() if unread else await receive()
 
         await self._app(scope, receive_body_first, send)
+
+    def _check_length(self, headers: Headers) -> None:
+        """Raise `ApiError` for a length of which not even the rest would be read."""
+        if int(headers.get("Content-Length", 0)) > _READ_ON * self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
 
     async def _read(self, receive: Receive) -> bytearray | None:
         """The body, None where the client goes away before its end.

@@ -1,14 +1,36 @@
 """Bytes to requests, none of which becomes anything but HTTP/1."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from legato.server.http.errors import ApiError, malformed_http, unknown_transfer_coding
+
 _HEAD = ("on_message_begin", "on_url", "on_header", "on_headers_complete")
 _REST = ("on_body", "on_chunk_header", "on_message_complete")
 _FRAMING = (b"content-length", b"transfer-encoding")
+
+
+def head_refusal(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> ApiError | None:
+    """Why a request's end, or its host, is not what a proxy may take it for; None if it is.
+
+    httptools refuses the rest: other lengths, two lengths or a length beside chunks, folded lines.
+    It takes any codings before `chunked`, whose bytes would be read as if there were none.
+
+    Args:
+        headers: names in lower case, and values.
+    """
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and http_version == "1.0":  # RFC 9112, section 6.1
+        return malformed_http()
+    if codings and codings != [b"chunked"]:
+        return unknown_transfer_coding()
+    if sum(name == b"host" for name, _ in headers) > 1:  # RFC 9112, section 3.2
+        return malformed_http()
+    return None
 
 
 class RequestParser(httptools.HttpRequestParser):

@@ -7,6 +7,7 @@ import msgspec
 
 from legato.core.errors import InvalidRequestError
 from legato.model.chat import rendered_chat
+from legato.model.message_guard import MessageSpecialTokens
 from legato.model.message_syntax import MessageSyntax
 from legato.model.tokenizer import Tokenizer
 from legato.server.requests.messages import ChatMessage, TemplateOptions
@@ -27,6 +28,7 @@ class ChatPrompts:
 
     Args:
         trusts_templates: whether templates in requests are run.
+        special_tokens: what becomes of those in the text of messages.
         check_fits: is given a number of characters and the field that they come from; raises what
             refuses too many.
     """
@@ -36,10 +38,12 @@ class ChatPrompts:
         tokenizer: Tokenizer,
         *,
         trusts_templates: bool,
+        special_tokens: MessageSpecialTokens,
         check_fits: Callable[[int, str], None],
     ) -> None:
         self._tokenizer = tokenizer
         self._trusts_templates = trusts_templates
+        self._special_tokens = special_tokens
         self._check_fits = check_fits
 
     def make(
@@ -69,7 +73,7 @@ class ChatPrompts:
         check_fits = (lambda *_: None) if is_cut else self._check_fits
         check_fits(sum(message.num_chars for message in messages), "messages")
         template = self._tokenizer.chat_template(options.chat_template, has_tools=bool(tools))
-        text, syntax = rendered_chat(
+        rendered = rendered_chat(
             self._tokenizer,
             [message.for_template() for message in messages],
             [tool.for_template() for tool in tools],
@@ -80,10 +84,11 @@ class ChatPrompts:
                 **_reasoning_variables(template, effort),
                 **(options.chat_template_kwargs or {}),
             },
+            special_tokens=self._special_tokens,
         )
-        check_fits(len(text), "messages")
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return ChatPrompt(token_ids, syntax)
+        check_fits(len(rendered.text), "messages")
+        token_ids = self._tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
+        return ChatPrompt(token_ids, rendered.syntax)
 
 
 def _reasoning_variables(template: str, effort: str | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What requests for chat and for plain completions have in common."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -39,8 +40,9 @@ def _integer_keys(value: Any) -> Any:
     """JSON has no integer keys, so token ids come as strings."""
     if not isinstance(value, dict):
         return value
-    if not all(key.isascii() and key.isdecimal() and len(key) < 20 for key in value):
-        raise ValueError("the keys must be token ids")
+    for key in value:
+        if not _TOKEN_ID_KEY.fullmatch(key):
+            raise ValueError(f"the keys must be token ids in plain digits, not {key!r}")
     return {int(key): bias for key, bias in value.items()}
 
 
@@ -49,10 +51,12 @@ def _one_or_several(item: JsonSchemaValue) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [item, several]})
 
 
+_TOKEN_ID_KEY = re.compile("0|[1-9][0-9]{0,18}")
+"""One spelling for each number: "01" beside "1" would be the same key twice."""
 _TOKEN_ID = {"type": "integer", "minimum": 0}
 _BIASES = {
     "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "propertyNames": {"pattern": f"^({_TOKEN_ID_KEY.pattern})$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": MAX_LOGIT_BIAS,
 }

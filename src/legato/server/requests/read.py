@@ -71,6 +71,7 @@ class RequestReader:
         self._prompts = ChatPrompts(
             tokenizer,
             trusts_templates=serving.trust_request_chat_template,
+            special_tokens=serving.message_special_tokens,
             check_fits=self._check_fits,
         )
         self._forms = GrammarChecker(lambda: tokenizer.vocabulary)

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from legato.engine.process.messages import EngineInfo
+from legato.model.message_guard import MessageSpecialTokens
 
 Kind = Literal[
     "chat",
@@ -27,9 +28,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What bodies are read against.
 
     Attributes:
-        max_completions, trust_request_chat_template: as in `ServerConfig`.
+        max_completions, trust_request_chat_template, message_special_tokens: as in `ServerConfig`.
     """
 
     info: EngineInfo
     max_completions: int
     trust_request_chat_template: bool
+    message_special_tokens: MessageSpecialTokens

@@ -7,6 +7,7 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from legato.core.errors import InvalidRequestError
+from legato.grammar.recursion import ENDLESS, endless_place
 from legato.server.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.server.requests.request_model import (
     AtMost,
@@ -46,6 +47,9 @@ def _checked_parameters(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part, dict):
             _check_keywords(path, part)
             unread += _parts(path, part)
+    place = endless_place(schema)
+    if place is not None:
+        raise ValueError(f"{ENDLESS}, at {place}")
     return schema
 
 

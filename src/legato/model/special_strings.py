@@ -1,0 +1,76 @@
+"""Strings that a tokenizer reads as special tokens, found in texts that must not have them."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+_MAX_CHARS = 64
+"""Of a string: a longer one is found by its beginning, which keeps the pattern small."""
+
+
+class SpecialStrings:
+    """A set of special strings.
+
+    Args:
+        strings: at least one character each.
+        others: all other strings that are tokens as a whole; where one of them contains a special
+            string, the longer one is the token.
+    """
+
+    def __init__(self, strings: Iterable[str], others: Iterable[str] = ()) -> None:
+        self._strings = frozenset(text[:_MAX_CHARS] for text in strings if text.strip())
+        inner = re.compile(_pattern(self._strings) or r"(?!)")
+        self._others = frozenset(filter(inner.search, others)) - self._strings
+        self._pattern = re.compile(_pattern(self._strings | self._others) or r"(?!)")
+        self._firsts = "".join({text[0] for text in self._strings})
+        self._beginnings = frozenset(
+            text[:end]
+            for text in self._strings
+            for end in range(1, len(text))
+            if text[:end].strip()
+        )
+        self._longest = max(map(len, self._strings), default=0)
+
+    def first(self, text: str) -> str | None:
+        """The first special string in a text."""
+        found = next(self._found(text), None)
+        return found and found[0]
+
+    def places(self, text: str) -> list[int]:
+        """Indices of characters without which no special string begins in a text.
+
+        One that ends the text unfinished counts too: the next text may finish it.
+        """
+        if not any(first in text for first in self._firsts):  # as most texts
+            return []
+        places = {found.start() + _num_blanks(found[0]) for found in self._found(text)}
+        ending = text.rstrip()
+        for num_chars in range(1, min(self._longest, len(ending) + 1)):
+            if ending[-num_chars:] in self._beginnings:
+                places.add(len(ending) - num_chars + _num_blanks(ending[-num_chars:]))
+        return sorted(places)
+
+    def _found(self, text: str) -> Iterator[re.Match[str]]:
+        """All special strings, which may overlap."""
+        found = self._pattern.search(text)
+        while found is not None:
+            is_other = found[0] in self._others
+            if not is_other:
+                yield found
+            found = self._pattern.search(text, found.end() if is_other else found.start() + 1)
+
+
+def _num_blanks(text: str) -> int:
+    """In front of a text."""
+    return len(text) - len(text.lstrip())
+
+
+def _pattern(strings: Collection[str]) -> str:
+    """A pattern of the longest of the strings, in which each character is looked at once."""
+    rests: dict[str, list[str]] = {}  # key the first character
+    for text in filter(None, strings):
+        rests.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(first) + _pattern(rest) for first, rest in sorted(rests.items())]
+    is_whole = len(branches) == 1 and "" not in strings
+    if is_whole or not branches:
+        return "".join(branches)
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in strings else "")
