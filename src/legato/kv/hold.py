@@ -2,6 +2,8 @@
 
 import hashlib
 
+import msgspec
+
 from legato.core.block_ids import BlockIds
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
 from legato.core.request import AddRequest, Request
@@ -80,7 +82,7 @@ class Hold:
 
 
 def prompt_digest(message: AddRequest) -> bytes:
-    """A digest of the prompt and its salt."""
+    """A digest of the prompt and its salt, where "None" is a salt like any other."""
     digest = hashlib.sha256(message.prompt_token_ids.tobytes())
-    digest.update(str(message.service.cache_salt).encode())
+    digest.update(msgspec.msgpack.encode(message.service.cache_salt))
     return digest.digest()
