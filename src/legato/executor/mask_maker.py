@@ -197,7 +197,7 @@ class MaskMaker:
     def _compute(self, places: Sequence[_Place], masks: Masks) -> None:
         row_bytes = masks.shape[1] * masks.itemsize
         plain = [(place.matcher, place.first) for place in places if not place.drafts]
-        drafted = [place for place in places if place.drafts]
+        drafted = [(place.matcher, place.first, place.drafts) for place in places if place.drafts]
         if len(places) == len(plain) == 1:
             [(matcher, first)] = plain
             matcher.unsafe_compute_mask_ptr(masks[first].ctypes.data, row_bytes)

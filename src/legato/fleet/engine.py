@@ -241,6 +241,7 @@ class FleetEngine:
         request_id: str,
         take: Take,
         kv_transfer: KVTransfer | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
@@ -250,6 +251,7 @@ class FleetEngine:
             request_id=request_id,
             take=take,
             kv_transfer=kv_transfer,
+            arrived_s=arrived_s,
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
@@ -385,7 +387,7 @@ class FleetEngine:
             half = self._dispatcher.placed.half(link, record.request_id)
             one = None if half is None else self._submissions.get(half.request_id)
             if one is not None:
-                record = msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
+                record = msgspec.structs.replace(record, arrived_s=one.request.sent_s)
         return renamed(record, told_id)
 
     def _send(self, request: AddRequest) -> None:
