@@ -8,7 +8,7 @@ import pytest
 
 from legato.bench.report.summary import Slos, summarize
 from legato.bench.report.tally import Tally
-from legato.bench.simulation.fleet import SimulatedFleet, Split
+from legato.bench.simulation.fleet import Hang, SimulatedFleet, Split
 from legato.bench.simulation.fleet_run import FleetRun, simulate_fleet
 from legato.bench.simulation.link import Link, Traffic
 from legato.bench.simulation.profiled_server import SimulatedServer
@@ -195,6 +195,33 @@ def test_of_replicas_that_die_nothing_is_lost_silently(split: Split) -> None:
     # What a dead replica had begun is told of, and others' blocks are free again.
     assert all(replica.stats.kv_usage == 0.0 for replica in run.replicas if not replica.is_lost)
     assert sum(replica.num_requests for replica in run.replicas) >= len(crowd) + run.num_reruns
+
+
+@pytest.mark.parametrize("routing", ROUTING_POLICIES)
+def test_a_replica_that_hangs_gets_few_requests(routing: str) -> None:
+    """It takes requests for a minute, of which eight a second come, and does nothing."""
+    crowd = with_poisson_arrivals(draw_mix("chat", 300, seed=5), 8.0, seed=5)
+    hang = Hang(place=1, from_s=5.0, until_s=65.0)
+    server = SimulatedServer(
+        profile=CPU, scheduler=msgspec.structs.replace(PROMISED, max_num_seqs=64)
+    )
+    fleet = SimulatedFleet(server=server, split=Split(both=4), routing=routing, hang=hang)
+    run = simulate_fleet(fleet, crowd)
+    assert counted(run) == {"ok": 300}
+    others = [replica.num_requests for replica in run.replicas if replica.replica_id != "both-1"]
+    [hung] = [replica for replica in run.replicas if replica.replica_id == "both-1"]
+    # Two seconds' worth before it hung and again when it was doubtful, of forty.
+    assert hung.num_requests < 0.6 * min(others)
+    assert run.num_reruns > 0
+    assert run == simulate_fleet(fleet, crowd)
+
+
+def test_a_fleet_of_one_that_hangs_goes_on_after() -> None:
+    hang = Hang(from_s=3.0, until_s=40.0)
+    fleet = SimulatedFleet(server=SERVER, split=Split(both=1), hang=hang)
+    run = simulate_fleet(fleet, CHAT)
+    assert counted(run) == {"ok": len(CHAT)}
+    assert run.num_reruns == 0
 
 
 def test_while_no_replica_is_there_requests_wait() -> None:

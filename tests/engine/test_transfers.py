@@ -25,6 +25,7 @@ from legato.engine.startup.build import load_parts
 from legato.engine.startup.transfers import cache_layout, local_mover, make_transfers
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
+from legato.transfer import fetch
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
 from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
@@ -127,6 +128,13 @@ def decode(model: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture
+def patient(model: Path) -> Iterator[Engine]:
+    """An engine whose leases no test outlives."""
+    with closing(Engine(model, kv_lease_s=30.0)) as engine:
+        yield engine
+
+
 def asked(request_id: str, prompt: list[int] = PROMPT, **fields: Any) -> AddRequest:
     return AddRequest(
         request_id=request_id,
@@ -144,6 +152,14 @@ def fetched(
     request_id: str, source: Engine, prompt: list[int] = PROMPT, *, is_early: bool = False
 ) -> AddRequest:
     return fetched_from(request_id, source.port, prompt, is_early=is_early)
+
+
+def completions(source: Engine, count: int, *, is_early: bool = False) -> list[AddRequest]:
+    """The requests for as many completions of one prompt, which is "a" there."""
+    return [
+        asked(f"a-{i}", kv_transfer=FetchBlocks("a", "127.0.0.1", source.port, is_early, i, count))
+        for i in range(count)
+    ]
 
 
 def fetched_from(
@@ -248,6 +264,67 @@ def test_two_that_begin_alike_each_fetch_their_own_part(
     for request_id, prompt in prompts.items():
         assert decode.tokens(request_id) == expected(model, prompt)
     run(prefill, decode, until=lambda: prefill.is_clean and decode.is_clean)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_all_completions_of_a_prompt_have_what_one_fetches(
+    model: Path,
+    patient: Engine,
+    decode: Engine,
+    count: int,
+    is_early: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "_MOST_BYTES", 2 * 16 * decode.token_bytes)
+    events = completions(patient, count, is_early=is_early)
+    if is_early:
+        decode.go(*events)
+        run(decode, until=lambda: not decode.has_work)
+    patient.go(sent("a"))
+    run(patient, until=lambda: patient.end("a") is not None)
+    if not is_early:
+        decode.go(*events)
+    run(patient, decode, until=lambda: all(decode.end(event.request_id) for event in events))
+    run(patient, decode, until=lambda: patient.is_clean and decode.is_clean)
+    told = transferred(decode)
+    assert told.num_bytes == 288 * decode.token_bytes
+    assert (told.num_fetched, told.num_recomputed) == (count, 0)
+    assert transferred(patient).num_expired == 0
+    assert [decode.tokens(event.request_id) for event in events] == [expected(model)] * count
+
+
+@pytest.mark.parametrize("aborted", [0, 1])
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_a_completion_that_is_aborted_is_done_and_the_others_fetch(
+    model: Path, patient: Engine, aborted: int, is_admitted: bool
+) -> None:
+    with closing(Engine(model, max_num_seqs=4 if is_admitted else 1, kv_lease_s=30.0)) as decode:
+        events = completions(patient, 2, is_early=True)
+        decode.go(*events)
+        decode.go(AbortRequest(request_id=f"a-{aborted}"))
+        patient.go(sent("a"))
+        run(patient, until=lambda: patient.end("a") is not None)
+        run(patient, decode, until=lambda: all(decode.end(event.request_id) for event in events))
+        assert decode.tokens(f"a-{1 - aborted}") == expected(model)
+        run(patient, decode, until=lambda: patient.is_clean and decode.is_clean)
+        assert transferred(decode).num_bytes == 288 * decode.token_bytes
+        assert transferred(patient).num_expired == 0
+
+
+def test_a_decode_that_dies_between_completions_leaves_nothing_behind(
+    model: Path, prefill: Engine
+) -> None:
+    prefill.go(sent("a"))
+    run(prefill, until=lambda: prefill.end("a") is not None)
+    with closing(Engine(model)) as decode:
+        first, _ = completions(prefill, 2)
+        decode.go(first)
+        run(decode, until=lambda: decode.end("a-0") is not None)
+        prefill.go()
+        assert transferred(prefill).num_leases == 1, "it is kept for the other"
+    run(prefill, until=lambda: prefill.is_clean)
+    assert transferred(prefill).num_expired == 1
 
 
 def test_where_nobody_answers_the_prompt_is_computed(model: Path, decode: Engine) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato import StructuredOutputs
+from legato.executor import constraint, sequences
 from tests.executor.backends import EXACT, NATIVE, Backend, params
 from tests.executor.by_hand import Stream, prompt, run_by_hand
 from tests.model.random_models import VOCAB_SIZE
@@ -54,6 +55,13 @@ def alone(backend: Backend, name: str) -> Stream:
     stream = hand.add(name, prompt_of(name), max_tokens=NUM_TOKENS, **ASKED[name])
     hand.finish()
     return stream
+
+
+@pytest.fixture(autouse=True)
+def masks_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks after drafts are waited for, however busy the machine is."""
+    monkeypatch.setattr(constraint, "_SLOW_S", 30.0)
+    monkeypatch.setattr(sequences, "_MASK_WAIT_S", 30.0)
 
 
 def wrong(tokens: list[int]) -> list[int]:

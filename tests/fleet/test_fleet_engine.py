@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -71,6 +72,36 @@ async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(
         assert not engine._dispatcher.placed
         assert not replica._owners
         assert LEFT.findall(caplog.text) == [("2", "1")], "the front door tells what became of all"
+
+
+async def test_a_replica_that_hangs_gets_nothing_and_what_waits_there_is_run_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, 2, "round-robin") as (engine, replicas):
+        async with begun(engine, [1, 2, 3]) as stream:
+            hung = home(engine)
+            replica = replicas.by_id[hung]
+            pid = replica._supervisor.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                waiting = [asyncio.create_task(complete(engine, [i] * 9, SHORT)) for i in range(4)]
+                view = engine._router.replicas[hung]
+                while not view.is_doubtful(time.monotonic()):
+                    await asyncio.sleep(0.1)
+                num_there = view.num_in_flight
+                await asyncio.gather(*(complete(engine, [9] * i, SHORT) for i in range(1, 9)))
+                assert view.num_in_flight <= num_there
+                done = await asyncio.gather(*waiting)
+                assert all(one.finish_reason is FinishReason.LENGTH for one in done)
+                assert view.num_in_flight == 1, "the stream that had begun"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            while view.is_doubtful(time.monotonic()):
+                await asyncio.sleep(0.1)
+            await asyncio.gather(*(complete(engine, [7] * i, SHORT) for i in range(1, 5)))
+            del stream
+        assert engine.num_restarts == 0
 
 
 async def test_a_replica_that_is_gone_is_not_sent_anything(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from legato.core.kv_transfer import FetchBlocks, KVTransfer, SendBlocks
 from legato.core.request import Request
-from legato.core.slo import SloClass
-from legato.kv.hold import Hold
+from legato.core.slo import ServiceParams, SloClass
+from legato.kv.hold import Hold, prompt_digest
 from legato.kv.manager import KVCacheManager
 from tests.kv.conservation import check_blocks
 from tests.kv.requests import request_for
@@ -42,6 +44,18 @@ def begun(kv: KVCacheManager, request: Request) -> Hold:
 def compute(kv: KVCacheManager, request: Request, num_tokens: int) -> None:
     request.num_computed_tokens = num_tokens
     kv.commit(request)
+
+
+@given(salts=st.lists(st.none() | st.text(max_size=5), min_size=2, max_size=2, unique=True))
+@example(salts=[None, "None"])
+@example(salts=[None, ""])
+def test_another_salt_is_another_digest(salts: list[str | None]) -> None:
+    one, other = (
+        msgspec.structs.replace(transferred("a").message, service=ServiceParams(cache_salt=salt))
+        for salt in salts
+    )
+    assert prompt_digest(one) != prompt_digest(other)
+    assert prompt_digest(one) == prompt_digest(msgspec.structs.replace(one, request_id="b"))
 
 
 def test_what_is_fetched_is_nobodys_to_compute_until_it_arrives(kv: KVCacheManager) -> None:

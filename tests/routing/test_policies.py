@@ -261,3 +261,58 @@ def test_what_has_ended_leaves_nothing_behind(
         assert view.ttft_s("t0", 10, now_s + 60.0) == pytest.approx(
             view.itl_s(0) + 10 * view.token_s, rel=1e-6
         )
+
+
+@pytest.mark.parametrize("policy", ROUTING_POLICIES)
+def test_a_replica_that_tells_nothing_is_doubtful_and_then_gone(policy: str) -> None:
+    """Replica 0 is the idle one by what it last told."""
+    made = router(policy, state(delay_s=0.0), state(delay_s=1.0))
+
+    def places(now_s: float) -> set[str]:
+        names = [f"{now_s} {number}" for number in range(4)]
+        return {made.route(request(name), now_s).decode for name in names}
+
+    for now_s in (1.0, 2.0, 3.0, 4.0):
+        made.note_state("1", state(delay_s=1.0), now_s)
+    assert places(4.0) == {"1"}, "doubtful, and there is a fresh one"
+    assert not made.may_try_again(["1"], "both", 4.0)
+    assert places(8.0), "both are doubtful"
+    assert made.is_accepting(19.0)
+    assert places(19.0) == {"1"}, "gone"
+    assert not made.is_accepting(20.0)
+    with pytest.raises(NoReplicaError):
+        made.route(request("late"), 20.0)
+    made.note_state("0", state(), 21.0)
+    assert places(21.0) == {"0"}, "it is there again"
+
+
+def test_requests_that_wait_at_a_replica_that_is_gone_are_stranded() -> None:
+    made = router("round-robin", state(), state())
+    for name in "abcd":
+        made.route(request(name), 0.0)
+    made.note_first_token("c", 1.0)
+    made.note_state("1", state(), 10.0)
+    assert made.stranded(10.0) == []
+    assert made.stranded(16.0) == ["a"]
+    assert made.stranded(40.0) == [], "no other would take them"
+
+
+@given(
+    told=st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 30.0)), max_size=12),
+    now_s=st.floats(30.0, 50.0),
+)
+def test_no_request_goes_to_a_staler_replica_than_it_must(
+    told: list[tuple[int, float]], now_s: float
+) -> None:
+    made = router("power-of-two", *[state()] * 3)
+    last = [0.0] * 3
+    for place, at_s in sorted(told, key=lambda one: one[1]):
+        made.note_state(str(place), state(), at_s)
+        last[place] = at_s
+    try:
+        chosen = int(made.route(request("a"), now_s).decode)
+    except NoReplicaError:
+        assert all(now_s - at_s > 10.0 for at_s in last)
+    else:
+        assert now_s - last[chosen] <= 15.0
+        assert now_s - last[chosen] <= 3.0 or all(now_s - at_s > 3.0 for at_s in last)

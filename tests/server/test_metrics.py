@@ -1,5 +1,6 @@
 """GET /metrics."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.launch import MODEL, ServerProcess, running_server
+from tests.server.wire import connect, post, read_response
 
 LONG_PROMPT = [1000 + i for i in range(1500)]
 FLAGS = (
     "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=50ms",
+    "--slo-class", "second:ttft=1s",
     "--slo-class", "hopeless:itl=0.001ms,tpot=0.001ms", "--shed-load", "--no-calibrate",
     "--max-num-seqs", "2", "--max-waiting", "2", "--max-num-batched-tokens", "256",
 )  # fmt: skip
@@ -155,6 +158,20 @@ def test_what_cannot_be_in_time_is_refused_or_waives_its_promise(watched: Server
     assert growth("slo_requests_total", verdict="waived", **hasty) == 1
     assert growth("slo_checks_total") == 0
     assert growth("slo_requests_total") == 2
+
+
+def test_a_deadline_counts_from_the_first_byte(watched: ServerProcess) -> None:
+    """The body comes when the first token is due, which is as late as metrics find it."""
+    growth = Growth(watched)
+    asked = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 1, "slo_class": "second"}
+    head, body = post("/v1/completions", asked).split(b"\r\n\r\n")
+    with connect(watched) as sock:
+        sock.sendall(head + b"\r\n\r\n")
+        time.sleep(1.2)
+        sock.sendall(body)
+        assert read_response(sock)[0] == 429
+    assert growth("request_refused_total", reason="ttft_slo") == 1
+    complete(watched, slo_class="second", max_tokens=1)
 
 
 def test_a_full_queue_is_a_reason(watched: ServerProcess) -> None:

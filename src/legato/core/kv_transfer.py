@@ -19,12 +19,17 @@ class FetchBlocks(msgspec.Struct, frozen=True, gc=False, tag=True):
     Attributes:
         host, port: where that engine answers.
         is_early: it may not have heard of the prompt yet.
+        reader: which of the prompt's completions this is, from 0.
+        num_readers: how many completions the prompt has. The other engine keeps its blocks until
+            each has said that it is done.
     """
 
     transfer_id: str
     host: str
     port: int
     is_early: bool = False
+    reader: int = 0
+    num_readers: int = 1
 
 
 KVTransfer = SendBlocks | FetchBlocks

@@ -50,14 +50,14 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         logprobs: Sequence[TokenLogprobs] | None = None,
         prompt_logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> "ChunkResult":
-        """What came of it, given a token for each sampled row.
+        """The result of the chunk, given a token for each sampled row, or for the first of them.
 
-        A row behind a draft holds only if that draft is the very token that was sampled before it,
+        A row after a draft holds only if that draft is the very token that was sampled before it,
         so that drafts never change which tokens come (Leviathan et al., 2023, arXiv:2211.17192,
         with each row's random number fixed beforehand).
         """
         num_right = 0
-        for draft, token_id in zip(self.draft_token_ids, sampled, strict=False):
+        for draft, token_id in zip(self.draft_token_ids, sampled[:-1], strict=False):
             if draft != token_id:
                 break
             num_right += 1

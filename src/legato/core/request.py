@@ -19,7 +19,10 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         prompt_token_ids: at least one token.
         params: with `seed` and `max_tokens` resolved to numbers; `n` is 1 (the front end fans out).
         eos_token_ids: the model's end-of-sequence tokens, empty where `ignore_eos` is set.
-        arrival_time_s: when the front end received it, on the machine's monotonic clock.
+        arrival_time_s: when its first bytes arrived at the front end, on the machine's monotonic
+            clock. Deadlines count from then.
+        reading_s: how long it took from then until it was sent to the engine: reading, parsing,
+            tokenizing.
         is_rerun: another engine had accepted it and died, so that it is not to be refused.
         kv_transfer: what becomes of its prompt's blocks between this engine and another; None where
             it has nothing to do with others.
@@ -31,8 +34,14 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     service: ServiceParams = ServiceParams()
     eos_token_ids: tuple[int, ...] = ()
     arrival_time_s: float = 0.0
+    reading_s: float = 0.0
     is_rerun: bool = False
     kv_transfer: KVTransfer | None = None
+
+    @property
+    def sent_s(self) -> float:
+        """When it was sent to the engine, on the clock of `arrival_time_s`."""
+        return self.arrival_time_s + self.reading_s
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other, beside those that must not wait."""
+"""Threads that work in turn through what is submitted, beside those that must not wait."""
 
 import os
 import sys
@@ -12,23 +12,26 @@ _Value = TypeVar("_Value")
 
 
 class Worker:
-    """One thread, begun with its first work.
+    """Threads, begun with their first work.
 
     Args:
-        stack_bytes: of its stack; what recurses deeper ends the process.
-        low_by: how much nicer it is than the thread that begins it, where the system is Linux.
-        begin: done first of all.
+        num_threads: how many works may be done at the same time.
+        stack_bytes: of a thread's stack; what recurses deeper ends the process.
+        low_by: how much nicer they are than the thread that begins them, where the system is Linux.
+        begin: done first of all, on each.
     """
 
     def __init__(
         self,
         name: str,
         *,
+        num_threads: int = 1,
         stack_bytes: int,
         low_by: int = 0,
         begin: Callable[[], object] | None = None,
     ) -> None:
         self._name = name
+        self._num_threads = num_threads
         self._stack_bytes = stack_bytes
         self._low_by = low_by
         self._begin = begin
@@ -37,9 +40,9 @@ class Worker:
     def submit(
         self, work: Callable[_Params, _Value], *args: _Params.args, **options: _Params.kwargs
     ) -> Future[_Value]:
-        """Have it done when what was submitted before is."""
+        """Begin the work when a thread has no earlier work left."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, self._name, self._begin_thread)
+            self._thread = ThreadPoolExecutor(self._num_threads, self._name, self._begin_thread)
         usual = threading.stack_size(self._stack_bytes)
         try:
             return self._thread.submit(work, *args, **options)

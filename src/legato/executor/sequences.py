@@ -1,7 +1,6 @@
 """The requests that an executor knows: who is new, who has ended, and what came of a step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -9,7 +8,7 @@ from legato.core.outputs import TokenLogprobs
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.executor.constraint import Constraint
-from legato.executor.mask_thread import MaskThread
+from legato.executor.mask_maker import MaskMaker
 from legato.executor.sampler import NO_TOKEN
 from legato.executor.sequence import SamplingRow, SequenceState
 from legato.grammar.compiled import Grammar
@@ -84,20 +83,22 @@ class StepOutcome:
     Attributes:
         token_ids: one for each sampled row.
         logprobs, prompt_logprobs: of those who asked.
-        unsampled: whose last rows were not sampled, and the reason.
+        num_known_rows: as `Sequences.num_known_rows` returned.
     """
 
     token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
-    unsampled: Mapping[str, Constraint] = field(default_factory=dict)
+    num_known_rows: Mapping[str, int] = field(default_factory=dict)
 
-    def of(self, chunk: ScheduledChunk) -> ChunkResult:
+    def of(self, chunk: ScheduledChunk, constraint: Constraint | None) -> ChunkResult:
         name = chunk.request_id
         scores = self.prompt_logprobs.get(name)
-        if name in self.unsampled:
-            return chunk.unsampled(scores, is_complete=self.unsampled[name].is_complete)
-        return chunk.result(self.token_ids.get(name, ()), self.logprobs.get(name), scores)
+        num_known = self.num_known_rows.get(name, chunk.num_samples)
+        if constraint is not None and num_known < min(1, chunk.num_samples):
+            return chunk.unsampled(scores, is_complete=constraint.is_complete)
+        sampled = self.token_ids.get(name, ())[:num_known]
+        return chunk.result(sampled, self.logprobs.get(name), scores)
 
 
 class Sequences:
@@ -110,42 +111,38 @@ class Sequences:
     def __init__(self, grammar: Callable[[str], Grammar] | None = None) -> None:
         self._sequences: dict[str, SequenceState] = {}  # key request id
         self._grammar = grammar
-        self._masks = MaskThread()
+        self._masks = MaskMaker()
 
     def begin(self, plan: StepPlan) -> BegunStep:
         """Note who is new and who has ended, which stays so if the step fails."""
         for request_id in plan.ended_requests:
             # Unknown where the parts of a step that failed tell of it again.
-            self._sequences.pop(request_id, None)
+            ended = self._sequences.pop(request_id, None)
+            if ended is not None and ended.constraint is not None:
+                self._masks.close(ended.constraint)
         for message in plan.new_requests:
             constraint = self._constraint(message)
             self._sequences[message.request_id] = SequenceState(message, constraint)
         step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
         for chunk, sequence in step.pairs:
             if chunk.draft_token_ids:
-                self._guess(sequence, chunk)
+                sequence.guess(chunk.draft_token_ids, chunk.end - len(chunk.draft_token_ids))
+        self._masks.want(
+            [(constraint, chunk.draft_token_ids) for chunk, constraint in _constrained(step)]
+        )
         return step
 
-    def unsampled(self, step: BegunStep) -> dict[str, Constraint]:
-        """Whose last rows are not sampled: nothing may come, or it is not known in time what may.
+    def num_known_rows(self, step: BegunStep) -> dict[str, int]:
+        """How many of its rows a chunk samples; key request id, of requests with grammars.
 
-        A mask that takes long holds up nobody who needs none.
+        The rows after them are not sampled: no token may come there, or the tokens that may are not
+        known in time. A late mask holds up no request that can go on without it.
         """
-        constrained = {
-            chunk.request_id: sequence.constraint
-            for chunk, sequence in step.pairs
-            if chunk.num_samples and sequence.constraint is not None
-        }
-        is_alone = len(constrained) == len(step.plan.chunks)
-        wait({c.ready for c in constrained.values()}, None if is_alone else _MASK_WAIT_S)
-        for constraint in constrained.values():
-            if constraint.ready.done():
-                constraint.ready.result()
-        return {
-            request_id: constraint
-            for request_id, constraint in constrained.items()
-            if constraint.has_ended or not constraint.ready.done()
-        }
+        constrained = _constrained(step)
+        if constrained:
+            is_alone = len(constrained) == len(step.plan.chunks)
+            self._masks.wait([c for _, c in constrained], _MASK_WAIT_S, is_alone=is_alone)
+        return {chunk.request_id: constraint.num_known_rows for chunk, constraint in constrained}
 
     def end(self, step: BegunStep, outcome: StepOutcome, seconds: float) -> StepResult:
         """Book what came of a step, when nothing of it can fail any more.
@@ -156,7 +153,8 @@ class Sequences:
         faults: dict[str, Fault] = {}
         going_on: list[Constraint] = []
         for chunk, sequence in step.pairs:
-            result, constraint = outcome.of(chunk), sequence.constraint
+            constraint = sequence.constraint
+            result = outcome.of(chunk, constraint)
             if NO_TOKEN in result.token_ids:
                 num_sampled = result.token_ids.index(NO_TOKEN)
                 if not num_sampled:
@@ -166,48 +164,57 @@ class Sequences:
                 result = result.cut(num_sampled, is_complete=False)
             sequence.num_prompt_logprobs += len(result.prompt_logprobs or ())
             if constraint is not None and result.token_ids:
-                num_taken = constraint.advance(result.token_ids)
+                num_taken = self._masks.advance(constraint, result.token_ids)
                 result = result.cut(num_taken, is_complete=constraint.is_complete)
                 going_on.append(constraint)
             for token_id in result.token_ids:
                 sequence.append(token_id)
-            if constraint is not None and constraint.error:
-                faults[chunk.request_id] = Fault(constraint.error, is_asked_for=True)
+            if constraint is not None and constraint.fault is not None:
+                faults[chunk.request_id] = constraint.fault
             else:
                 chunks[chunk.request_id] = result
-        self._masks.begin([(c, ()) for c in going_on if not c.has_ended])
+        self._masks.want([(constraint, ()) for constraint in going_on])
         return StepResult(step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults)
 
     def _constraint(self, message: AddRequest) -> Constraint | None:
         if message.params.structured_outputs is None:
             return None
+        known = self._sequences.get(message.request_id)
+        if known is not None:  # its first step failed: the grammar may be in use by a job
+            return known.constraint
         assert self._grammar is not None, "no grammars were promised"
         ends = (*message.eos_token_ids, *message.params.stop_token_ids)
         constraint = Constraint(self._grammar(message.request_id), ends)
-        self._masks.begin([(constraint, ())])
+        self._masks.want([(constraint, ())])
         return constraint
 
-    def _guess(self, sequence: SequenceState, chunk: ScheduledChunk) -> None:
-        token_ids = chunk.draft_token_ids
-        sequence.guess(token_ids, chunk.end - len(token_ids))
-        if sequence.constraint is not None:
-            self._masks.begin([(sequence.constraint, token_ids)])
+
+def _constrained(step: BegunStep) -> list[tuple[ScheduledChunk, Constraint]]:
+    """Chunks that sample tokens by a grammar."""
+    return [
+        (chunk, sequence.constraint)
+        for chunk, sequence in step.pairs
+        if chunk.num_samples and sequence.constraint is not None
+    ]
 
 
-def sampled_rows(step: BegunStep, *, without: Mapping[str, object]) -> SampledRows:
-    """Those of a step's sampled rows that are to be, in their order."""
+def sampled_rows(step: BegunStep, num_known_rows: Mapping[str, int]) -> SampledRows:
+    """The rows of a step that are sampled, in their order.
+
+    Args:
+        num_known_rows: as `Sequences.num_known_rows` returned.
+    """
     ids: list[str] = []
     rows: list[SamplingRow] = []
     places: list[int] = []
     num_rows = 0
     for chunk, sequence in step.pairs:
-        num_rows += chunk.num_samples
-        if chunk.request_id in without:
-            continue
-        for later in reversed(range(chunk.num_samples)):
+        num_known = num_known_rows.get(chunk.request_id, chunk.num_samples)
+        for i in range(min(num_known, chunk.num_samples)):
             ids.append(chunk.request_id)
-            rows.append(sequence.sampling_row(chunk.end - later))
-            places.append(num_rows - 1 - later)
+            rows.append(sequence.sampling_row(chunk.end - chunk.num_samples + 1 + i))
+            places.append(num_rows + i)
+        num_rows += chunk.num_samples
     return SampledRows(ids, rows, places)
 
 

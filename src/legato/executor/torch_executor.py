@@ -10,7 +10,6 @@ from legato.core.outputs import TokenLogprobs
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
-from legato.executor.constraint import Constraint
 from legato.executor.host_cache import HostCache
 from legato.executor.logprobs import compute_logprobs
 from legato.executor.memory import raising_memory_error
@@ -82,9 +81,9 @@ class TorchExecutor:
         attention = self._attention.begin_step(batch)
         hidden = self._model.forward(batch.input_ids, batch.positions, attention)
         prompt_logprobs = self._score_prompts(step, batch, hidden)
-        unsampled = self._sequences.unsampled(step)
-        token_ids, logprobs = self._sample(step, batch, hidden, unsampled)
-        return StepOutcome(token_ids, logprobs, prompt_logprobs, unsampled)
+        known = self._sequences.num_known_rows(step)
+        token_ids, logprobs = self._sample(step, batch, hidden, known)
+        return StepOutcome(token_ids, logprobs, prompt_logprobs, known)
 
     def _score_prompts(
         self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor
@@ -119,10 +118,10 @@ class TorchExecutor:
         step: BegunStep,
         batch: PackedBatch,
         hidden: torch.Tensor,
-        unsampled: Mapping[str, Constraint],
+        num_known_rows: Mapping[str, int],
     ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
         """A token for each sampled row, and log probabilities where asked for; key request id."""
-        sampled = sampled_rows(step, without=unsampled)
+        sampled = sampled_rows(step, num_known_rows)
         if not sampled.rows:
             return {}, {}
         num_rows = step.num_samples

@@ -147,6 +147,23 @@ class Dispatcher:
         self._end(half.request_id)
         self.send(one.request)
 
+    def rescue(self) -> int:
+        """Run elsewhere, once, requests that wait at replicas that tell nothing any more.
+
+        Returns:
+            how many.
+        """
+        num_rerun = 0
+        for request_id in self._router.stranded(time.monotonic()):
+            one = self._asked.request(request_id)
+            if one is None or one.request.is_rerun:
+                continue
+            self._end(request_id)
+            one.request = msgspec.structs.replace(one.request, is_rerun=True)
+            self.send(one.request)
+            num_rerun += 1
+        return num_rerun
+
     def leave(self, link: Link) -> Left:
         """There is no engine: what of it has not begun, nor was lost before, is run elsewhere.
 
@@ -180,7 +197,8 @@ class Dispatcher:
         self.placed.end_half(half)
         self._end(half.request_id)
         one = self._asked.request(half.request_id)
-        if one is None or not self._router.may_try_again(refusals, half.link.role):
+        role, now_s = half.link.role, time.monotonic()
+        if one is None or not self._router.may_try_again(refusals, role, now_s):
             return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
         self._totals.note_tried_again(one.request.service.tenant)
         self.send(one.request, refusals)

@@ -45,6 +45,7 @@ from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
+from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.router import Router
 from legato.transfer.keys import read_key
 
@@ -129,6 +130,7 @@ class FleetEngine:
             abort=self._dispatcher.abort,
         )
         self._begin(self._follow(first))
+        self._begin(self._keep_rescuing())
         for replicas in pools:
             self._begin(self._keep_joining(replicas, first.line.door_id))
 
@@ -210,7 +212,7 @@ class FleetEngine:
         """Raises `EngineDeadError` where no replica takes requests just now."""
         if self.death:
             raise EngineDeadError(f"the fleet is gone: {self.death}")
-        if not any(view.is_accepting for view in self._router.replicas.values()):
+        if not self._router.is_accepting(time.monotonic()):
             raise EngineDeadError("no replica is ready", retry_after_s=_RETRY_AFTER_S)
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
@@ -239,6 +241,7 @@ class FleetEngine:
         request_id: str,
         take: Take,
         kv_transfer: KVTransfer | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
@@ -248,6 +251,7 @@ class FleetEngine:
             request_id=request_id,
             take=take,
             kv_transfer=kv_transfer,
+            arrived_s=arrived_s,
         )
 
     async def close(self, *, at_once: bool = False) -> None:  # noqa: ARG002
@@ -284,6 +288,14 @@ class FleetEngine:
             else:
                 logger.error("replica %s serves another model, and gets nothing", link.replica_id)
                 self._begin(self._hold(link))
+
+    async def _keep_rescuing(self) -> None:
+        """Let no request wait at a replica that hangs."""
+        while True:
+            await asyncio.sleep(STATE_EVERY_S)
+            if num_rerun := self._dispatcher.rescue():
+                told = "%d requests wait at replicas that tell nothing, and are run elsewhere"
+                logger.warning(told, num_rerun)
 
     async def _hold(self, link: Link) -> None:
         """Stay joined to a replica that is not used, so that it is not found again."""
@@ -375,7 +387,7 @@ class FleetEngine:
             half = self._dispatcher.placed.half(link, record.request_id)
             one = None if half is None else self._submissions.get(half.request_id)
             if one is not None:
-                record = msgspec.structs.replace(record, arrived_s=one.request.arrival_time_s)
+                record = msgspec.structs.replace(record, arrived_s=one.request.sent_s)
         return renamed(record, told_id)
 
     def _send(self, request: AddRequest) -> None:

@@ -48,11 +48,11 @@ from legato.fleet.messages import (
     ToReplica,
 )
 from legato.fleet.records import of_replica
+from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.request import Role
 
 logger = logging.getLogger(__name__)
 
-_TELL_EVERY_S = 1.0
 _MOST_UNREAD = 4096
 """Frames that may wait for a front door; one that is further behind is left."""
 _MOST_SILENT_S = 60.0
@@ -283,7 +283,7 @@ class Replica:
 
     async def _tell_states(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_EVERY_S)
+            await asyncio.sleep(STATE_EVERY_S)
             await self._ask_state()
             if self.state is not None:
                 self._tell_all(Tells(state=self.state, transfer=self.info.transfer))

@@ -12,7 +12,6 @@ from legato.core.outputs import TokenLogprobs
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.core.sampling_params import SamplingParams
 from legato.executor.adjustments import asks_for_change
-from legato.executor.constraint import Constraint
 from legato.executor.logprobs import Scores, score
 from legato.executor.memory import raising_memory_error
 from legato.executor.sequence import SamplingRow
@@ -58,7 +57,7 @@ class _Flight(NamedTuple):
     """
 
     step: BegunStep
-    unsampled: Mapping[str, Constraint]
+    num_known_rows: Mapping[str, int]
     sampled: torch.Tensor
     logprobs: Sequence[_Scored]
     prompt_logprobs: Sequence[_Scored]
@@ -121,7 +120,7 @@ class GpuExecutor:
             _by_request(flight.step, sampled.tolist()),
             _entries(flight.logprobs),
             _entries(flight.prompt_logprobs),
-            flight.unsampled,
+            flight.num_known_rows,
         )
         seconds = flight.done.seconds_since(flight.begun)
         return self._sequences.end(flight.step, outcome, seconds)
@@ -129,13 +128,13 @@ class GpuExecutor:
     def _launch(self, step: BegunStep, begun: Event) -> _Flight:
         size, first_rows = self._forward(step)
         prompt_logprobs = self._score_prompts(step, first_rows.tolist())
-        unsampled = self._sequences.unsampled(step)  # masks were made meanwhile
-        self._sample(step, size, unsampled)
+        known = self._sequences.num_known_rows(step)  # masks were made meanwhile
+        self._sample(step, size, known)
         logprobs = self._score_sampled(step)
         sampled = self._device.download(self._program.sampled[: step.num_samples])
         done = self._device.event()
         done.record()
-        return _Flight(step, unsampled, sampled, logprobs, prompt_logprobs, begun, done)
+        return _Flight(step, known, sampled, logprobs, prompt_logprobs, begun, done)
 
     def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
         """Returns the size that it is computed as, and the row of each chunk's first token."""
@@ -150,11 +149,11 @@ class GpuExecutor:
             model.hidden_of(self._device.upload(rows), self._program.residual)
         )
 
-    def _sample(self, step: BegunStep, size: StepSize, unsampled: Mapping[str, Constraint]) -> None:
+    def _sample(self, step: BegunStep, size: StepSize, num_known_rows: Mapping[str, int]) -> None:
         if not any(s.may_adjust_logits for chunk, s in step.pairs if chunk.num_samples):
             self._runner.sample(size)
             return
-        sampled = sampled_rows(step, without=unsampled)
+        sampled = sampled_rows(step, num_known_rows)
         rows = [_AS_IT_IS] * step.num_samples  # what comes of rows left out is not read
         for place, row in zip(sampled.places, sampled.rows, strict=True):
             rows[place] = row

@@ -1,5 +1,7 @@
 """Compiling a grammar, within bounds of time and memory that hold for each step of it, too."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -45,6 +47,17 @@ class Grammar:
         return Grammar(self.matcher.deep_copy(), self.end)
 
 
+@contextmanager
+def raising_no_panic() -> Iterator[None]:
+    """Raise a panic of Rust, which is no `Exception`, as a `RuntimeError`."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as panic:
+        raise RuntimeError(f"{type(panic).__name__}: {panic}") from panic
+
+
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> Grammar:
     """A grammar before the first token; other threads run meanwhile.
 
@@ -55,8 +68,9 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> Grammar:
         GrammarError: its message is llguidance's.
     """
     try:
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
-    except BaseException as error:  # a panic of Rust's is no `Exception`
+        with raising_no_panic():
+            matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+    except Exception as error:
         raise GrammarError(f"{type(error).__name__}: {error}") from error
     if matcher.is_error():
         raise GrammarError(matcher.get_error())

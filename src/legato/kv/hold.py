@@ -2,9 +2,11 @@
 
 import hashlib
 
+import msgspec
+
 from legato.core.block_ids import BlockIds
 from legato.core.kv_transfer import FetchBlocks, KVTransfer
-from legato.core.request import Request
+from legato.core.request import AddRequest, Request
 from legato.kv.prefix_node import Node
 
 
@@ -50,7 +52,7 @@ class Hold:
         assert request.message.kv_transfer is not None
         self.request_id = request.request_id
         self.transfer: KVTransfer = request.message.kv_transfer
-        self.prompt_digest = _digest(request)
+        self.prompt_digest = prompt_digest(request.message)
         self.last = last
         self.block_ids = block_ids
         self.block_size = block_size
@@ -79,7 +81,8 @@ class Hold:
         return self.block_ids[start // size : None if end is None else end // size]
 
 
-def _digest(request: Request) -> bytes:
-    digest = hashlib.sha256(request.message.prompt_token_ids.tobytes())
-    digest.update(str(request.message.service.cache_salt).encode())
+def prompt_digest(message: AddRequest) -> bytes:
+    """A digest of the prompt and its salt, where "None" is a salt like any other."""
+    digest = hashlib.sha256(message.prompt_token_ids.tobytes())
+    digest.update(msgspec.msgpack.encode(message.service.cache_salt))
     return digest.digest()

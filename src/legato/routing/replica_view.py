@@ -14,6 +14,12 @@ are alike, any number tells which has less to do."""
 
 _LEAST_S = 1e-9
 
+STATE_EVERY_S = 1.0
+"""How often replicas tell of themselves."""
+_DOUBTFUL_AFTER, _GONE_AFTER = 3.0, 15.0
+"""Periods without a state: a step may last two of them. After the second, requests that wait there
+are run elsewhere."""
+
 
 class _Sent(msgspec.Struct):
     """A request that was sent there.
@@ -38,6 +44,7 @@ class ReplicaView:
         transfer_token_s: what a token's keys and values take to come there as long as it tells
             nothing of that, where it has them from another replica instead of computing them; else
             None.
+        state_every_s: how often it tells of itself.
 
     Attributes:
         is_accepting: False where it is not to be sent anything new.
@@ -51,12 +58,14 @@ class ReplicaView:
         *,
         weights: Mapping[str, float] | None = None,
         transfer_token_s: float | None = None,
+        state_every_s: float = STATE_EVERY_S,
     ) -> None:
         self.replica_id = replica_id
         self.role: Role = role
         self.is_accepting = True
         self.state: ReplicaState | None = None
         self._weights = weights or {}
+        self._state_every_s = state_every_s
         self._transfer_token_s = transfer_token_s
         self._sent: dict[str, _Sent] = {}  # key request id
         self._num_tokens = 0  # of prompts, of all that are there
@@ -81,6 +90,14 @@ class ReplicaView:
             return max(told_s or self._transfer_token_s, _LEAST_S)
         told_s = 0.0 if self.state is None else self.state.token_s
         return told_s or _TOKEN_S
+
+    def is_doubtful(self, now_s: float) -> bool:
+        """Whether its state is so old that it may hang."""
+        return self._is_silent(_DOUBTFUL_AFTER, now_s)
+
+    def is_gone(self, now_s: float) -> bool:
+        """Whether its state is so old that nothing is expected of it until it tells another."""
+        return self._is_silent(_GONE_AFTER, now_s)
 
     def has(self, request_id: str) -> bool:
         return request_id in self._sent
@@ -146,6 +163,10 @@ class ReplicaView:
         num_free = self.state.num_free_blocks * self.state.block_size
         num_since = self._num_tokens - self._num_tokens_told
         return request.num_prompt_tokens - num_cached + num_since - num_free
+
+    def _is_silent(self, num_periods: float, now_s: float) -> bool:
+        """Whether it has told nothing for so long; not of a replica that has yet to begin."""
+        return self.state is not None and now_s - self._told_s > num_periods * self._state_every_s
 
     def _num_ahead(self, tenant: str, num_missing: int, now_s: float) -> float:
         """Tokens of others' prompts that are computed before a tenant's next one is.

@@ -9,7 +9,7 @@ from legato.core.replica_state import ReplicaState
 from legato.routing.kept_promise import KeptPromise
 from legato.routing.policy import PowerOfTwo, PrefixAffinity, RoundRobin, RoutingPolicy
 from legato.routing.prefix_index import PrefixIndex
-from legato.routing.replica_view import ReplicaView
+from legato.routing.replica_view import STATE_EVERY_S, ReplicaView
 from legato.routing.request import Placement, Role, RoutedRequest
 
 ROUTING_POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
@@ -49,12 +49,22 @@ class Router:
     A request is routed, gets its first token and ends, which the router is told. Where its prompt
     is computed by another replica than generates, it is told when that is done, too.
 
+    A replica that has told nothing of itself for some periods is doubtful: it gets nothing as long
+    as others of its role are fresh. After some more it counts as gone, until it tells again.
+
     Args:
         policy: a key of `ROUTING_POLICIES`; each role has one of its own.
         weights: of tenants; all others weigh 1.
+        state_every_s: how often replicas tell of themselves.
     """
 
-    def __init__(self, policy: str, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        policy: str,
+        weights: Mapping[str, float] | None = None,
+        *,
+        state_every_s: float = STATE_EVERY_S,
+    ) -> None:
         if policy not in ROUTING_POLICIES:
             raise ConfigError(
                 f"no routing policy {policy!r}; policies are: {', '.join(ROUTING_POLICIES)}"
@@ -63,6 +73,7 @@ class Router:
         roles: tuple[Role, ...] = ("both", "prefill", "decode")
         self._policies = {role: make() for role in roles}
         self._weights = weights or {}
+        self._state_every_s = state_every_s
         self._replicas: dict[str, ReplicaView] = {}
         self._index = PrefixIndex()
         self._routed: dict[str, tuple[RoutedRequest, Placement]] = {}  # key request id
@@ -83,7 +94,11 @@ class Router:
         """A replica is there. Args: as `ReplicaView`'s."""
         assert replica_id not in self._replicas, "replica ids are unique"
         self._replicas[replica_id] = ReplicaView(
-            replica_id, role, weights=self._weights, transfer_token_s=transfer_token_s
+            replica_id,
+            role,
+            weights=self._weights,
+            transfer_token_s=transfer_token_s,
+            state_every_s=self._state_every_s,
         )
 
     def drain(self, replica_id: str) -> None:
@@ -135,11 +150,11 @@ class Router:
             NoReplicaError: none accepts it.
         """
         num_cached = self._num_cached(request)
-        role, replicas = self._continuing(without)
+        role, replicas = self._continuing(without, now_s)
         view = self._send(request, role, replicas, num_cached, now_s)
         prefill: str | None = None
         if role == "decode" and request.num_handed_tokens > num_cached.get(view.replica_id, 0):
-            prefills = self._accepting("prefill", without)
+            prefills = self._accepting("prefill", without, now_s)
             if prefills:
                 sent = self._send(request, "prefill", prefills, num_cached, now_s)
                 prefill = sent.replica_id
@@ -147,9 +162,23 @@ class Router:
         self._routed[request.request_id] = request, placement
         return placement
 
-    def may_try_again(self, refused_by: Collection[str], role: Role) -> bool:
+    def is_accepting(self, now_s: float) -> bool:
+        """Whether any replica takes requests."""
+        return any(self._accepting(role, (), now_s) for role in _CONTINUING)
+
+    def may_try_again(self, refused_by: Collection[str], role: Role, now_s: float) -> bool:
         """Whether what replicas of a role refused may go to another of that role."""
-        return len(refused_by) < _MOST_TRIES and bool(self._accepting(role, refused_by))
+        return len(refused_by) < _MOST_TRIES and bool(self._accepting(role, refused_by, now_s))
+
+    def stranded(self, now_s: float) -> list[str]:
+        """Ids of requests that wait at replicas that count as gone, where others take requests."""
+        return [
+            request_id
+            for view in self._replicas.values()
+            if view.is_gone(now_s) and self._accepting(view.role, (), now_s)
+            for request_id in view.request_ids(has_begun=False)
+            if self._routed[request_id][1].decode == view.replica_id
+        ]
 
     def note_prefilled(self, request_id: str, now_s: float) -> None:
         """The replica that only computes its prompt has done so."""
@@ -166,19 +195,22 @@ class Router:
             for policy in self._policies.values():
                 policy.note_end(num_output_tokens)
 
-    def _continuing(self, without: Collection[str]) -> tuple[Role, list[ReplicaView]]:
-        """Those of which one sends the tokens of the next request."""
+    def _continuing(self, without: Collection[str], now_s: float) -> tuple[Role, list[ReplicaView]]:
+        """The replicas that may send the tokens of the next request."""
         for role in _CONTINUING:
-            if accepting := self._accepting(role, without):
+            if accepting := self._accepting(role, without, now_s):
                 return role, accepting
         raise NoReplicaError("no replica accepts requests")
 
-    def _accepting(self, role: Role, without: Collection[str]) -> list[ReplicaView]:
-        return [
+    def _accepting(self, role: Role, without: Collection[str], now_s: float) -> list[ReplicaView]:
+        """The replicas of a role that take a request; doubtful ones only if all are doubtful."""
+        there = [
             view
-            for replica_id, view in self._replicas.items()
-            if view.is_accepting and view.role == role and replica_id not in without
+            for view in self._replicas.values()
+            if view.is_accepting and view.role == role and not view.is_gone(now_s)
         ]
+        fresh = [view for view in there if not view.is_doubtful(now_s)]
+        return [view for view in fresh or there if view.replica_id not in without]
 
     def _num_cached(self, request: RoutedRequest) -> dict[str, int]:
         """Tokens; key replica id."""

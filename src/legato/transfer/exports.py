@@ -26,6 +26,7 @@ class _Export:
         self.block_ids: list[int] = []
         self.is_complete = False
         self.expires_s = math.inf
+        self.done_readers: set[int] = set()
 
 
 class Exports:
@@ -90,14 +91,26 @@ class Exports:
                 export.expires_s = self._clock() + self.lease_s
             return Offer(export.block_ids[num_known:], export.is_complete)
 
-    def release(self, transfer_id: str) -> bool:
-        """Another engine has all that it wants; whether it was kept until now."""
+    def release(self, transfer_id: str, reader: int = 0, num_readers: int = 1) -> bool:
+        """Note that a reader has all that it wants, and give the prompt up after the last one.
+
+        Args:
+            reader, num_readers: as of `FetchBlocks`.
+
+        Returns:
+            Whether the prompt was kept until now.
+        """
         with self._lock:
-            export = self._exports.pop(transfer_id, None)
-            if export is None:
+            export = self._exports.get(transfer_id)
+            if export is None or export.expires_s <= self._clock():
                 return False
-            self._released.append(transfer_id)
-            return export.expires_s > self._clock()
+            export.done_readers.add(reader)
+            if len(export.done_readers) >= num_readers:
+                del self._exports[transfer_id]
+                self._released.append(transfer_id)
+            elif export.is_complete:
+                export.expires_s = self._clock() + self.lease_s
+            return True
 
     @property
     def has_released(self) -> bool:

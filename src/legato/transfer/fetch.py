@@ -74,7 +74,7 @@ class Fetcher:
         self._peers: dict[bytes, str] = {}  # key a mover's metadata, value its name
 
     async def fetch(self, wanted: Wanted) -> None:
-        """Fill blocks, as far as there is anything, and have the prompt let go of there.
+        """Fill blocks as far as there is anything, and say that this reader is done.
 
         Nothing is written to the blocks any more when this returns.
 
@@ -90,6 +90,11 @@ class Fetcher:
         connection = Connection(*streams, FromExporter, timeout_s=self._patience_s)
         try:
             welcome = await self._greet(connection)
+            if not wanted.block_ids:
+                # Only an export that has begun notes who is done.
+                await self._ask(connection, wanted, 0, time.monotonic() + self._patience_s)
+                await self._leave(connection, source)
+                return
             peer = self._connect(welcome.metadata)
             there = CacheMemory(
                 address=welcome.address,
@@ -161,10 +166,13 @@ class Fetcher:
                 break
             elif time.monotonic() > gives_up_s:
                 raise TransferError("nothing more is computed there")
-        await connection.send(Done(asked.source.transfer_id))
+        await self._leave(connection, asked.source)
+        asked.note(num_read)
+
+    async def _leave(self, connection: Connection, source: FetchBlocks) -> None:
+        await connection.send(Done(source.transfer_id, source.reader, source.num_readers))
         if isinstance(await connection.receive(), Gone):
             raise TransferError("the blocks were given up before they were read")
-        asked.note(num_read)
 
     async def _ask(
         self, connection: Connection, asked: Wanted, num_known: int, gives_up_s: float

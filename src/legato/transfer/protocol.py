@@ -6,7 +6,7 @@
                                     <-  Welcome, or Refusal
     Ask, as often as it has read    ->
                                     <-  Offer, or Gone
-    Done                            ->
+    Done, as the last message       ->
                                     <-  Released, or Gone
 
 Frames are as in `engine/process/channel.py`, of a bounded length, and nothing in them is pickled.
@@ -29,6 +29,7 @@ from legato.transfer.mover import TransferError
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 20
 NONCE_BYTES = 32
+MOST_READERS = 2**16
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 TransferId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -92,13 +93,19 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """All has been read that is wanted."""
+    """A reader has read all that it wants.
+
+    Attributes:
+        reader, num_readers: as of `FetchBlocks`.
+    """
 
     transfer_id: TransferId
+    reader: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READERS)] = 0
+    num_readers: Annotated[int, msgspec.Meta(ge=1, le=MOST_READERS)] = 1
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """It was kept until now, and is not any longer."""
+    """It was kept until now. It is kept on as long as other readers are not done."""
 
 
 FromFetcher = Hello | Ask | Done

@@ -112,8 +112,8 @@ class ExportService:
         match await connection.receive():
             case Ask() as ask:
                 await connection.send(told(await self._offer(ask)))
-            case Done(transfer_id):
-                is_kept = self._exports.release(transfer_id)
+            case Done(transfer_id, reader, num_readers):
+                is_kept = self._exports.release(transfer_id, reader, num_readers)
                 await connection.send(Released() if is_kept else Gone())
             case _:
                 raise TransferError("it says hello again")

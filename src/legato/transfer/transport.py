@@ -1,6 +1,7 @@
 """The thread of an engine process that moves blocks, as its loop sees it."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -114,12 +115,16 @@ class Transport:
             finally:
                 self._arrived.append(arrived(is_over=True))
 
-        def begin() -> None:
-            task = self._loop.create_task(fetch())
-            self._fetches.add(task)
-            task.add_done_callback(self._fetches.discard)
+        self._begin(fetch())
 
-        self._loop.call_soon_threadsafe(begin)
+    def decline(self, source: FetchBlocks, prompt_digest: bytes) -> None:
+        """Tell another engine that a reader, whose request has ended, wants no blocks."""
+
+        async def decline() -> None:
+            with contextlib.suppress(TransferError):  # its lease ends then
+                await self._fetcher.fetch(Wanted(source, prompt_digest, (), 0, lambda _: None))
+
+        self._begin(decline())
 
     @property
     def link(self) -> LinkUse:
@@ -146,6 +151,14 @@ class Transport:
             self._thread.join()
             self._loop.close()
             self._mover.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
+
+        self._loop.call_soon_threadsafe(begin)
 
     def _wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

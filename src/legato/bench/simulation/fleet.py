@@ -56,6 +56,18 @@ class Split(msgspec.Struct, frozen=True, order=True):
         return [role for role in _ROLES for _ in range(getattr(self, role))]
 
 
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that takes requests for a while, and neither computes nor tells anything.
+
+    Attributes:
+        place: of the replica among those of the fleet.
+    """
+
+    place: int = 0
+    from_s: float
+    until_s: float
+
+
 class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas of one server, a router before them and a link between them.
 
@@ -67,6 +79,7 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
         prefill: what replicas are that only compute prompts; None for as `server`.
         max_replicas: up to so many are started where promises are in danger; None for none.
         mtbf_s: how long a replica serves, on average, until it dies; None where none does.
+        hang: of a replica; None where none hangs.
         start_s: until a replica serves that is started anew.
         max_retries: how often clients send a request again that was refused, after the time that
             the refusal says.
@@ -82,6 +95,7 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
     prefill: Simulable | None = None
     max_replicas: int | None = None
     mtbf_s: float | None = None
+    hang: Hang | None = None
     start_s: float = 60.0
     max_retries: int = 0
     seed: int = 0

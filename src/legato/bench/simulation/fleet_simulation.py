@@ -56,7 +56,11 @@ class FleetSimulation:
         self._refusals: dict[str, dict[str, float]] = {}
         self._waiting: set[str] = set()
         self._unplaced: list[AddRequest] = []
-        self._router = Router(fleet.routing, fleet.server.scheduler.tenant_weights)
+        self._router = Router(
+            fleet.routing,
+            fleet.server.scheduler.tenant_weights,
+            state_every_s=fleet.state_every_s,
+        )
         knows_prefixes = any(request.hash_ids for request in workload)
         is_sharing = fleet.server.enable_prefix_caching and knows_prefixes
         self._follows_caches = is_sharing and self._router.asks_prefixes
@@ -69,6 +73,8 @@ class FleetSimulation:
         self._num_starting = 0
         self._replicas: dict[str, SimulatedReplica] = {}  # key replica id
         self._gone: list[ReplicaRun] = []
+        # Key id of a replica that hangs, value the ends of steps that it was in.
+        self._held: dict[str, list[Callable[[], bool]]] = {}
         self._draining: set[str] = set()  # replica ids
         self._scaler: Scaler | None = None
         if fleet.max_replicas is not None:
@@ -118,15 +124,25 @@ class FleetSimulation:
         if self._fleet.mtbf_s is not None:
             dies_s = self.now_s + self._random.expovariate(1.0 / self._fleet.mtbf_s)
             self._at(dies_s, _TELLS, lambda: self._die(replica))
+        hang = self._fleet.hang
+        if hang is not None and hang.place == place:
+            self._at(hang.from_s, _TELLS, lambda: self._set_hung(replica, is_hung=True))
+            self._at(hang.until_s, _TELLS, lambda: self._set_hung(replica, is_hung=False))
         return replica
+
+    def _set_hung(self, replica: SimulatedReplica, *, is_hung: bool) -> bool:
+        replica.is_hung = is_hung
+        if not is_hung and not replica.is_gone:
+            for happen in self._held.pop(replica.replica_id, ()):
+                self._at(self.now_s, _ENDS, happen)
+            if replica.ends_s is None:
+                self._begin_after_others(replica)
+        return False
 
     def _start_later(self, role: Role) -> None:
         def serves() -> bool:
             self._num_starting -= 1
             self._tell(self._start(role))
-            unplaced, self._unplaced = self._unplaced, []
-            for message in unplaced:
-                self._route(message)
             return False
 
         self._num_starting += 1
@@ -209,6 +225,28 @@ class FleetSimulation:
             self._deliver(source, first, at_s)
         self._deliver(target, message, at_s)
 
+    def _place_waiting(self) -> None:
+        """Send requests that no replica was there for."""
+        unplaced, self._unplaced = self._unplaced, []
+        for message in unplaced:
+            self._route(message)
+
+    def _rescue(self) -> None:
+        """Run elsewhere, once, requests that wait at replicas that tell nothing any more."""
+        for request_id in self._router.stranded(self.now_s):
+            again = self.clients.begin_again(request_id)
+            if again is None:
+                continue
+            placement = self._placements.pop(request_id)
+            self._refusals.pop(request_id, None)
+            self._waiting.discard(request_id)
+            self._router.note_end(request_id, 0, self.now_s)
+            replica = self._replicas[placement.decode]
+            self._deliver(replica, AbortRequest(request_id=request_id), self.now_s)
+            self._forget_elsewhere(replica, placement, request_id)
+            self.num_reruns += 1
+            self._route(again)
+
     def _routed(self, message: AddRequest) -> RoutedRequest:
         hashes: Sequence[bytes] = ()
         if self._follows_caches:
@@ -238,7 +276,8 @@ class FleetSimulation:
         """Begin a step, once all has come that comes now."""
 
         def begins() -> bool:
-            if replica.ends_s is None and replica.has_work and not replica.is_gone:
+            is_free = replica.ends_s is None and not replica.is_hung
+            if is_free and replica.has_work and not replica.is_gone:
                 self._begin(replica)
             return False
 
@@ -252,6 +291,9 @@ class FleetSimulation:
 
         def ends() -> bool:
             if replica.is_gone:
+                return False
+            if replica.is_hung:
+                self._held.setdefault(replica.replica_id, []).append(ends)
                 return False
             replica.ends_s = None
             self._land(replica, outputs)
@@ -302,7 +344,7 @@ class FleetSimulation:
             return output
         refusals = self._refusals.setdefault(request_id, {})
         refusals[replica.replica_id] = output.retry_after_s or 0.0
-        if not self._router.may_try_again(refusals, replica.role):
+        if not self._router.may_try_again(refusals, replica.role, self.now_s):
             return msgspec.structs.replace(output, retry_after_s=min(refusals.values()))
         self.num_tried_again += 1
         del self._placements[request_id]
@@ -337,7 +379,7 @@ class FleetSimulation:
         """Have each replica tell of itself, now or as soon as its step has ended."""
         self._untold = set(self._replicas)
         for replica in [*self._replicas.values()]:
-            if replica.ends_s is None:
+            if replica.ends_s is None and not replica.is_hung:
                 self._tell(replica)
 
         def tells() -> bool:
@@ -346,6 +388,7 @@ class FleetSimulation:
             if self._scaler is not None:
                 self._scale(self._scaler)
             self._tell_all()
+            self._rescue()
             return False
 
         self._at(self.now_s + self._fleet.state_every_s, _TELLS, tells)
@@ -357,3 +400,4 @@ class FleetSimulation:
             self._leave(replica, is_lost=False)
         else:
             self._router.note_state(replica.replica_id, replica.loop.state, self.now_s)
+            self._place_waiting()

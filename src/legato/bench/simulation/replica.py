@@ -49,6 +49,7 @@ class SimulatedReplica:
     Attributes:
         ends_s: when its step ends; None while none is computed.
         is_stalled: whether it has work that it can do nothing of, as where blocks are on their way.
+        is_hung: whether it takes requests and does nothing else.
         is_gone: whether it has died, or is no longer wanted.
         num_steps, busy_s: that it has computed, and how long together.
     """
@@ -64,7 +65,7 @@ class SimulatedReplica:
     ) -> None:
         self.replica_id = replica_id
         self.role: Role = role
-        self.is_gone = False
+        self.is_gone = self.is_hung = False
         self.num_requests = 0
         self._started_s = started_s
         self.ends_s: float | None = None

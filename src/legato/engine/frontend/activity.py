@@ -63,7 +63,7 @@ def sent(request: AddRequest) -> RequestSent:
     """What those who watch are told of a request."""
     return RequestSent(
         request_id=request.request_id,
-        arrived_s=request.arrival_time_s,
+        arrived_s=request.sent_s,
         num_prompt_tokens=len(request.prompt_token_ids),
         slo_class=request.service.slo_class,
     )

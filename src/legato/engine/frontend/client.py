@@ -192,6 +192,7 @@ class EngineClient:
         request_id: str,
         take: Take,
         kv_transfer: KVTransfer | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """See `Engine.submitted`."""
         return self._submissions.submitted(
@@ -201,6 +202,7 @@ class EngineClient:
             request_id=request_id,
             take=take,
             kv_transfer=kv_transfer,
+            arrived_s=arrived_s,
         )
 
     async def close(self, *, at_once: bool = False) -> None:

@@ -108,6 +108,7 @@ class Engine(Protocol):
         request_id: str,
         take: Take,
         kv_transfer: KVTransfer | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractAsyncContextManager[Submission]:
         """Have the `params.n` completions of each prompt made; leaving aborts what still runs.
 
@@ -116,6 +117,8 @@ class Engine(Protocol):
             take: given each delta, as it comes.
             kv_transfer: what becomes of the blocks of the only prompt between this engine and
                 another, as `tickets` read it.
+            arrived_s: when the request arrived, on the clock of `time.monotonic`; None for now.
+                Deadlines count from then, as metrics do.
 
         Raises:
             InvalidRequestError: a prompt can never be served as asked.

@@ -25,6 +25,7 @@ def build_requests(
     info: EngineInfo,
     eos_token_ids: tuple[int, ...],
     arrival_time_s: float,
+    reading_s: float = 0.0,
     kv_transfer: KVTransfer | None = None,
 ) -> list[AddRequest]:
     """Check a prompt against the model, and make one request for each of its `n` completions.
@@ -35,8 +36,8 @@ def build_requests(
     Args:
         request_id: unique; the engine's ids are this with the completion's index behind it.
         eos_token_ids: the model's, at which it ends its answer.
-        arrival_time_s: on the machine's monotonic clock.
-        kv_transfer: what becomes of the prompt's blocks, which only one completion can send.
+        arrival_time_s, reading_s: as of `AddRequest`.
+        kv_transfer: what becomes of the prompt's blocks. One completion sends them; all fetch them.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long, or names tokens that do not exist; the
@@ -63,7 +64,8 @@ def build_requests(
             service=service,
             eos_token_ids=eos_token_ids,
             arrival_time_s=arrival_time_s,
-            kv_transfer=kv_transfer if index == 0 or isinstance(kv_transfer, FetchBlocks) else None,
+            reading_s=reading_s,
+            kv_transfer=_part(kv_transfer, index, params.n),
         )
         for index in range(params.n)
     ]
@@ -82,7 +84,7 @@ def check_request(request: AddRequest, info: EngineInfo) -> None:
     _check_class(request.service, info)
     if params.n != 1 or params.max_tokens is None or params.seed is None:
         raise InvalidRequestError("a request to an engine leaves nothing open")
-    if not math.isfinite(request.arrival_time_s):
+    if not (math.isfinite(request.arrival_time_s) and math.isfinite(request.reading_s)):
         raise InvalidRequestError("a request arrives at some time")
 
 
@@ -196,3 +198,10 @@ def _max_tokens(num_prompt_tokens: int, wanted: int | None, max_model_len: int) 
 
 def _derived_seed(seed: int, index: int) -> int:
     return seed if index == 0 else random.Random(f"{seed}/{index}").getrandbits(63)
+
+
+def _part(transfer: KVTransfer | None, index: int, num_completions: int) -> KVTransfer | None:
+    """The part of one completion in what becomes of the prompt's blocks."""
+    if isinstance(transfer, FetchBlocks):
+        return msgspec.structs.replace(transfer, reader=index, num_readers=num_completions)
+    return transfer if index == 0 else None

@@ -97,11 +97,14 @@ class Submissions:
         request_id: str,
         take: Take,
         kv_transfer: KVTransfer | None = None,
+        arrived_s: float | None = None,
     ) -> AsyncGenerator[Submission]:
         """See `Engine.submitted`."""
         submission = Submission(len(prompts) * params.n, take)
         try:
             for index, prompt in enumerate(prompts):
+                sent_s = time.monotonic()
+                came_s = sent_s if arrived_s is None else arrived_s
                 requests = build_requests(
                     prompt,
                     params,
@@ -109,7 +112,8 @@ class Submissions:
                     request_id=f"{next(self._ids)}-{request_id}",
                     info=self._info,
                     eos_token_ids=self._defaults.eos_token_ids,
-                    arrival_time_s=time.monotonic(),
+                    arrival_time_s=came_s,
+                    reading_s=sent_s - came_s,
                     kv_transfer=kv_transfer,
                 )
                 self._check_running()

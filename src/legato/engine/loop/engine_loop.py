@@ -165,6 +165,7 @@ class EngineLoop:
         """Take in `events`; returns the ends that are known without a step."""
         now_s = self._clock()
         if self.transfers is not None:
+            self.transfers.note_events(events)
             events = [*events, *self.transfers.take_arrived(now_s)]
             self._recorder.note_fetched(self.transfers.take_fetched())
         self._recorder.note_events(events, now_s)

@@ -141,7 +141,7 @@ def _recorded(chunk: ScheduledChunk, done: ChunkResult | None) -> ChunkRecord:
 def _arrived(request: AddRequest, now_s: float) -> RequestArrived:
     return RequestArrived(
         request_id=request.request_id,
-        arrived_s=request.arrival_time_s,
+        arrived_s=request.sent_s,
         taken_s=now_s,
         num_prompt_tokens=len(request.prompt_token_ids),
         max_tokens=request.params.max_tokens,

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason, RequestOutput
+from legato.core.request import AddRequest, Event
 from legato.core.stats import TransferStats
 from legato.core.step_record import BlocksFetched
-from legato.kv.hold import Hold
+from legato.kv.hold import Hold, prompt_digest
 from legato.kv.manager import KVCacheManager
 from legato.transfer.transport import Transport
 
@@ -47,6 +48,7 @@ class Transfers:
         self._kv = kv
         self._transport = transport
         self._fetched: dict[str, _Fetched] = {}  # key request id
+        self._awaited: dict[str, AddRequest] = {}  # key request id, of those that are to fetch
         self._sent: dict[str, _Sent] = {}  # key transfer id
         self._transfer_ids: dict[str, str] = {}  # key request id, of those that are computed
         self._records: list[BlocksFetched] = []
@@ -79,6 +81,12 @@ class Transfers:
             num_expired=self._transport.exports.num_expired,
         )
 
+    def note_events(self, events: Iterable[Event]) -> None:
+        """Note the requests that are to fetch blocks once they are admitted."""
+        for event in events:
+            if isinstance(event, AddRequest) and isinstance(event.kv_transfer, FetchBlocks):
+                self._awaited[event.request_id] = event
+
     def begin(self, now_s: float) -> None:
         """Take up what the scheduler has admitted; all copies that it planned are asked for.
 
@@ -91,6 +99,7 @@ class Transfers:
         for hold in holds:
             match hold.transfer:
                 case FetchBlocks() as source:
+                    self._awaited.pop(hold.request_id, None)
                     self._fetched[hold.request_id] = _Fetched(hold, now_s)
                     blocks = hold.blocks(hold.start).tolist()
                     self._transport.fetch(
@@ -115,9 +124,15 @@ class Transfers:
                 sent.num_offered = num_tokens
 
     def note_ends(self, outputs: Iterable[RequestOutput]) -> None:
-        """Whether the prompts of requests that have ended were computed."""
+        """Tell other engines of prompts that have been computed for them, or are not fetched."""
         for output in outputs:
-            if output.finish_reason is None or output.request_id not in self._transfer_ids:
+            if output.finish_reason is None:
+                continue
+            awaited = self._awaited.pop(output.request_id, None)
+            if awaited is not None:
+                assert isinstance(awaited.kv_transfer, FetchBlocks)
+                self._transport.decline(awaited.kv_transfer, prompt_digest(awaited))
+            if output.request_id not in self._transfer_ids:
                 continue
             transfer_id = self._transfer_ids.pop(output.request_id)
             if output.finish_reason in _COMPLETE:

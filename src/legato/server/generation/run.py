@@ -58,6 +58,7 @@ async def running(
             request_id=job.arrival.request_id,
             take=take_measured,
             kv_transfer=job.kv_transfer,
+            arrived_s=job.arrival.received_s,
         ) as submission:
             yield submission
     except (InvalidRequestError, OverloadedError) as error:

@@ -1,0 +1,216 @@
+"""Makes masks on threads of its own, while tokens go out, others come and the model computes."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from legato.core.worker import Worker
+from legato.executor.constraint import Constraint, Masks
+from legato.grammar.compiled import STACK_BYTES, raising_no_panic
+
+logger = logging.getLogger(__name__)
+
+_LOW_BY = 10
+"""Threads that make masks are this much nicer: those of a step's kernels go first."""
+
+
+class _Place(NamedTuple):
+    """Where a grammar is, and what is to be masked from there on.
+
+    Attributes:
+        first: the first of its rows among all masks.
+    """
+
+    matcher: LLMatcher
+    first: int
+    drafts: list[int]
+
+
+class MaskMaker:
+    """Makes the masks of constraints; each constraint has at most one job in flight.
+
+    A job makes the mask of the next token first, by which the request can go on, and then those
+    after drafts. One call makes the masks of all constraints that become due together. A slow
+    constraint has jobs of its own, so that no other waits for it.
+    """
+
+    def __init__(self) -> None:
+        num_threads = max(1, (os.cpu_count() or 1) // 2)
+        self._num_threads = num_threads
+        self._changed = threading.Condition()
+        """Guards all constraints; notified when masks have been made."""
+        self._quick = Worker(
+            "masks", stack_bytes=STACK_BYTES, low_by=_LOW_BY, begin=self._make_executor
+        )
+        self._slow = Worker(
+            "slow masks", num_threads=num_threads, stack_bytes=STACK_BYTES, low_by=_LOW_BY
+        )
+        self._executor: LLExecutor | None = None
+
+    def want(self, wanted: Iterable[tuple[Constraint, Sequence[int]]]) -> None:
+        """Begin to make the masks of next tokens, and of those after drafts."""
+        with self._changed:
+            constraints: list[Constraint] = []
+            for constraint, drafts in wanted:
+                constraint.want(drafts)
+                constraints.append(constraint)
+            self._submit(constraints)
+
+    def wait(self, constraints: Sequence[Constraint], seconds: float, *, is_alone: bool) -> None:
+        """Wait that long until all masks are made that are wanted.
+
+        Args:
+            is_alone: wait as long as it takes until one of the requests can go on.
+        """
+
+        def have_all() -> bool:
+            self._submit(constraints)
+            return not any(c.lacks_mask or c.lacks_drafts for c in constraints)
+
+        def have_any() -> bool:
+            return have_all() or not all(c.lacks_mask for c in constraints)
+
+        with self._changed:
+            if is_alone:
+                self._changed.wait_for(have_any)
+            self._changed.wait_for(have_all, seconds)
+
+    def advance(self, constraint: Constraint, token_ids: Sequence[int]) -> int:
+        """See `Constraint.advance`."""
+        with self._changed:
+            return constraint.advance(token_ids)
+
+    def close(self, constraint: Constraint) -> None:
+        """See `Constraint.close`."""
+        with self._changed:
+            constraint.close()
+
+    def _submit(self, constraints: Iterable[Constraint]) -> None:
+        lacking = [
+            c for c in constraints if not c.is_in_flight and (c.lacks_mask or c.lacks_drafts)
+        ]
+        quick: list[Constraint] = []
+        for constraint in lacking:
+            constraint.is_in_flight = True
+            if constraint.is_slow:
+                self._slow.submit(self._make, [constraint])
+            else:
+                quick.append(constraint)
+        if quick:
+            self._quick.submit(self._make, quick)
+
+    def _make_executor(self) -> None:
+        os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)  # of its threads, which are as nice
+        self._executor = LLExecutor(self._num_threads)
+
+    def _make(self, constraints: Sequence[Constraint]) -> None:
+        started_s = time.perf_counter()
+        try:
+            self._make_next([c for c in constraints if c.lacks_mask])
+            self._note_time(constraints, started_s)
+            self._make_ahead(constraints)
+            self._note_time(constraints, started_s)
+        except Exception as error:
+            logger.exception("no masks were made")
+            with self._changed:
+                for constraint in constraints:
+                    constraint.fail(error)
+        finally:
+            with self._changed:
+                for constraint in constraints:
+                    constraint.is_in_flight = False
+                self._changed.notify_all()
+
+    def _note_time(self, constraints: Iterable[Constraint], started_s: float) -> None:
+        seconds = time.perf_counter() - started_s
+        with self._changed:
+            for constraint in constraints:
+                constraint.mask_s = seconds
+
+    def _make_next(self, constraints: Sequence[Constraint]) -> None:
+        """Make the masks of next tokens. Until then no request of these goes on."""
+        if not constraints:
+            return
+        places = [_Place(c.grammar.matcher, i, []) for i, c in enumerate(constraints)]
+        masks = _open_masks(len(places), constraints[0].num_words)
+        errors = self._fill(places, masks)
+        with self._changed:
+            for i, constraint in enumerate(constraints):
+                if i in errors:
+                    constraint.fail(errors[i])
+                else:
+                    constraint.take(masks[i : i + 1])
+            self._changed.notify_all()
+
+    def _make_ahead(self, constraints: Iterable[Constraint]) -> None:
+        """Make masks after drafts. Requests may go on meanwhile, which makes these useless."""
+        wanted: list[tuple[Constraint, int, tuple[int, ...]]] = []
+        places: list[_Place] = []
+        num_rows = 0
+        with self._changed:
+            for constraint in constraints:
+                if constraint.lacks_drafts and not constraint.lacks_mask:
+                    drafts = constraint.drafts
+                    places.append(
+                        _Place(constraint.copied_matcher(), num_rows, constraint.known_drafts)
+                    )
+                    wanted.append((constraint, constraint.place, drafts))
+                    num_rows += 1 + len(drafts)
+        if not places:
+            return
+        masks = _open_masks(num_rows, wanted[0][0].num_words)
+        errors = self._fill(places, masks)
+        with self._changed:
+            for (constraint, place, drafts), (_, first, _) in zip(wanted, places, strict=True):
+                if (constraint.place, constraint.drafts) != (place, drafts):
+                    continue
+                if first in errors:
+                    constraint.want(())  # the request goes on without drafts
+                else:
+                    constraint.take_ahead(masks[first : first + 1 + len(drafts)])
+
+    def _fill(self, places: Sequence[_Place], masks: Masks) -> dict[int, Exception]:
+        """Compute masks, each by itself where that fails for all.
+
+        Returns:
+            Errors; key the first row of the grammar that raised it.
+        """
+        try:
+            with raising_no_panic():
+                self._compute(places, masks)
+        except Exception as error:
+            if len(places) > 1:
+                errors: dict[int, Exception] = {}
+                for place in places:
+                    errors |= self._fill([place], masks)
+                return errors
+            logger.exception("the grammar of an output failed")
+            return {places[0].first: error}
+        return {}
+
+    def _compute(self, places: Sequence[_Place], masks: Masks) -> None:
+        row_bytes = masks.shape[1] * masks.itemsize
+        plain = [(place.matcher, place.first) for place in places if not place.drafts]
+        drafted = [(place.matcher, place.first, place.drafts) for place in places if place.drafts]
+        if len(places) == len(plain) == 1:
+            [(matcher, first)] = plain
+            matcher.unsafe_compute_mask_ptr(masks[first].ctypes.data, row_bytes)
+            return
+        # One call for many: it takes the interpreter's lock but once.
+        assert self._executor is not None
+        where = masks.ctypes.data, row_bytes, len(masks)
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *where)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+
+
+def _open_masks(num_rows: int, num_words: int) -> Masks:
+    """Masks that forbid nothing, as after a draft that cannot come."""
+    return np.full((num_rows, num_words), ~np.uint32(0))
