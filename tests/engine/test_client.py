@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
 import psutil
 import pytest
 
@@ -13,6 +14,7 @@ from legato.core.block_hash import BlockHash, block_hashes
 from legato.core.config import (
     DEFAULT_MODEL,
     CacheConfig,
+    CalibrationConfig,
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
@@ -20,11 +22,12 @@ from legato.core.config import (
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.core.sampling_params import SamplingParams
-from legato.core.slo import ServiceParams
+from legato.core.slo import ServiceParams, SloClass
 from legato.core.step_record import EngineRecord, RequestEnded, RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError, OverloadedError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
+from legato.engine.frontend.deliveries import RecentGaps
 from legato.engine.frontend.submission import Submission
 from legato.model.checkpoint_defaults import load_defaults
 from legato.model.defaults import ModelDefaults
@@ -106,6 +109,55 @@ async def serving(client: EngineClient) -> None:
 async def idle(client: EngineClient) -> None:
     while client.stats.num_running or client.stats.num_waiting:
         await asyncio.sleep(0.01)
+
+
+async def test_an_error_in_noting_a_delivery_ends_that_stream_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slo = SchedulerConfig(
+        slo_classes={"bad": SloClass(itl_s=7.0), "good": SloClass(itl_s=8.0)}, max_num_seqs=2
+    )
+    config = msgspec.structs.replace(
+        CONFIG, scheduler=slo, calibration=CalibrationConfig(calibrate=False)
+    )
+    client = await EngineClient.start(config, load_text())
+    add = RecentGaps.add
+
+    def failing(gaps: RecentGaps, gap_s: float, now_s: float) -> None:
+        if gaps._promised_s == 7.0:
+            raise OverflowError("too small a promise")
+        add(gaps, gap_s, now_s)
+
+    monkeypatch.setattr(RecentGaps, "add", failing)
+    ends: dict[str, list[FinishReason]] = {"bad": [], "good": []}
+
+    async def run(name: str) -> None:
+        def take(_: int, delta: CompletionDelta) -> None:
+            if delta.finish_reason is not None:
+                ends[name].append(delta.finish_reason)
+
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        async with client.submitted(
+            [[1, 2, 3]],
+            params,
+            service=ServiceParams(slo_class=name),
+            request_id=name,
+            take=take,
+        ) as submission:
+            await submission.ended.wait()
+            submission.check()
+
+    try:
+        async with asyncio.timeout(60):
+            bad, good = await asyncio.gather(run("bad"), run("good"), return_exceptions=True)
+            assert isinstance(bad, OverflowError)
+            assert good is None
+            assert ends == {"bad": [], "good": [FinishReason.LENGTH]}
+            assert client.is_alive
+            await idle(client)
+            await run("good")
+    finally:
+        await client.close()
 
 
 async def test_completions_overload_and_aborts(client: EngineClient) -> None:

@@ -34,7 +34,8 @@ def test_gaps_are_between_the_times_at_which_tokens_were_handed_on(
     gold, batch = StreamDelivery("gold"), StreamDelivery("batch")
     for gap_s in (0.0, *[0.05] * 9, 0.2):
         clock.now_s += gap_s
-        told.note([gold, batch], clock.now_s - 0.001, is_mixed=False)
+        for stream in (gold, batch):
+            told.note(stream, clock.now_s)
     kept = told.kept()
     assert list(kept) == ["gold"]
     assert kept["gold"].delivered_s == pytest.approx(0.05, abs=0.0011)
@@ -42,11 +43,9 @@ def test_gaps_are_between_the_times_at_which_tokens_were_handed_on(
     assert told.kept()["gold"].delivered_s is None
 
 
-def test_the_engine_is_told_how_the_way_of_mixed_steps_differed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, later_s = Clock(monkeypatch), []
+def test_the_engine_is_told_how_the_way_of_mixed_steps_differed() -> None:
+    later_s: list[float] = []
     told = Deliveries(CLASSES, later_s.append)
     for way_s, is_mixed in ((0.001, False), (0.004, True), (0.002, True), (0.003, False)):
-        told.note([], clock.now_s - way_s, is_mixed=is_mixed)
+        told.end_step(100.0, 100.0 + way_s, is_mixed=is_mixed)
     assert later_s == pytest.approx([0.003, -0.002])

@@ -1,9 +1,9 @@
 """Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
 
-A third of the time is for clients of a server with small limits, a third for large bodies, which go
-to one with the default limits, and a third for broken checkpoints. Beside each request, a stream
-and /health are watched. A server fails that delays them, answers with 5xx, logs a traceback or
-keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+The time is shared by clients of a server with small limits, large bodies, which go to one with the
+default limits, changes of settings under running streams, and broken checkpoints. Beside each
+request, a stream and /health are watched. A server fails that delays them, answers with 5xx, logs
+a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
+from tests.fuzz.settings import change_settings
 from tests.fuzz.watched import Attempt, attack_watched
 from tests.server.launch import ServerProcess, running_server
 
@@ -74,6 +75,10 @@ def _large(args: argparse.Namespace, folder: Path, console: Console) -> list[str
     return _watched("large", _LARGE_FLAGS, overwhelm, args, folder, console)
 
 
+def _settings(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("settings", _LARGE_FLAGS, change_settings, args, folder, console)
+
+
 def _document(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     """The OpenAPI document, which is true or not."""
     with running_server(folder, *FLAGS) as server:
@@ -105,6 +110,7 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
 _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
+    "settings": _settings,
     "document": _document,
     "checkpoints": _checkpoints,
 }
@@ -143,7 +149,7 @@ def _seeds(args: argparse.Namespace) -> Iterable[int]:
 
 def _seconds(args: argparse.Namespace) -> float:
     """Of each part that takes as long as it is let."""
-    timed = {"clients", "large", "checkpoints"} & set(args.only or _PARTS)
+    timed = {"clients", "large", "settings", "checkpoints"} & set(args.only or _PARTS)
     return float(args.seconds) / max(1, len(timed))
 
 

@@ -117,7 +117,7 @@ def read_slowly(server: ServerProcess, rng: random.Random) -> str:
         while piece := response.read(rng.choice([1, 7, 300])):
             body += piece
     if response.status != http.HTTPStatus.TOO_MANY_REQUESTS:
-        _check(response.status, bytes(body), "text/event-stream")
+        check(response.status, bytes(body), "text/event-stream")
         if body.count(b"\n\n") != num_tokens + 1:
             raise UnexpectedAnswerError(f"{num_tokens} tokens came as {bytes(body)!r}")
     return str(response.status)
@@ -157,11 +157,12 @@ def answer(sock: socket.socket) -> str:
         body = response.read()
     except (http.client.HTTPException, ConnectionError):
         return "disconnected"
-    _check(response.status, body, response.getheader("Content-Type") or "")
+    check(response.status, body, response.getheader("Content-Type") or "")
     return str(response.status)
 
 
-def _check(status: int, body: bytes, content_type: str) -> None:
+def check(status: int, body: bytes, content_type: str) -> None:
+    """Raises `UnexpectedAnswerError` where an answer is not what a client can read."""
     if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
         raise UnexpectedAnswerError(f"{status}: {body!r}")
     if status >= http.HTTPStatus.BAD_REQUEST and body:

@@ -1,5 +1,20 @@
-from legato.scheduler.budget import UNLIMITED, TokenBudget
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legato.scheduler.budget import UNLIMITED, TimeBudget, TokenBudget
+from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
+from tests.profiles import examples
+from tests.scheduler.harness import Harness
+from tests.scheduler.step_times import calibrate, step_shape, true_costs
+
+MAX_LEN = 4000
+PACED = StepCosts(step_s=0.03, row_s=(0.0,) * 5, decode_row_s=0.0016, chunk_s=0.002)
+"""A step takes 31.6 ms with one stream, 132 ms with 64."""
 
 
 def test_a_budget_that_decodes_exceed_leaves_nothing_and_never_less() -> None:
@@ -11,3 +26,64 @@ def test_a_budget_that_decodes_exceed_leaves_nothing_and_never_less() -> None:
     shape.num_decode_rows = 20
     assert budget.max_chunk(shape, 0, 100, UNLIMITED) == 0
     assert budget.is_exceeded(shape, UNLIMITED)
+
+
+@given(
+    costs=true_costs(),
+    limits_s=st.tuples(st.floats(1e-6, 10.0), st.floats(1e-6, 10.0)),
+    num_decodes=st.integers(1, 64),
+    context=st.integers(1, MAX_LEN),
+    num_mixed=st.integers(0, 30),
+    error=st.floats(0.0, 1.0),
+)
+@examples(200)
+def test_a_tighter_promise_lets_no_more_streams_run(
+    costs: StepCosts,
+    limits_s: tuple[float, float],
+    num_decodes: int,
+    context: int,
+    num_mixed: int,
+    error: float,
+) -> None:
+    model = StepTimeModel(calibrate(costs, MAX_LEN))
+    mixed = step_shape(num_decodes=2, context=9, chunk=20)
+    for _ in range(num_mixed):  # which makes margins of all sizes
+        model.observe(mixed, costs.seconds(mixed), (1.0 + error) * costs.seconds(mixed))
+    budget = TimeBudget(model, 2048)
+    streams = step_shape(num_decodes=num_decodes, context=context)
+    tight_s, loose_s = sorted(limits_s)
+    assert budget.paces(step_shape(num_decodes=1, context=context), tight_s)
+    assert budget.paces(streams, loose_s) or not budget.paces(streams, tight_s)
+    alone_s = model.seconds(step_shape(num_decodes=1, context=context))
+    if num_decodes > 1 and budget.paces(streams, loose_s):
+        assert model.seconds(streams) <= max(loose_s, 1.1 * alone_s) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_the_number_of_streams_falls_with_the_promise_and_in_steps(is_cold: bool) -> None:
+    """From 50 ms to 52 it was all of 64 streams or one at a time, where the margin was 0.6."""
+    most_running = []
+    for slo_s in (0.01, 0.03, 0.032, 0.04, 0.05, 0.052, 0.06, 0.08, 0.1, 0.15, 0.3):
+        model = StepTimeModel(calibrate(PACED, MAX_LEN))
+        mixed = step_shape(num_decodes=2, context=9, chunk=20)
+        for _ in range(0 if is_cold else 600):
+            model.observe(mixed, PACED.seconds(mixed))
+        harness = Harness(
+            budget=2048,
+            max_num_seqs=64,
+            num_blocks=4000,
+            step_time=model,
+            step_time_s=lambda plan: PACED.seconds(StepShape.of(plan)),
+            itl_slo_s=slo_s,
+        )
+        for index in range(64):
+            harness.add(str(index), 4, 40)
+        running = []
+        for _ in range(60):
+            harness.step()
+            running.append(harness.scheduler.stats.num_running)
+        most_running.append(max(running))
+    assert most_running == sorted(most_running)
+    assert most_running[0] > 1
+    assert most_running[-1] == 64
+    assert max(b / a for a, b in itertools.pairwise(most_running)) < 4

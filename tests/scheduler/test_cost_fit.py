@@ -1,5 +1,6 @@
 """Whether the costs of a machine are found again from its steps."""
 
+import itertools
 import random
 import statistics
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
+from legato.scheduler import cost_fit
 from legato.scheduler.cost_fit import CostFit, MeasuredStep, disturbed, fit
 from legato.scheduler.nonnegative import solve_nonnegative
 from legato.scheduler.step_costs import NUM_TERMS, ROW_BOUNDS, StepCosts
@@ -66,6 +68,25 @@ def test_a_calibration_does_not_fade() -> None:
     assert max(errors(prior.solve(), steps)) < 1e-3
     assert max(errors(none.solve(), decodes)) < 1e-3
     assert max(errors(none.solve(), steps)) > 0.1
+
+
+def test_a_cost_without_steps_stays_known_when_its_sums_have_faded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 350,000 steps they are no numbers of full precision any more; here after 14,000."""
+    monkeypatch.setattr(cost_fit, "_FORGETTING", 0.95)
+    costs = StepCosts(step_s=0.01, row_s=(1e-4,) * 5, decode_row_s=1e-4, area_s=1e-7)
+    steps = calibrate(costs, MAX_LEN)
+    decodes = [step for step in steps if not step[0].num_prefill_chunks]
+    running = CostFit()
+    for shape, seconds in steps:
+        running.add(shape, seconds, weight=1.0)
+    running.solve()
+    for count, (shape, seconds) in enumerate(itertools.islice(itertools.cycle(decodes), 20_000)):
+        running.add(shape, seconds, weight=1.0)
+        if count % 1000 == 0:
+            running.solve()
+    assert max(errors(running.solve(), steps)) < 0.1
 
 
 @given(costs=true_costs(), cut=st.sampled_from(range(len(ROW_BOUNDS))), seed=st.integers(0, 99))

@@ -1,5 +1,6 @@
 """Whether the belief about step times follows the machine, and how sure it is of itself."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 
@@ -103,6 +104,63 @@ def test_interruptions_do_not_pass_for_a_slower_machine(factor: float) -> None:
     rng = random.Random(0)
     run(model, 2000, lambda: factor if rng.random() < 0.03 else 1.0)
     assert worst_error(model) < 0.1
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_costs_stay_known_after_long_without_such_steps(is_calibrated: bool) -> None:
+    """Whatever the noise of the decodes that run meanwhile, and at the machine's new speed."""
+    rng = random.Random(0)
+    shapes = [step_shape(num_decodes=8, context=1000, chunk=c, start=3000) for c in (200, 500, 900)]
+    model = StepTimeModel(calibrate(COSTS, MAX_LEN) if is_calibrated else ())
+    run(model, 600, spread(0.03))
+    for speed in (1.0, 1.5):
+
+        def noise(speed: float = speed) -> float:
+            is_interrupted = rng.random() < 0.03
+            return speed * (rng.uniform(1.5, 4.0) if is_interrupted else rng.gauss(1.0, 0.1))
+
+        run(model, 20_000, noise, has_prefill=False)
+        ratios = [model.seconds(shape) / (speed * COSTS.seconds(shape)) for shape in shapes]
+        assert ratios == pytest.approx([1.0] * 3, rel=0.1 if is_calibrated else 0.2)
+
+
+def test_the_scale_does_not_drift_until_it_overflows() -> None:
+    """With ordinary noise that took days; with this, less than a minute."""
+    shape, rng = step_shape(num_decodes=4, context=100), random.Random(0)
+    model = StepTimeModel()
+    for _ in range(60_000):
+        model.observe(shape, COSTS.seconds(shape) * rng.lognormvariate(0.0, 2.0))
+        assert not model.is_known or model.seconds(shape) > 0.0  # false of nan
+    for _ in range(10_000):
+        model.observe(shape, COSTS.seconds(shape))
+    assert model.seconds(shape) == pytest.approx(COSTS.seconds(shape), rel=0.05)
+
+
+@given(
+    measured=st.lists(
+        st.tuples(
+            st.floats() | st.floats(1e-4, 1.0),
+            st.none() | st.floats(),
+            st.none() | st.floats(0.0, 1.0),
+        ),
+        max_size=60,
+    ),
+    is_calibrated=st.booleans(),
+)
+@examples(100)
+def test_no_measurement_unmakes_the_belief(
+    measured: list[tuple[float, float | None, float | None]], is_calibrated: bool
+) -> None:
+    """Neither nan nor infinite, negative or tiny ones."""
+    calibration = [*calibrate(COSTS, MAX_LEN), (step_shape(num_decodes=1), math.nan)]
+    model = StepTimeModel(calibration if is_calibrated else ())
+    shapes = traffic(random.Random(0))
+    for shape, (seconds, delivered_s, limit_s) in zip(shapes, measured * 3, strict=False):
+        model.observe(shape, seconds, delivered_s, limit_s)
+        if model.is_known:
+            assert 0.0 < model.seconds(shape) < math.inf
+            assert 1.0 <= model.caution < math.inf
+            assert 0 <= model.longest_chunk(shape, 100, 0.05, 500) <= 500
 
 
 def test_the_margin_is_of_what_was_delivered() -> None:

@@ -1,11 +1,19 @@
 """GET and PATCH /settings."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.server.operations.settings import SettingsPatch
+from tests.profiles import examples
 from tests.server.background import BackgroundStream
 from tests.server.launch import ServerProcess
 from tests.server.watch import steps, watching
@@ -111,13 +119,34 @@ def test_streams_draft_from_the_next_step_on_or_no_more(server: ServerProcess) -
     assert stream.is_complete
 
 
+@given(
+    name=st.sampled_from(["itl_slo_s", "tpot_slo_s", "ttft_slo_s", "max_num_batched_tokens"]),
+    value=st.floats(allow_nan=False) | st.integers() | st.sampled_from([1e-6, 86_400.0, 2**31]),
+)
+@examples(200)
+def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -> None:
+    if name == "max_num_batched_tokens":
+        value = int(value) if math.isfinite(value) else 0
+    results = []
+    for kind in (SettingsPatch, SchedulerConfig):
+        try:
+            results.append(bool(kind(**{name: value})))
+        except (ConfigError, ValidationError):
+            results.append(False)
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: "),
         ({"max_num_batched_tokens": MOST + 1}, f"{MOST} at most"),
         ({"max_num_batched_tokens": "16"}, "max_num_batched_tokens: "),
+        ({"max_num_batched_tokens": 2**31}, "max_num_batched_tokens: "),
         ({"itl_slo_s": -1}, "itl_slo_s: "),
+        ({"itl_slo_s": 5e-324}, "itl_slo_s: "),
+        ({"ttft_slo_s": 86_401}, "ttft_slo_s: "),
+        ({"itl_slo_s": 1, "itl_slo_quantile": 0.99999}, "itl_slo_quantile: "),
         ({"itl_slo_s": 1e999}, "JSON"),
         ({"policy": "best"}, "policy: "),
         ({"speculative": 0}, "speculative"),

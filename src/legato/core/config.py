@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from legato.core.config_fields import Config, Count, Field, Flag, Seconds, Share, fields_of
+from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
+from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero
 from legato.core.slo import (
     BATCH,
     INTERACTIVE,
@@ -26,7 +27,8 @@ Quantization = Literal["int8", "int4", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Policy = Literal["stall-free", "prefill-first"]
-Speculative = Annotated[int, msgspec.Meta(ge=1, le=64)] | Literal["auto", "off"]
+NumDrafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Speculative = NumDrafts | Literal["auto", "off"]
 PrefillOrder = Literal["fcfs", "srf", "edf", "lpm"]
 Quantile = Annotated[float, msgspec.Meta(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
 SloClassName = Annotated[str, msgspec.Meta(min_length=1)]
@@ -34,6 +36,9 @@ Weight = Annotated[float, msgspec.Meta(ge=0.001, le=1000.0)]
 
 KVRole = Literal["prefill", "decode", "both"]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+Threads = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 StepsInFlight = Annotated[int, msgspec.Meta(ge=1, le=2)]
 
 _IDLE_SHARE = 0.25
@@ -95,11 +100,11 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Flag("longest prompt plus output", metavar="TOKENS", default="the model's own"),
     ] = None
     num_threads: Annotated[
-        Count | None,
+        Threads | None,
         Flag("threads of the forward pass on CPU, of all ranks together", default="one a core"),
     ] = None
     tensor_parallel_size: Annotated[
-        Count,
+        Ranks,
         Flag(
             "ranks, each a process, and a GPU where there are some, among which every layer is "
             "divided; attention heads and MLP must divide evenly",
@@ -139,7 +144,7 @@ class CacheConfig(Config, frozen=True, kw_only=True):
 
     flag_group = "KV cache"
 
-    block_size: Annotated[Count, Flag("tokens a block", metavar="TOKENS")] = 32
+    block_size: Annotated[BlockSize, Flag("tokens a block", metavar="TOKENS")] = 32
     kv_cache_dtype: Annotated[
         KVCacheDType,
         Flag(
@@ -149,7 +154,7 @@ class CacheConfig(Config, frozen=True, kw_only=True):
         ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
-        Count | None,
+        Size | None,
         Flag(
             "size of the cache, such as 512M or 2GiB; on a CPU it is taken at the start",
             one_of="cache size",
@@ -180,8 +185,7 @@ class CacheConfig(Config, frozen=True, kw_only=True):
         ),
     ] = True
     swap_space_bytes: Annotated[
-        int,
-        msgspec.Meta(ge=0),
+        SizeOrZero,
         Flag(
             "host memory, such as 4GiB, for blocks that a GPU's cache has no more room for",
             default="none",
@@ -257,9 +261,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             default="2 on a GPU, 1 on a CPU",
         ),
     ] = None
-    max_waiting: Annotated[
-        int, msgspec.Meta(ge=0), Flag("requests that may wait; one more is refused")
-    ] = 1024
+    max_waiting: Annotated[CountOrZero, Flag("requests that may wait; one more is refused")] = 1024
     tenant_weights: Annotated[
         dict[TenantName, Weight],
         Flag(

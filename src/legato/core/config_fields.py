@@ -5,11 +5,9 @@ all made of `fields_of`.
 """
 
 import functools
-import sys
 from decimal import Decimal
 from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -22,10 +20,6 @@ from typing import (
 import msgspec
 
 from legato.core.errors import ConfigError
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=sys.float_info.max)]
 
 Kind = Literal[
     "switch",

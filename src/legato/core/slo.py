@@ -1,11 +1,11 @@
 """Latency promises: named classes of service, and what a request says of its own."""
 
-import math
 from decimal import Decimal
 
 import msgspec
 
 from legato.core.errors import ConfigError, InvalidRequestError
+from legato.core.ranges import LEAST_S, MOST_S
 from legato.core.tenant import DEFAULT_TENANT
 
 INTERACTIVE = "interactive"
@@ -40,8 +40,10 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         for name in ("itl_s", "tpot_s", "ttft_s"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise ConfigError(f"an SLO's {name} must be a positive number, got {value}")
+            if value is not None and not LEAST_S <= value <= MOST_S:
+                raise ConfigError(
+                    f"an SLO's {name} must be in [{LEAST_S:g}, {MOST_S:g}] seconds, got {value}"
+                )
         if not LEAST_QUANTILE <= self.itl_quantile <= MOST_QUANTILE:
             raise ConfigError(
                 f"an SLO's itl_quantile must be in [{LEAST_QUANTILE}, {MOST_QUANTILE}], got "

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from legato.core.config import EngineConfig, TransferConfig
-from legato.core.config_fields import Config, Count, Flag, Seconds
+from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
+from legato.core.ranges import Count, Seconds
 from legato.routing.request import Role
 from legato.routing.scaling import SLOWER_S, SOONER_S
 
@@ -76,11 +77,11 @@ class FleetConfig(Config, frozen=True, kw_only=True):
     ] = "kept-promise"
     replica_cpus: Annotated[
         float,
-        msgspec.Meta(ge=0.0),
+        msgspec.Meta(ge=0.0, le=65_536.0),
         Flag("processor cores that Ray keeps for each replica"),
     ] = 1.0
     replica_gpus: Annotated[
-        float, msgspec.Meta(ge=0.0), Flag("GPUs that Ray keeps for each replica")
+        float, msgspec.Meta(ge=0.0, le=65_536.0), Flag("GPUs that Ray keeps for each replica")
     ] = 0.0
     simulate: Annotated[
         str | None,

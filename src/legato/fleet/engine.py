@@ -378,7 +378,7 @@ class FleetEngine:
         told = (self._dispatcher.told(link, output) for output in brought.outputs)
         outputs = [output_on_our_clock(one, behind_s) for one in told if one is not None]
         given = self._submissions.take(outputs, now_s)
-        self._deliveries.note(given, now_s, is_mixed=False)
+        self._submissions.note(given, lambda stream: self._deliveries.note(stream, now_s))
 
     def _seen(self, link: Link, record: EngineRecord, behind_s: float) -> EngineRecord:
         """A record on our clock, in our words; when a request of ours came, we know best."""

@@ -15,6 +15,10 @@ anyway, because the decodes alone take too long."""
 MIN_CHUNK = ROW_BOUNDS[0]
 """Tokens below which a chunk costs hardly less than one of this length."""
 
+_NEGLIGIBLE = 0.1
+"""Share by which streams may lengthen the step of one of them whatever is promised: a promise that
+leaves no more room than that is lost to the machine's noise anyway."""
+
 UNLIMITED = math.inf
 
 
@@ -42,7 +46,13 @@ class StepBudget(Protocol):
         ...
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
-        """Whether steps of such decodes end in time on the machine as it usually is."""
+        """Whether steps of such decodes end in time on the machine as it usually is.
+
+        It is true of one stream, and of all streams that a tighter limit lets run.
+
+        Args:
+            limit_s: between two tokens of a stream.
+        """
         ...
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
@@ -52,24 +62,6 @@ class StepBudget(Protocol):
     def explain(self, shape: StepShape, limit_s: float) -> str:
         """Which promise a step that is over budget breaks; empty where it breaks none."""
         ...
-
-
-def can_pace(
-    budget: StepBudget, streams: StepShape, limit_s: float, *, most_s: float = UNLIMITED
-) -> bool:
-    """Whether running streams can get their tokens in time, step after step.
-
-    A promise that one stream alone would break is no reason to run fewer.
-
-    Args:
-        limit_s: between two tokens of a stream.
-        most_s: that their steps may take, where that is less.
-    """
-    if limit_s == UNLIMITED or streams.num_decode_rows == 1:
-        return True
-    alone = StepShape()
-    alone.add_decode(1)
-    return budget.paces(streams, min(limit_s, most_s)) or not budget.paces(alone, limit_s)
 
 
 class TokenBudget:
@@ -151,9 +143,17 @@ class TimeBudget:
         return self._tokens.drafts_bound(shape, limit_s)
 
     def paces(self, streams: StepShape, limit_s: float) -> bool:
-        if limit_s == UNLIMITED or not self._model.is_known:
+        if limit_s == UNLIMITED or streams.num_decode_rows == 1 or not self._model.is_known:
             return True
-        return self._model.seconds(streams) * (1.0 + self._model.margin) <= limit_s
+        alone = StepShape()
+        alone.add_decode(streams.decode_context / streams.num_decode_rows)
+        alone_s = self._model.seconds(alone)
+        return self._model.seconds(streams) <= max(
+            limit_s / (1.0 + self._model.margin),
+            # Where one stream has no room for the margin twice: the margin is half of its room.
+            limit_s / (0.5 + 0.5 * limit_s / alone_s),
+            (1.0 + _NEGLIGIBLE) * alone_s,
+        )
 
     def is_exceeded(self, shape: StepShape, limit_s: float) -> bool:
         if limit_s == UNLIMITED or not self._model.is_known:

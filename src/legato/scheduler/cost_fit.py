@@ -4,6 +4,10 @@ The sums (a Gram matrix) forget: each new step fades the earlier ones by a const
 fit follows a machine whose speed drifts. What a calibration measured is kept beside them and does
 not fade, so that costs which the traffic of the last minutes says nothing about stay known.
 
+All sums are of seconds at the machine's present speed: `rescale` restates the earlier steps when
+that changes. A calibration is restated too, and each solution corrects by how much. A cost that no
+step has had for so long that its sums have all but faded stays as it was.
+
 No step may have held as many tokens as a segment of the row costs begins at. Such a segment goes on
 as the one before it: zero, which least squares would make of it, would let a step of 1,024 tokens
 cost what one of 256 does.
@@ -30,6 +34,11 @@ MeasuredStep = tuple[StepShape, float]  # seconds
 _FORGETTING = 0.998
 """A step counts half as much after 350 others."""
 _PRIOR_WEIGHT = 0.25
+_REMEMBERED = 1e-12
+"""Weight of a cost being what it was, of the most that was ever known of it: too little to matter
+beside any step, and enough to be left when its steps have faded."""
+_RIDGE = 1e-6
+"""Weight, of what is known of each cost, of its being zero: it makes every fit solvable."""
 _OUTLIER = 0.2
 """Relative residual from which on a measured step counts less, in inverse proportion."""
 _ROBUST_ROUNDS = 4
@@ -66,10 +75,15 @@ class CostFit:
         self._target = np.zeros(NUM_TERMS)
         self._prior_gram = np.zeros((NUM_TERMS, NUM_TERMS))
         self._prior_target = np.zeros(NUM_TERMS)
-        self._solved: np.ndarray | None = None  # the last time
+        self._prior_amounts: np.ndarray | None = None  # of an average step of the calibration
+        self._slowness = 1.0  # seconds of a step at present, for each second in the calibration
+        self._solved: np.ndarray | None = None  # the last time, at the present speed
+        self._most_known = np.zeros(NUM_TERMS)  # the largest that each sum of squares has been
         if prior:
             gram, target = _robust_sums(prior, rows)
             self._prior_gram, self._prior_target = _PRIOR_WEIGHT * gram, _PRIOR_WEIGHT * target
+            costs = _solve(gram, target)
+            self._prior_amounts = costs @ gram / (costs @ gram @ costs)
 
     def add(self, shape: StepShape, seconds: float, weight: float) -> None:
         """Take in one step, forgetting a little of those before it."""
@@ -79,10 +93,27 @@ class CostFit:
         self._target *= _FORGETTING
         self._target += weight * row
 
+    def rescale(self, factor: float) -> None:
+        """Restate all steps as if each had taken `factor` times as long."""
+        self._gram /= factor**2
+        self._target /= factor
+        self._most_known /= factor**2
+        if self._solved is not None:
+            self._solved *= factor
+        self._slowness *= factor
+
     def solve(self) -> StepCosts:
         """The costs that fit best."""
-        gram, target = self._gram + self._prior_gram, self._target + self._prior_target
+        gram = self._gram + self._prior_gram / self._slowness**2
+        target = self._target + self._prior_target / self._slowness
+        if self._solved is not None:
+            remembered = _REMEMBERED * self._most_known
+            gram += np.diag(remembered)
+            target += (1.0 + _RIDGE) * remembered * self._solved
         self._solved = _solve(gram, target, self._solved)
+        self._most_known = np.maximum(self._most_known, np.diag(self._gram))
+        amounts = self._prior_amounts
+        self._slowness = 1.0 if amounts is None else float(amounts @ self._solved)
         return StepCosts.from_vector(self._solved, self._rows)
 
 
@@ -123,7 +154,7 @@ def _solve(gram: np.ndarray, target: np.ndarray, near: np.ndarray | None = None)
     gram = gram + _continuity(gram)
     scale = np.sqrt(np.diag(gram))
     scale[scale == 0.0] = 1.0
-    normal = gram / np.outer(scale, scale) + 1e-6 * np.eye(NUM_TERMS)
+    normal = gram / np.outer(scale, scale) + _RIDGE * np.eye(NUM_TERMS)
     near = None if near is None else near * scale
     return solve_nonnegative(normal, target / scale, near) / scale
 

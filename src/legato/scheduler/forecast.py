@@ -6,7 +6,7 @@ from itertools import islice
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
-from legato.scheduler.budget import MIN_CHUNK, StepBudget, can_pace
+from legato.scheduler.budget import MIN_CHUNK, StepBudget
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.foreseen import ForeseenStreams
 from legato.scheduler.order import LATE_TURN
@@ -132,9 +132,9 @@ class Forecast:
 
     def _can_join(self, request: Request, streams: ForeseenStreams) -> bool:
         limit_s = min(streams.steady_limit_s, request.step_s)
+        limit_s *= (1.0 - _SPARE) / self._model.slowness
         streams.shape.add_decode(request.num_tokens)
-        most_s = limit_s * (1.0 - _SPARE) / self._model.slowness
-        can_join = can_pace(self._budget, streams.shape, limit_s, most_s=most_s)
+        can_join = self._budget.paces(streams.shape, limit_s)
         streams.shape.remove_decode(request.num_tokens)
         return can_join
 

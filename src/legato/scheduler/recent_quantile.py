@@ -1,5 +1,6 @@
 """A quantile of what came lately."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -42,7 +43,9 @@ class RecentQuantile:
         return float(self._ordered[int(self._quantile * len(self._ordered))])
 
     def add(self, value: float | None) -> None:
-        """Take in the next one; None for what says nothing, but lets others expire."""
+        """Take in the next one; None, or nan, says nothing but lets others expire."""
+        if value is not None and math.isnan(value):
+            value = None  # it has no place in an order, and could not be found there again
         self._recent.append(value)
         if value is not None:
             self._ordered.add(value)

@@ -7,7 +7,7 @@ from legato.core.plan import ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import EndedBy, Obstacle
 from legato.kv.manager import KVCacheManager
-from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget, can_pace
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Place, Queues
@@ -392,9 +392,8 @@ class StepBuilder:
         if request.is_best_effort or (self._config.shed_load and request.is_late):
             return True
         self._promised.add_decode(request.num_tokens)
-        limit_s = min(self._pace_s, request.step_s)
-        most_s = (1.0 - kept) * limit_s
-        fits = can_pace(self._budget, self._promised, limit_s, most_s=most_s)
+        limit_s = (1.0 - kept) * min(self._pace_s, request.step_s)
+        fits = self._budget.paces(self._promised, limit_s)
         self._promised.remove_decode(request.num_tokens)
         return fits
 

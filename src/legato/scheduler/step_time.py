@@ -16,9 +16,10 @@ StepKind = Literal["decodes", "drafts", "prefill"]
 _REFIT_STEPS = 16
 _LEARNING_STEPS = 32
 """Steps without a calibration after which the fit is believed."""
-_DRIFT_RATE, _MAX_DRIFT = 0.08, 0.15
-"""How fast the overall scale follows the last steps, as a machine that is throttled wants, and the
-relative residual that a single slow step counts for at most."""
+_DRIFT_RATE = 0.11
+"""How fast the overall scale follows the last steps, as a machine that is throttled wants."""
+_SHORTEST_S, _LONGEST_S = 1e-6, 86_400.0
+"""A measurement outside these is an error of a clock: nothing is learned from it."""
 _PRESENT_S, _LASTING_S = 0.5, 10.0
 """Seconds of steps that tell how slow the machine is at present, and how slow it lately was."""
 _INTERRUPTION = 0.3
@@ -46,9 +47,10 @@ class StepTimeModel:
 
     def begin_again(self, prior: Sequence[MeasuredStep]) -> None:
         """Believe in a new calibration, and in nothing else but the margin."""
+        prior = [(shape, seconds) for shape, seconds in prior if _is_measurement(seconds)]
         self._fit = CostFit(prior, self._rows)
         self._costs: StepCosts | None = self._fit.solve() if prior else None
-        self._scale = 1.0
+        self._scale = 1.0  # of the costs, since they were solved for
         self._most_drafts = max([shape.num_draft_rows for shape, _ in prior], default=0)
         self._surprising: dict[StepKind, float] = dict.fromkeys(get_args(StepKind), 0.0)
         """Value the share of late that seem interrupted."""
@@ -62,7 +64,7 @@ class StepTimeModel:
     def seconds(self, shape: StepShape) -> float:
         """The expected duration of a step; asked only where `is_known`."""
         assert self._costs is not None
-        return self._scale * self._costs.seconds(shape)
+        return max(_SHORTEST_S, self._scale * self._costs.seconds(shape))
 
     def chunk_s(self, shape: StepShape, start: int, num_tokens: int) -> float:
         """How much longer one more prefill chunk is expected to make a step."""
@@ -135,12 +137,14 @@ class StepTimeModel:
         delivered_s: float | None = None,
         limit_s: float | None = None,
     ) -> None:
-        """Learn from a step that ran.
+        """Learn from a step that ran, unless its measurement cannot be true.
 
         Args:
             delivered_s: how long it took as clients saw it; None takes `seconds`.
             limit_s: how long it was allowed to take; None where nothing is promised.
         """
+        if not _is_measurement(seconds):
+            return
         self._num_steps += 1
         residual = 0.0
         if self._costs is not None:
@@ -151,21 +155,44 @@ class StepTimeModel:
                 self._margin.observe(_error(taken_s, usual_s, limit_s))
             self._present.observe(usual_s, seconds)
             self._lasting.observe(usual_s, seconds)
-            # A slow step says little: an interruption must not pass for a slower machine.
-            self._scale *= 1.0 + _DRIFT_RATE * min(_MAX_DRIFT, residual)
         has_more_drafts = shape.num_draft_rows > self._most_drafts
         if not self._is_interruption(shape, residual) or has_more_drafts:
-            self._fit.add(shape, seconds / self._scale, outlier_weight(residual))
+            weight = outlier_weight(residual)
+            self._follow(weight * residual)
+            self._fit.add(shape, seconds, weight * _share_of_prediction(residual))
         self._most_drafts = max(self._most_drafts, shape.num_draft_rows)
         learned = self.is_known or self._num_steps >= _LEARNING_STEPS
         if learned and (has_more_drafts or self._num_steps % _REFIT_STEPS == 0):
-            self._costs = self._fit.solve()
+            self._costs, self._scale = self._fit.solve(), 1.0
+
+    def _follow(self, error: float) -> None:
+        """Take the machine to have changed its speed a little, for all steps alike.
+
+        The scale is of the costs since they were solved for: their fit has it, too.
+        """
+        drift = 1.0 + _DRIFT_RATE * error
+        self._scale *= drift
+        self._fit.rescale(drift)
 
     def _is_interruption(self, shape: StepShape, residual: float) -> bool:
         kind, seems_so = _kind(shape), abs(residual) > _INTERRUPTION
         surprising = self._surprising[kind]
         self._surprising[kind] += _SURPRISE_RATE * (seems_so - surprising)
         return seems_so and surprising < _MOST_SURPRISING
+
+
+def _is_measurement(seconds: float) -> bool:
+    return _SHORTEST_S <= seconds <= _LONGEST_S
+
+
+def _share_of_prediction(residual: float) -> float:
+    """Makes the fit's squared error, a share of the measured seconds, one of the predicted.
+
+    The scale follows errors of the latter kind, and where both are the same, both come to rest at
+    the same prediction. Otherwise the scale would go on where the fit pulls back, step after step.
+    A step unlike its prediction is left as it is: it is to be learned from at once.
+    """
+    return (1.0 + residual) ** 2 if abs(residual) <= _INTERRUPTION else 1.0
 
 
 def _kind(shape: StepShape) -> StepKind:

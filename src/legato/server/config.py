@@ -7,8 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from legato.core.config_fields import Config, Count, Flag, Seconds
+from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
+from legato.core.ranges import Count, Seconds, Size
 from legato.model.message_guard import MessageSpecialTokens
 from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.traces.tracer import trace_format
@@ -122,7 +123,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
     max_trace_bytes: Annotated[
-        Count,
+        Size,
         _tracing(
             "size, before compression, at which a trace ends, one begun by POST /trace/start too",
             name="max-trace-size",
@@ -154,11 +155,11 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
     kv_events_topic: Annotated[str, _routing("of what is told them", metavar="TEXT")] = ""
-    max_body_bytes: Annotated[Count, _limit("largest request body", name="max-body-size")] = (
+    max_body_bytes: Annotated[Size, _limit("largest request body", name="max-body-size")] = (
         8 * 2**20
     )
     max_header_bytes: Annotated[
-        Count, _limit("largest request line and headers", name="max-header-size")
+        Size, _limit("largest request line and headers", name="max-header-size")
     ] = 64 * 2**10
     max_completions: Annotated[
         Count, _limit("that one request may ask for: n times its prompts")
@@ -176,7 +177,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         _limit("answers of /v1/responses that are kept for later turns; then the oldest goes"),
     ] = 1024
     max_stored_bytes: Annotated[
-        Count, _limit("that those may take up together", name="max-stored-size")
+        Size, _limit("that those may take up together", name="max-stored-size")
     ] = 64 * 2**20
     max_connections: Annotated[Count, _limit("open at once; one more is refused")] = 4096
     timeout_keep_alive_s: Annotated[Seconds, _limit("how long a connection may be idle")] = 60.0

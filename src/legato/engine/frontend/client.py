@@ -1,8 +1,9 @@
 """The HTTP server's side of an engine process: requests in, outputs to whoever takes them."""
 
+import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 import msgspec
 
@@ -13,14 +14,14 @@ from legato.core.request import AbortRequest, AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.stats import EngineStats, KeptPromise, ReplicaStats
-from legato.core.step_record import RequestSent, StepBegun, StepRecord
+from legato.core.step_record import EngineRecord, RequestSent, StepBegun, StepRecord
 from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.activity import Activity, sent
-from legato.engine.frontend.deliveries import Deliveries, StreamDelivery
+from legato.engine.frontend.deliveries import Deliveries
 from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.settings import resolved_anew
 from legato.engine.frontend.submission import Submission, Take
-from legato.engine.frontend.submissions import Submissions
+from legato.engine.frontend.submissions import Submissions, Unfinished
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Delivered,
@@ -34,6 +35,8 @@ from legato.engine.process.messages import (
 from legato.engine.process.supervisor import EngineSupervisor
 from legato.model.defaults import ModelDefaults, within_vocabulary
 from legato.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class EngineClient:
@@ -251,21 +254,26 @@ class EngineClient:
         """Hand on all outputs in one pass."""
         now_s = time.monotonic()
         self.stats = step.stats
-        steps = self.activity.note(step.records, now_s)
-        self._tell_of_cache(step.kv_events)
+        with _only_logged():
+            self.activity.note(step.records, now_s)
+        with _only_logged():
+            self._tell_of_cache(step.kv_events)
         given = self._submissions.take(step.outputs, now_s)
-        self._note_delivery(steps, given)
+        self._note_delivery(step.records, given)
 
     def _tell_of_cache(self, events: Sequence[KVEvent]) -> None:
         if events:
             for tell in self._cache_watchers:
                 tell(events)
 
-    def _note_delivery(self, steps: Sequence[StepRecord], given: list[StreamDelivery]) -> None:
+    def _note_delivery(self, records: Sequence[EngineRecord], given: Sequence[Unfinished]) -> None:
         """Once all tokens of the step have been written."""
-        if steps:
-            is_mixed = steps[0].num_prefill_tokens > 0 and steps[0].num_decode_tokens > 0
-            self._deliveries.note(given, steps[0].ended_s, is_mixed=is_mixed)
+        now_s = time.monotonic()
+        step = next((record for record in records if isinstance(record, StepRecord)), None)
+        if step is not None:
+            self._submissions.note(given, lambda stream: self._deliveries.note(stream, now_s))
+            is_mixed = step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
+            self._deliveries.end_step(step.ended_s, now_s, is_mixed=is_mixed)
 
     def engine_died(self, retry_after_s: float) -> None:
         """End what has begun, and that under which an engine died before: it may be why."""
@@ -282,3 +290,12 @@ class EngineClient:
         """End everything."""
         for one in self._submissions:
             self._submissions.fail(one, EngineDeadError(f"the engine is gone: {reason}"))
+
+
+@contextmanager
+def _only_logged() -> Iterator[None]:
+    """For what watches the engine: an error of it must not keep tokens from their streams."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a step cannot be told to all who watch")

@@ -3,7 +3,7 @@ gaps are kept, and how the way to clients adds to them."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -29,8 +29,8 @@ class RecentGaps:
         current = int(now_s / _SLICE_S)
         if not self._slices or self._slices[-1][0] != current:
             self._slices.append((current, [0] * (_NUM_BINS + 1)))
-        place = int(_BINS_PER_PROMISE * gap_s / self._promised_s)
-        self._slices[-1][1][min(_NUM_BINS, place)] += 1
+        place = min(_NUM_BINS, _BINS_PER_PROMISE * gap_s / self._promised_s)
+        self._slices[-1][1][int(place)] += 1
 
     def quantile_s(self, quantile: float, now_s: float) -> float | None:
         """The shortest seconds that so large a share is within; None where there are no gaps."""
@@ -87,19 +87,20 @@ class Deliveries:
             for name, slo in self._promises.items()
         }
 
-    def note(self, given: Iterable[StreamDelivery], ended_s: float, *, is_mixed: bool) -> None:
-        """All tokens of a step have been handed on just now.
+    def note(self, stream: StreamDelivery, now_s: float) -> None:
+        """Count the gap that a stream's new token ended."""
+        gaps = self._gaps.get(stream.slo_class)
+        if stream.last_s is not None and gaps is not None:
+            gaps.add(now_s - stream.last_s, now_s)
+        stream.last_s = now_s
+
+    def end_step(self, ended_s: float, now_s: float, *, is_mixed: bool) -> None:
+        """All tokens of a step have been handed on.
 
         Args:
             ended_s: when the step had ended.
             is_mixed: whether it held prefill beside decodes.
         """
-        now_s = time.monotonic()
-        for stream in given:
-            gaps = self._gaps.get(stream.slo_class)
-            if stream.last_s is not None and gaps is not None:
-                gaps.add(now_s - stream.last_s, now_s)
-            stream.last_s = now_s
         way_s = now_s - ended_s
         if is_mixed and self._promises:
             self._on_later(way_s - self._way_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.messages import EngineInfo
 from legato.model.defaults import ModelDefaults
 from legato.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class Unfinished:
@@ -127,16 +130,25 @@ class Submissions:
         finally:
             self._abort(submission)
 
-    def take(self, outputs: Iterable[RequestOutput], now_s: float) -> list[StreamDelivery]:
-        """Hand on all outputs in one pass; returns whom promised tokens were handed to."""
-        given: list[StreamDelivery] = []
+    def take(self, outputs: Iterable[RequestOutput], now_s: float) -> list[Unfinished]:
+        """Hand on all outputs in one pass; returns the streams that got promised tokens."""
+        given: list[Unfinished] = []
         for output in outputs:
             one = self._unfinished.get(output.request_id)
             if one is not None:
                 self._take(one, output, now_s)
                 if output.new_token_ids and not output.is_promise_waived:
-                    given.append(one.delivery)
+                    given.append(one)
         return given
+
+    def note(self, given: Iterable[Unfinished], note: Callable[[StreamDelivery], object]) -> None:
+        """Have the delivery to each stream noted; an error ends the stream that it is about."""
+        for one in given:
+            try:
+                note(one.delivery)
+            except Exception as error:
+                logger.exception("request %s: cannot note a delivery", one.request.request_id)
+                self.fail(one, error)
 
     def fail(self, one: Unfinished, error: Exception) -> None:
         """End its whole submission with an error."""

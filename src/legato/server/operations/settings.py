@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from legato.core.config import Policy, PrefillOrder, SchedulerConfig
+from legato.core import ranges
+from legato.core.config import NumDrafts, Policy, PrefillOrder, Quantile, SchedulerConfig
 from legato.core.errors import ConfigError, InvalidRequestError
-from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE
 from legato.engine.frontend.engine import Engine
 from legato.server.context import ContextDep
 from legato.server.http.bodies import JsonRoute, json_response
@@ -18,9 +18,17 @@ from legato.server.requests.request_model import RequestModel
 
 router = APIRouter(route_class=JsonRoute, tags=["settings"])
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Speculative = Annotated[int, Field(ge=1, le=64)] | Literal["auto", "off"]
-Quantile = Annotated[float, Field(ge=LEAST_QUANTILE, le=MOST_QUANTILE)]
+
+def _within(type_: Any) -> Any:
+    """The range of a setting's type, as the API declares it."""
+    (meta,) = type_.__metadata__
+    return Field(ge=meta.ge, le=meta.le)
+
+
+Count = Annotated[int, _within(ranges.Count)]
+Seconds = Annotated[float, _within(ranges.Seconds)]
+Speculative = Annotated[int, _within(NumDrafts)] | Literal["auto", "off"]
+QuantileOfGaps = Annotated[float, _within(Quantile)]
 
 
 class SettingsPatch(BaseModel):
@@ -29,11 +37,11 @@ class SettingsPatch(BaseModel):
     model_config = RequestModel.model_config
 
     policy: Policy | None = None
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_num_batched_tokens: Count | None = None
     enable_chunked_prefill: bool | None = None
     prefill_order: PrefillOrder | None = None
     itl_slo_s: Seconds | None = None
-    itl_slo_quantile: Quantile | None = None
+    itl_slo_quantile: QuantileOfGaps | None = None
     tpot_slo_s: Seconds | None = None
     ttft_slo_s: Seconds | None = None
     speculative: Speculative | None = None
