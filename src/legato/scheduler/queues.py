@@ -1,11 +1,11 @@
 """Where the requests are: waiting for admission, or running."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 from legato.core.request import Request
-from legato.scheduler.fair_queue import FairQueue, is_lates_turn
+from legato.scheduler.fair_queue import Ahead, FairQueue, is_lates_turn
 from legato.scheduler.order import LATE, PREEMPTED, Order, Rank, rank
 from legato.scheduler.tenants import Tenant, Tenants
 
@@ -97,14 +97,10 @@ class Queues:
         return min(filter(None, waiting), key=lambda tenant: tenant.counter_s, default=None)
 
     def waiting_before(
-        self, request: Request, cost_s: Callable[[Request], float]
-    ) -> Iterator[Request]:
-        """Those that wait with a promise and would go before a request that is about to."""
-        return self._fair[False].before(request, self._rank(request), cost_s)
-
-    def num_waiting_before(self, request: Request) -> int:
-        """About how many `waiting_before` yields."""
-        return self._fair[False].num_before(request, self._rank(request))
+        self, request: Request, cost_s: Callable[[Request], float], most: int
+    ) -> Ahead:
+        """Return the waiting requests with a promise that would go before a request to come."""
+        return self._fair[False].ahead(request, self._rank(request), cost_s, most)
 
     def has_late(self, tenant: Tenant) -> bool:
         """Whether requests of a tenant wait that have a promise and are late."""
