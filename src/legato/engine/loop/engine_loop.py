@@ -97,7 +97,8 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would bring something: not while all wait for blocks from elsewhere."""
-        if self.grammars.has_ready or (self.transfers is not None and self.transfers.has_news):
+        has_news = self.transfers is not None and self.transfers.has_news
+        if has_news or self.grammars.has_ready or self._kv.has_untold_blocks:
             return True
         return self._scheduler.has_work and not self._waits_for_blocks
 
