@@ -10,6 +10,8 @@ from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.scheduler.order import ORDERS
 from legato.scheduler.queues import Queues
+from legato.scheduler.step_shape import StepShape
+from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
@@ -164,9 +166,6 @@ def test_the_state_is_told_where_a_batch_tenant_has_most_waiting() -> None:
 
 
 def shedding_harness(max_num_seqs: int) -> Harness:
-    from legato.scheduler.step_shape import StepShape
-    from legato.scheduler.step_time import StepTimeModel
-
     return Harness(
         max_num_seqs=max_num_seqs,
         num_blocks=2000,

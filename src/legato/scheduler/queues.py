@@ -66,9 +66,9 @@ class Queues:
 
     def add(self, request: Request) -> None:
         """Let a request wait, at the place that its rank now gives it."""
-        self.tenant(request).count(waiting=1)
+        tenant, request.rank = self.tenant(request), self._rank(request)  # these may raise
+        tenant.count(waiting=1)
         self._waiting[request.request_id] = request
-        request.rank = self._rank(request)
         self._fair[request.is_best_effort].add(request)
 
     def next_waiting(self, *, best_effort: bool) -> Request | None:
@@ -136,9 +136,9 @@ class Queues:
 
     def rerank(self, request: Request) -> None:
         """Give a waiting request the place that its rank has come to be."""
-        queue = self._fair[request.is_best_effort]
+        queue, new_rank = self._fair[request.is_best_effort], self._rank(request)
         queue.remove(request)
-        request.rank = self._rank(request)
+        request.rank = new_rank
         queue.add(request)
 
     def admit(self, request: Request) -> None:
