@@ -1,10 +1,11 @@
-"""What the scheduler itself costs a step: microseconds for `apply`, `plan` and `commit`.
+"""What the scheduler itself costs a step: microseconds for `apply`, `plan`, `commit` and `state`.
 
     python -m benchmarks.planning [--steps 2000]
 
 The real scheduler and KV manager drive the simulated executor. Each scene keeps its numbers of
-running and waiting requests: whoever ends is replaced. Prints a table, with the 99th percentile of
-`plan` beside what is wanted of it.
+running and waiting requests: each that ends is replaced. Prints a table, with the 99th percentile
+of `plan` beside the wanted one. Of `state`, which routers ask for once a second, and of `apply`,
+which forecasts each arrival where load is shed, 2,000 us are wanted.
 """
 
 import argparse
@@ -41,7 +42,12 @@ _NUM_PREFIXES, _SHARED = 10, 512
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """Attributes: `wanted_us`: of the 99th percentile of `plan`; `settings`: of the scheduler."""
+    """Numbers of requests, and the settings of the scheduler.
+
+    Attributes:
+        wanted_us: the 99th percentile wanted of `plan`.
+        max_num_seqs: more than run, so that prompts wait for time alone; None takes as many.
+    """
 
     name: str
     num_running: int
@@ -49,14 +55,18 @@ class Scene(msgspec.Struct, frozen=True):
     wanted_us: float
     settings: dict[str, Any]
     num_tenants: int = 1
+    max_num_seqs: int | None = None
 
 
 _PROMISES = {"itl_slo_s": 0.05, "ttft_slo_s": 3600.0}
 _SHEDDING = {"itl_slo_s": 0.05, "ttft_slo_s": 600.0, "shed_load": True}
+_PACED = {"tpot_slo_s": 0.02, "ttft_slo_s": 600.0, "shed_load": True}
+_STATE_EVERY = 10  # steps
 SCENES = (
     Scene("fixed budget", 64, 64, 200.0, {"max_num_batched_tokens": 512}),
     Scene("ITL and TTFT SLO", 64, 64, 200.0, _PROMISES),
     Scene("the same, TPOT SLO too", 64, 64, 200.0, {**_PROMISES, "tpot_slo_s": 0.04}),
+    Scene("TPOT SLO, shedding load", 200, 40, 400.0, _PACED, max_num_seqs=256),
     Scene("fixed budget", 256, 10_000, 1000.0, {"max_num_batched_tokens": 2048}),
     Scene("ITL and TTFT SLO", 256, 10_000, 1000.0, _PROMISES),
     Scene("the same, srf", 256, 10_000, 1000.0, {**_PROMISES, "prefill_order": "srf"}),
@@ -78,7 +88,9 @@ class Stage:
         self._scene = scene
         num_requests = scene.num_running + scene.num_waiting
         config = SchedulerConfig(
-            max_num_seqs=scene.num_running, max_waiting=num_requests, **scene.settings
+            max_num_seqs=scene.max_num_seqs or scene.num_running,
+            max_waiting=num_requests,
+            **scene.settings,
         )
         self._scheduler = Scheduler(
             config.resolve(_MAX_MODEL_LEN),
@@ -92,7 +104,12 @@ class Stage:
         )
         self._random = random.Random(0)
         self._ids = itertools.count()
-        self.times_us: dict[str, list[float]] = {"apply": [], "plan": [], "commit": []}
+        self.times_us: dict[str, list[float]] = {
+            "apply": [],
+            "plan": [],
+            "commit": [],
+            "state": [],
+        }
 
     def fill(self) -> None:
         """Let all run and all wait that the scene asks for."""
@@ -116,6 +133,8 @@ class Stage:
         self._executor.submit(plan)
         result = self._executor.collect()
         self._timed("commit", lambda: self._scheduler.commit(result, self._clock()))
+        if plan.step_id % _STATE_EVERY == 0:
+            self._timed("state", lambda: self._scheduler.state(self._clock()))
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:
         started_ns = time.perf_counter_ns()
@@ -165,7 +184,15 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(highlight=False)
     table = Table(
-        "scene", "running", "waiting", "plan p50", "p99", "wanted", "commit p99", "apply p99"
+        "scene",
+        "running",
+        "waiting",
+        "plan p50",
+        "p99",
+        "wanted",
+        "commit p99",
+        "apply p99",
+        "state p99",
     )
     with Progress(console=console) as progress:
         for scene in progress.track(SCENES, description="scenes"):
@@ -180,12 +207,12 @@ def main() -> None:
 
 def _add_row(table: Table, scene: Scene, times_us: dict[str, list[float]]) -> None:
     plan_p50, plan_p99 = np.percentile(times_us["plan"], [50, 99])
-    commit_p99, apply_p99 = (np.percentile(times_us[name], 99) for name in ("commit", "apply"))
+    others = [np.percentile(times_us[name], 99) for name in ("commit", "apply", "state")]
     table.add_row(
         scene.name,
         str(scene.num_running),
         f"{scene.num_waiting:,}",
-        *(f"{us:,.0f}" for us in (plan_p50, plan_p99, scene.wanted_us, commit_p99, apply_p99)),
+        *(f"{us:,.0f}" for us in (plan_p50, plan_p99, scene.wanted_us, *others)),
     )
 
 

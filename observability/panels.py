@@ -349,6 +349,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {
                 "preemptions": rate("legato:num_preemptions_total"),
                 "failed steps": rate("legato:num_failed_steps_total"),
+                "contained errors": rate("legato:num_contained_errors_total"),
                 "engine restarts": rate("legato:num_engine_restarts_total"),
             },
         ),

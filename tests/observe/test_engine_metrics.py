@@ -113,6 +113,7 @@ def test_only_a_step_that_went_as_planned_says_how_good_predictions_are() -> Non
 def test_what_is_read_is_the_latest() -> None:
     stats = EngineStats(
         num_running=3, num_preemptions=5, num_failed_steps=7, num_cached_blocks=2, kv_usage=0.5,
+        num_contained_errors=8,
         broken_promise="too slow",
         transfer=TransferStats(num_bytes=9, num_leases=4, num_expired=1, num_recomputed=6),
     )  # fmt: skip
@@ -122,6 +123,7 @@ def test_what_is_read_is_the_latest() -> None:
         "num_requests_waiting": 0,
         "num_preemptions_total": 5,
         "num_failed_steps_total": 7,
+        "num_contained_errors_total": 8,
         "num_engine_restarts_total": 2,
         "kv_cache_usage_perc": 0.5,
         "kv_cache_cached_perc": 2 / 8,

@@ -1,5 +1,8 @@
 """What an engine tells those who choose among several: its forecasts come true."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from legato.core.replica_state import ReplicaState
@@ -13,7 +16,9 @@ MAX_MODEL_LEN = 1200
 COSTS = StepCosts(step_s=0.01, decode_row_s=0.001, row_s=(0.0002,) * 5, area_s=1e-7, sample_s=1e-4)
 
 
-def loaded(num_streams: int, num_waiting: int, itl_s: float = 0.1) -> Harness:
+def loaded(
+    num_streams: int, num_waiting: int, itl_s: float | None = 0.1, **settings: Any
+) -> Harness:
     """Streams that run, and prompts that wait."""
     harness = Harness(
         budget=256,
@@ -23,6 +28,7 @@ def loaded(num_streams: int, num_waiting: int, itl_s: float = 0.1) -> Harness:
         step_time=StepTimeModel(calibrate(COSTS, MAX_MODEL_LEN)),
         step_time_s=lambda plan: COSTS.seconds(StepShape.of(plan)),
         itl_slo_s=itl_s,
+        **settings,
     )
     for i in range(num_streams):
         harness.add(f"stream {i}", 40, 1000)
@@ -75,3 +81,32 @@ def test_asking_changes_nothing_and_an_engine_that_knows_nothing_says_so() -> No
     assert state.num_free_blocks < 64
     assert [tenant.name for tenant in state.tenants] == ["default"]
     harness.drain()
+
+
+@pytest.mark.parametrize("promise", [{"itl_s": 0.3}, {"itl_s": None, "tpot_slo_s": 0.25}], ids=str)
+@pytest.mark.parametrize("prompt_len", [40, 1000])
+def test_the_work_of_a_forecast_is_bounded(
+    promise: dict[str, Any], prompt_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams hundreds of which end one after the other, and a queue whose prompts take minutes."""
+    harness = loaded(200, 0, **promise, shed_load=True, ttft_slo_s=600.0)
+    for i in range(40):
+        harness.add(f"one of many {i}", prompt_len, 1 + i)
+    evaluations: list[str] = []
+
+    def counting(name: str, evaluate: Callable[..., float]) -> Callable[..., float]:
+        def counted(*args: Any) -> float:
+            evaluations.append(name)
+            return evaluate(*args)
+
+        return counted
+
+    for name in ("seconds", "chunk_cost_s"):
+        monkeypatch.setattr(StepCosts, name, counting(name, getattr(StepCosts, name)))
+    for work, bound in (
+        (lambda: harness.scheduler.state(harness.clock()), 400),
+        (lambda: harness.add("one more", prompt_len, 10), 300),
+    ):
+        evaluations.clear()
+        work()
+        assert 10 < len(evaluations) < bound

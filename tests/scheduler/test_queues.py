@@ -145,13 +145,18 @@ class QueuesMachine(RuleBasedStateMachine):
         )
         promised = [r for r in self.waiting if not r.is_best_effort]
         cost_s = 0.5
-        found = list(self.queues.waiting_before(new, lambda _: cost_s))
+        found, num_more = self.queues.waiting_before(new, lambda _: cost_s, len(self.waiting) + 1)
+        assert num_more == 0
         own = [r for r in promised if r.rank[0] == PREEMPTED or self.is_of(r, tenant)]
         before = [r for r in own if r.rank <= self.rank(new)]
         assert [r for r in found if r in own] == sorted(before, key=self.by_group)
         assert len(set(found)) == len(found)
-        if all(self.is_of(r, tenant) for r in promised):
-            assert self.queues.num_waiting_before(new) == len(found)
+        for most in range(1, len(found) + 1):
+            ahead = self.queues.waiting_before(new, lambda _: cost_s, most)
+            assert ahead.first == found[:most]
+            assert len(ahead.first) + ahead.num_more <= len(self.waiting)
+            if all(self.is_of(r, tenant) for r in promised):
+                assert ahead.num_more == len(found) - most
 
     def by_group(self, request: Request) -> tuple[bool, float, int]:
         group, rank_s = request.rank

@@ -64,6 +64,7 @@ def _sum(stats: Sequence[EngineStats]) -> EngineStats:
         num_prefix_cache_hits=sum(one.num_prefix_cache_hits for one in stats),
         tenants=_summed_tenants(tenant for one in stats for tenant in one.tenants),
         num_failed_steps=sum(one.num_failed_steps for one in stats),
+        num_contained_errors=sum(one.num_contained_errors for one in stats),
         transfer=_summed_transfers([one.transfer for one in stats if one.transfer is not None]),
     )
 

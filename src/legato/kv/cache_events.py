@@ -1,6 +1,7 @@
 """Tells what becomes of the blocks of the tree, by names that routers know."""
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable
 
 from legato.core.block_hash import ROOT, BlockHash, block_hash
 from legato.core.kv_events import (
@@ -14,12 +15,16 @@ from legato.core.kv_events import (
 )
 from legato.kv.prefix_node import Node
 
+_MOST_CAUGHT_UP = 128
+"""Blocks of those that were cached before that one `take` tells: one takes ten microseconds."""
+
 
 class CacheEvents:
-    """A journal of the tree, kept once somebody watches.
+    """A journal of the tree, kept once it is watched.
 
     Blocks are known by where they lie. One whose parent's hash is not known has none itself: that
-    leaves out all that is below a salt.
+    leaves out all that is below a salt. What was cached before is told in pieces, from the root
+    on; until it is, what is stored below it is left out, too, and comes with it.
     """
 
     def __init__(self) -> None:
@@ -27,27 +32,37 @@ class CacheEvents:
         self._events: list[KVEvent] = []
         # Key where the block lies, in either medium.
         self._hashes: dict[Medium, dict[int, BlockHash]] = {DEVICE: {}, HOST: {}}
+        # Nodes with blocks that are still to be told, and nodes below them; the last comes first.
+        self._untold: dict[Node, None] = {}
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether blocks are still to be told that were cached when the watch began."""
+        return bool(self._untold)
 
     def watch(self, root: Node) -> None:
-        """Begin, or begin anew: with all that there is."""
+        """Begin, or begin anew, with all that is cached."""
         self._is_watched = True
         self._events = [AllBlocksCleared()]
         for hashes in self._hashes.values():
             hashes.clear()
-        for node in _below(root):
-            self.stored(node)
+        self._untold = dict.fromkeys(root.children.values())
 
     def take(self) -> list[KVEvent]:
-        """What has been told since the last time."""
+        """Return the events since the last time, and some for blocks that are still to be told."""
+        room = _MOST_CAUGHT_UP
+        while self._untold and room > 0:
+            room -= self._catch_up(room)
         events, self._events = self._events, []
         return events
 
     def stored(self, node: Node, start: int = 0) -> None:
         """The blocks of a node that are computed, from its `start`th on, are where they are."""
-        end = node.num_computed_blocks
-        if not self._is_watched or start >= end:
-            return
-        parent = self._hash_before(node, start)
+        if self._is_watched:
+            self._tell(node, start, node.num_computed_blocks)
+
+    def _tell(self, node: Node, start: int, end: int) -> None:
+        parent = self._hash_before(node, start) if start < end else None
         if parent is None:
             return
         medium, size = _medium(node), node.block_size
@@ -77,6 +92,26 @@ class CacheEvents:
         if hashes:
             self._events.append(BlockRemoved(block_hashes=hashes, medium=medium))
 
+    def _catch_up(self, most: int) -> int:
+        """Tell up to `most` blocks of the next untold node; returns their number, at least 1."""
+        node = next(reversed(self._untold))
+        known = self._hashes[_medium(node)]
+        end = node.num_computed_blocks if node.places else 0
+        start = bisect_left(range(end), True, key=lambda i: node.places[i] not in known)
+        stop = min(end, start + most)
+        if start < stop and self._hash_before(node, start) is None:
+            del self._untold[node]
+            assert node.parent is not None
+            if node.parent.parent is not None:
+                # It has been split. With the blocks above it, it comes again.
+                self._untold[node.parent] = None
+            return 1
+        self._tell(node, start, stop)
+        if stop == end:
+            del self._untold[node]
+            self._untold.update(dict.fromkeys(node.children.values()))
+        return max(1, stop - start)
+
     def _hash_before(self, node: Node, start: int) -> BlockHash | None:
         if start:
             return self._hashes[_medium(node)].get(node.places[start - 1])
@@ -89,12 +124,3 @@ class CacheEvents:
 
 def _medium(node: Node) -> Medium:
     return HOST if node.is_spilled else DEVICE
-
-
-def _below(root: Node) -> Iterator[Node]:
-    """All nodes, each behind its parent."""
-    waiting = list(root.children.values())
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting += node.children.values()

@@ -276,14 +276,19 @@ class KVCacheManager:
         return self._host.take_moves()
 
     def watch(self) -> None:
-        """Have `take_events` tell what becomes of shared blocks, and first of all those there are.
-
-        A block takes a few microseconds.
-        """
+        """Have `take_events` report the shared blocks, those that are cached now first."""
         self._events.watch(self._tree.root)
 
+    @property
+    def has_untold_blocks(self) -> bool:
+        """Whether `take_events` has yet to report blocks that were cached when the watch began."""
+        return self._events.has_untold
+
     def take_events(self) -> list[KVEvent]:
-        """What has become of shared blocks since the last time; nothing unless that is watched."""
+        """Return the events of shared blocks since the last time; none unless they are watched.
+
+        Blocks that were cached when the watch began come a bounded number at a time.
+        """
         return self._events.take()
 
     def _settle(self) -> None:

@@ -3,8 +3,9 @@
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
@@ -16,6 +17,49 @@ _FIRST_LATE = (LATE, -math.inf)
 _MOST_STALE = 16
 
 Rank = tuple[int, float]
+
+
+class Ahead(NamedTuple):
+    """Requests that go before another one: the first of them, and how many more are expected."""
+
+    first: list[Request]
+    num_more: int
+
+
+class _Turns:
+    """A tenant's requests that may go before another request, the next one first.
+
+    Sorted by the counter that the tenant comes to have; among equals the other request's tenant is
+    the first, whose turn ends the forecast.
+    """
+
+    __slots__ = ("_counter_s", "_is_other", "_requests", "_weight", "num_left")
+
+    def __init__(
+        self, tenant: Tenant, requests: Iterable[Request], num_left: int, *, is_other: bool
+    ) -> None:
+        self._counter_s = tenant.counter_s
+        self._is_other = is_other
+        self._weight = tenant.weight
+        self._requests = iter(requests)
+        self.num_left = num_left
+
+    def __lt__(self, other: "_Turns") -> bool:
+        return (self._counter_s, self._is_other) < (other._counter_s, other._is_other)
+
+    def take(self) -> Request:
+        self.num_left -= 1
+        return next(self._requests)
+
+    def charge(self, prompt_s: float) -> None:
+        self._counter_s += prompt_s / self._weight
+
+    def num_before(self, own: "_Turns", mean_s: float) -> int:
+        """About how many go before a tenant has its turn, if each prompt takes `mean_s`."""
+        owed_s = (own._counter_s - self._counter_s) * self._weight
+        if owed_s <= 0.0:
+            return 0
+        return min(self.num_left, math.ceil(owed_s / mean_s)) if mean_s else self.num_left
 
 
 def is_lates_turn(tenant: Tenant) -> bool:
@@ -90,52 +134,57 @@ class FairQueue:
         """Whose requests wait, but for preempted ones."""
         return iter(self._by_tenant)
 
-    def before(
-        self, request: Request, rank: Rank, cost_s: Callable[[Request], float]
-    ) -> Iterator[Request]:
-        """Those that are expected to go before a request that does not wait yet.
+    def ahead(
+        self, request: Request, rank: Rank, cost_s: Callable[[Request], float], most: int
+    ) -> Ahead:
+        """Return the requests that are expected to go before one that does not wait yet.
 
         Late ones are left out where it is not: they have turns, and no place in between.
 
         Args:
             cost_s: what a request's prompt takes, which its tenant's counter grows by.
+            most: requests that are named one by one, at least 1.
         """
-        yield from self._preempted
-        name = request.message.service.tenant
-        own = self._by_tenant.get(name)
-        ahead = {name: iter(()) if own is None else own.irange_key(None, rank)}
-        for other, queue in self._by_tenant.items():
-            if other != name:
-                ahead[other] = iter(queue)
-        if len(ahead) == 1:
-            yield from ahead[name]
-            return
-        heap = [(self._tenants[one].counter_s, one != name, one) for one in ahead]
-        heapq.heapify(heap)
-        while heap:
-            counter_s, is_other, one = heap[0]
-            found = next(ahead[one], None)
-            if found is not None:
-                yield found
-                counter_s += cost_s(found) / self._tenants[one].weight
-                heapq.heapreplace(heap, (counter_s, is_other, one))
-            elif is_other:
-                heapq.heappop(heap)
+        first: list[Request] = [*itertools.islice(self._preempted, most)]
+        num_more = len(self._preempted) - len(first)
+        turns = self._turns(request, rank)
+        own, spent_s, num_played = turns[0], 0.0, 0
+        is_alone = len(turns) == 1
+        heapq.heapify(turns)
+        while len(first) < most:
+            turn = turns[0]
+            if turn.num_left:
+                found = turn.take()
+                first.append(found)
+                if not is_alone:
+                    prompt_s = cost_s(found)
+                    turn.charge(prompt_s)
+                    spent_s, num_played = spent_s + prompt_s, num_played + 1
+                    heapq.heapreplace(turns, turn)
+            elif turn is own:
+                return Ahead(first, 0)  # it is the request's turn
             else:
-                return  # it is the request's turn
+                heapq.heappop(turns)
+        num_more += own.num_left
+        if not is_alone:
+            mean_s = spent_s / num_played if num_played else cost_s(request)
+            own.charge(own.num_left * mean_s)
+            num_more += sum(turn.num_before(own, mean_s) for turn in turns if turn is not own)
+        return Ahead(first, num_more)
 
-    def num_before(self, request: Request, rank: Rank) -> int:
-        """About how many `before` yields; exactly, where one tenant waits."""
+    def _turns(self, request: Request, rank: Rank) -> list["_Turns"]:
+        """The tenants' turns until it is the request's, its own tenant's first."""
         name = request.message.service.tenant
-        own = self._by_tenant.get(name)
-        num_own: int = 0 if own is None else own.bisect_key_right(rank)
-        share = (num_own + 1) / self._tenants[name].weight
-        others = (
-            min(len(queue), int(share * self._tenants[other].weight))
+        queue, place = self._by_tenant.get(name), 0
+        if queue is not None:
+            place = queue.bisect_key_right(rank)
+        own = _Turns(self._tenants[name], queue or (), place, is_other=False)
+        others = [
+            _Turns(self._tenants[other], queue, len(queue), is_other=True)
             for other, queue in self._by_tenant.items()
             if other != name
-        )
-        return len(self._preempted) + num_own + sum(others)
+        ]
+        return [own, *others]
 
     def _least(self) -> str | None:
         while self._heap:

@@ -1,12 +1,11 @@
 """When a new request would get its first token, by the step-time model and the queue."""
 
 import math
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
-from legato.scheduler.budget import MIN_CHUNK, StepBudget
+from legato.scheduler.budget import MIN_CHUNK, UNLIMITED, StepBudget
 from legato.scheduler.fetch_time import FetchTime
 from legato.scheduler.foreseen import ForeseenStreams
 from legato.scheduler.order import LATE_TURN
@@ -14,10 +13,11 @@ from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 
-_MOST_PLAYED = 32
-"""Waiting requests that are played one by one; of those behind them the same is expected."""
+_ALONE, _TOGETHER, _MOST_PLAYED = 8, 4, 40
+"""Waiting requests that are played one by one, how many of those after them are played as if they
+were one, and how many are played at all: the same is expected of the rest."""
 
-_ALONE = StepShape()
+_NOTHING = StepShape()
 
 _SPARE = 0.15
 """Share of a step that streams leave for prompts in a forecast. Where they leave none, whether
@@ -58,29 +58,30 @@ class Forecast:
         """
         if not self._model.is_known:
             return None
-        streams = self._streams(now_s)
-        for ahead in self._begun_before(request):
-            self._serve(ahead, streams, up_to_s)
-        begun_s = streams.elapsed_s
-        waiting = [*islice(self._queues.waiting_before(request, self._cost_s), _MOST_PLAYED)]
-        for ahead in waiting:
-            self._await_place(ahead, streams)
-            self._serve(ahead, streams, up_to_s)
-        if num_left := self._queues.num_waiting_before(request) - len(waiting):
-            streams.elapsed_s += (streams.elapsed_s - begun_s) * num_left / len(waiting)
-        self._await_place(request, streams)
-        self._prefill(request, streams, up_to_s, is_ahead=False)
-        ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
-        if self._queues.has_late(self._queues.tenant(request)):
-            ttft_s *= LATE_TURN / (LATE_TURN - 1)
-        return ttft_s * self._model.slowness + self._fetch_time.seconds(request)
+        return self._ttft_s(request, self._streams_after_queue(request, now_s, up_to_s), up_to_s)
+
+    def two_ttfts_s(
+        self, shorter: Request, longer: Request, now_s: float, up_to_s: float
+    ) -> tuple[float, float] | None:
+        """The same of either of two requests, most of whose forecasts may be one."""
+        if not self._model.is_known:
+            return None
+        before_shorter = self._streams_after_queue(shorter, now_s, up_to_s)
+        if self._queues.place(shorter) == self._queues.place(longer):
+            before_longer = before_shorter.copy()
+        else:
+            before_longer = self._streams_after_queue(longer, now_s, up_to_s)
+        return (
+            self._ttft_s(shorter, before_shorter, up_to_s),
+            self._ttft_s(longer, before_longer, up_to_s),
+        )
 
     def next_end_s(self, now_s: float) -> float | None:
         """Seconds until a running stream is sure to have ended; None where nothing is known."""
         streams = self._streams(now_s)
         if not self._model.is_known or not streams:
             return None
-        return streams.num_steps * self._model.seconds(streams.shape)
+        return streams.next_end * self._model.seconds(streams.shape)
 
     def stream_step_s(self, now_s: float, num_tokens: int) -> tuple[float, float] | None:
         """Seconds of a step of the running streams' tokens, and of one more with `num_tokens`.
@@ -98,11 +99,40 @@ class Forecast:
         return one_s * self._model.slowness, another_s * self._model.slowness
 
     def _streams(self, now_s: float) -> ForeseenStreams:
-        streams = ForeseenStreams(self._idle_limit_s)
-        for running in self._queues.running.values():
-            if running.is_stream and not running.is_best_effort:
-                streams.add_running(running, now_s)
+        running = [
+            request
+            for request in self._queues.running.values()
+            if request.is_stream and not request.is_best_effort
+        ]
+        return ForeseenStreams(self._idle_limit_s, running, now_s)
+
+    def _streams_after_queue(
+        self, request: Request, now_s: float, up_to_s: float
+    ) -> ForeseenStreams:
+        """The streams once all has been served that goes before a request."""
+        streams = self._streams(now_s)
+        for ahead in self._begun_before(request):
+            self._serve([ahead], streams, up_to_s)
+        waiting, num_more = self._queues.waiting_before(request, self._cost_s, _MOST_PLAYED)
+        for ahead in waiting[:_ALONE]:
+            self._await_place([ahead], streams)
+            self._serve([ahead], streams, up_to_s)
+        begun_s, others = streams.elapsed_s, waiting[_ALONE:]
+        for i in range(0, len(others), _TOGETHER):
+            self._await_place(others[i : i + _TOGETHER], streams)
+            self._serve(others[i : i + _TOGETHER], streams, up_to_s)
+        if num_more:
+            # The first may have found free places, and slack, that those after them do not.
+            streams.elapsed_s += (streams.elapsed_s - begun_s) * num_more / len(others)
         return streams
+
+    def _ttft_s(self, request: Request, streams: ForeseenStreams, up_to_s: float) -> float:
+        self._await_place([request], streams)
+        self._prefill([request], streams, up_to_s, is_ahead=False)
+        ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
+        if self._queues.has_late(self._queues.tenant(request)):
+            ttft_s *= LATE_TURN / (LATE_TURN - 1)
+        return ttft_s * self._model.slowness + self._fetch_time.seconds(request)
 
     def _begun_before(self, request: Request) -> Iterator[Request]:
         """Begun prompts whose prefill goes before the request's."""
@@ -115,61 +145,108 @@ class Forecast:
             ):
                 yield running
 
-    def _serve(self, ahead: Request, streams: ForeseenStreams, up_to_s: float) -> None:
+    def _serve(self, ahead: Sequence[Request], streams: ForeseenStreams, up_to_s: float) -> None:
         if self._prefill(ahead, streams, up_to_s, is_ahead=True):
             streams.add(ahead)
 
     def _cost_s(self, request: Request) -> float:
         start = request.num_tokens - request.num_missing_tokens
-        return self._model.chunk_s(_ALONE, start, request.num_missing_tokens)
+        return self._model.chunk_s(_NOTHING, start, request.num_missing_tokens)
 
-    def _await_place(self, request: Request, streams: ForeseenStreams) -> None:
-        """Until enough streams have ended for one more to run, and be paced, beside them."""
-        while streams and not (
-            len(streams) < self._max_num_seqs and self._can_join(request, streams)
-        ):
-            streams.advance(streams.num_steps, self._model.seconds(streams.shape))
+    def _await_place(self, requests: Sequence[Request], streams: ForeseenStreams) -> None:
+        """Until enough streams have ended for these to run, and be paced, beside them."""
+        while streams:
+            num_missing = len(streams) + len(requests) - self._max_num_seqs
+            if num_missing <= 0 and self._can_join(requests, streams):
+                return
+            num_steps = streams.until_end_of(num_missing) if num_missing > 0 else streams.num_steps
+            streams.advance(num_steps, self._model.seconds(streams.shape))
 
-    def _can_join(self, request: Request, streams: ForeseenStreams) -> bool:
-        limit_s = min(streams.steady_limit_s, request.step_s)
-        limit_s *= (1.0 - _SPARE) / self._model.slowness
-        streams.shape.add_decode(request.num_tokens)
-        can_join = self._budget.paces(streams.shape, limit_s)
-        streams.shape.remove_decode(request.num_tokens)
-        return can_join
+    def _can_join(self, requests: Sequence[Request], streams: ForeseenStreams) -> bool:
+        limit_s = min(streams.steady_limit_s, *[request.step_s for request in requests])
+        if limit_s == UNLIMITED:
+            return True
+        shape = streams.shape.copy()
+        shape.add_decodes([request.num_tokens for request in requests])
+        return self._budget.paces(shape, limit_s * (1.0 - _SPARE) / self._model.slowness)
 
     def _prefill(
-        self, request: Request, streams: ForeseenStreams, until_s: float, *, is_ahead: bool
+        self,
+        requests: Sequence[Request],
+        streams: ForeseenStreams,
+        until_s: float,
+        *,
+        is_ahead: bool,
     ) -> bool:
-        """Compute what is left of its prompt; False where that comes to no end in time."""
-        start = request.num_tokens - request.num_missing_tokens
-        end = request.num_tokens
-        while start < end and streams.elapsed_s < until_s:
-            limit_s, num_steps = streams.limit_s, streams.num_steps
-            chunk = self._chunk((start + end) // 2, streams, limit_s)
-            if chunk:
-                num_steps = min(num_steps, (end - start) / chunk)
-            elif start and is_ahead:
-                return False  # begun, but no chunk fits beside the streams: it is passed over
-            if limit_s > streams.steady_limit_s:
-                num_steps = min(1.0, num_steps)  # slack is spent once
-            step_s = self._step_s(streams, start, end, chunk)
-            start += math.ceil(num_steps * chunk)
+        """Compute what is left of their prompts; False where that comes to no end in time."""
+        prompts = _Prompts(requests)
+        while prompts.num_left > 0 and streams.elapsed_s < until_s:
+            chunk, num_steps = self._stroke(prompts, streams)
+            if not chunk and prompts.has_begun and is_ahead:
+                return False  # no chunk fits beside the streams: it is passed over
+            step_s = self._step_s(streams, prompts, chunk)
+            prompts.num_left -= math.ceil(num_steps * chunk)
             streams.advance(num_steps, step_s)
-            if start >= end and streams.rest_of_step * chunk <= MIN_CHUNK:
+            if prompts.num_left <= 0 and streams.rest_of_step * chunk <= MIN_CHUNK:
                 # Too little is left of the step for another prompt.
                 streams.advance(streams.rest_of_step, step_s)
-        return start >= end
+        return prompts.num_left <= 0
+
+    def _stroke(self, prompts: "_Prompts", streams: ForeseenStreams) -> tuple[int, float]:
+        """Return the prompts' tokens in each of the next steps, and how many steps."""
+        most_steps, middle = streams.num_steps, prompts.middle
+        caution = self._model.caution
+        limit_s, settled_s = streams.limit_s, streams.settled_limit_s(caution)
+        chunk = self._chunk(middle, streams, limit_s)
+        if not chunk:
+            return 0, most_steps
+        num_steps = min(most_steps, prompts.num_left / chunk)
+        if limit_s == settled_s or num_steps <= 1.0:
+            return chunk, num_steps
+        if chunk + streams.shape.num_tokens >= self._longest_chunk:
+            spent_s = self._step_s(streams, prompts, chunk) - streams.steady_limit_s
+            if limit_s > settled_s and spent_s > 0.0:
+                num_steps = min(num_steps, max(1.0, (limit_s - settled_s) / spent_s))
+            return chunk, num_steps
+        # A step takes `limit / caution`. With each, the limit comes nearer to where it settles.
+        kept = 1.0 - 1.0 / caution
+        mean = (1.0 - kept**num_steps) / (num_steps * (1.0 - kept))
+        chunk = max(1, self._chunk(middle, streams, settled_s + (limit_s - settled_s) * mean))
+        return chunk, min(most_steps, prompts.num_left / chunk)
 
     def _chunk(self, start: int, streams: ForeseenStreams, limit_s: float) -> int:
         chunk = self._budget.max_chunk(streams.shape, start, self._longest_chunk, limit_s)
         return chunk if chunk or streams else MIN_CHUNK
 
-    def _step_s(self, streams: ForeseenStreams, start: int, end: int, chunk: int) -> float:
-        """How long a step is that is filled with such chunks of tokens [start, end)."""
+    def _step_s(self, streams: ForeseenStreams, prompts: "_Prompts", chunk: int) -> float:
+        """How long a step is that is filled with such chunks of the prompts."""
         step_s = self._model.seconds(streams.shape)
         if chunk:
-            own = min(chunk, end - start)  # the rest of the step is others' of its kind
-            mean_start = (start + end - own) // 2
+            own = min(chunk, prompts.num_left)  # the rest of the step is others' of its kind
+            mean_start = max(0, prompts.middle - own // 2)
             step_s += chunk / own * self._model.chunk_s(streams.shape, mean_start, own)
         return step_s
+
+
+class _Prompts:
+    """Prompts that are computed as if each were the mean of them.
+
+    Attributes:
+        num_left: tokens that are still to be computed.
+    """
+
+    __slots__ = ("_count", "_num_tokens", "num_left")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._count = len(requests)
+        self._num_tokens = sum([request.num_tokens for request in requests])
+        self.num_left = sum([request.num_missing_tokens for request in requests])
+
+    @property
+    def has_begun(self) -> bool:
+        return self.num_left < self._num_tokens
+
+    @property
+    def middle(self) -> int:
+        """The position of the tokens that are left, on the mean."""
+        return (2 * self._num_tokens - self.num_left) // (2 * self._count)

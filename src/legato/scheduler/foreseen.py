@@ -1,9 +1,10 @@
 """The running streams as a forecast sees them: a token a step, ending one after the other."""
 
 import heapq
-import itertools
 import math
-from collections import Counter
+from bisect import insort
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from legato.core.request import Request
@@ -12,23 +13,74 @@ from legato.scheduler.budget import UNLIMITED
 from legato.scheduler.step_shape import StepShape
 
 _ROUNDING = 1e-6
+_ENDING_TOGETHER = 8
+"""Of as many streams, one may end before the others are counted anew: else a forecast beside
+hundreds of streams would be played from one end to the next."""
 
 
 class _Stream(NamedTuple):
-    """All times in seconds from the forecast's beginning on.
+    """Times and steps are counted from the forecast's beginning on.
 
     Attributes:
         last_step: with which it ends.
         context: keys that its row would read in step 0; each step adds one.
-        tie: tells streams apart that end together.
-        pace_s: when its token of step 0 is due by its pace, which may be before the forecast.
+        pace: of its class.
     """
 
     last_step: float
-    tie: int
     context: float
-    slo: SloClass
-    pace_s: float
+    pace: "_Pace"
+
+
+_by_end = attrgetter("last_step")
+
+
+class _Pace:
+    """The streams of one class of service, and the one among them that is least ahead.
+
+    Attributes:
+        count: of its streams.
+        is_bounded: whether a step of theirs is promised to take no longer than anything.
+    """
+
+    __slots__ = ("_dues", "_itl_s", "_tpot_s", "count", "is_bounded")
+
+    def __init__(self, slo: SloClass) -> None:
+        self.count = 0
+        self._tpot_s = slo.tpot_s or UNLIMITED
+        self._itl_s = slo.itl_s or UNLIMITED
+        self.is_bounded = slo.step_s is not None
+        # When the token of step 0 is due by the pace, which may be before the forecast, and with
+        # which step the stream ends; a heap, which streams that have ended leave as they come up.
+        self._dues: list[tuple[float, float]] = []
+
+    def copy(self) -> "_Pace":
+        other = _Pace.__new__(_Pace)
+        other.count, other.is_bounded = self.count, self.is_bounded
+        other._itl_s, other._tpot_s = self._itl_s, self._tpot_s
+        other._dues = self._dues.copy()
+        return other
+
+    def add(self, due_s: float, last_step: float) -> None:
+        self.count += 1
+        if self._tpot_s < UNLIMITED:
+            heapq.heappush(self._dues, (due_s, last_step))
+
+    def steady_s(self, caution: float = 1.0) -> float:
+        """The longest that each of many steps may be allowed, of which `caution` keeps a part.
+
+        A step that takes less than the pace wants makes its streams be ahead.
+        """
+        return min(self._itl_s, self._tpot_s * caution)
+
+    def limit_s(self, num_done: float, elapsed_s: float) -> float:
+        """How long the next step may take, after `num_done`."""
+        if self._tpot_s == UNLIMITED:
+            return self._itl_s
+        while self._dues[0][1] <= num_done + _ROUNDING:
+            heapq.heappop(self._dues)
+        ahead_s = self._dues[0][0] + num_done * self._tpot_s - elapsed_s
+        return min(self._itl_s, max(self._tpot_s, ahead_s))
 
 
 class ForeseenStreams:
@@ -36,72 +88,98 @@ class ForeseenStreams:
 
     Args:
         idle_limit_s: how long a step may take that no token waits for.
+        running: streams where the forecast begins.
 
     Attributes:
         elapsed_s: from the forecast's beginning on.
         shape: of a step of their tokens alone.
     """
 
-    def __init__(self, idle_limit_s: float) -> None:
+    def __init__(
+        self, idle_limit_s: float, running: Iterable[Request] = (), now_s: float = 0.0
+    ) -> None:
         self._idle_limit_s = idle_limit_s
-        self._by_end: list[_Stream] = []  # a heap
-        self._num_of_class: Counter[SloClass] = Counter()
+        self._paces: dict[SloClass, _Pace] = {}
         self._joining: list[Request] = []
-        self._ties = itertools.count()
         self._num_done = 0.0
         self.elapsed_s = 0.0
         self.shape = StepShape()
+        self._by_end: list[_Stream] = []
+        for request in running:
+            num_left = _num_left(request)
+            if num_left > 0:
+                tpot_s = request.slo.tpot_s or 0.0
+                begun_s = request.first_expected_s - now_s
+                due_s = begun_s + request.num_expected_output_tokens * tpot_s
+                self._by_end.append(self._begun(request, num_left, due_s))
+        self._by_end.sort(key=_by_end)
+
+    def copy(self) -> "ForeseenStreams":
+        """Streams that go on apart from these."""
+        other = ForeseenStreams(self._idle_limit_s)
+        paces = {slo: pace.copy() for slo, pace in self._paces.items()}
+        known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
+        other._paces = paces
+        other._by_end = [s._replace(pace=known[id(s.pace)]) for s in self._by_end]
+        other._joining = self._joining.copy()
+        other._num_done, other.elapsed_s = self._num_done, self.elapsed_s
+        other.shape = self.shape.copy()
+        return other
 
     def __len__(self) -> int:
         return len(self._by_end) + len(self._joining)
 
-    def add_running(self, request: Request, now_s: float) -> None:
-        """Add a stream that runs where the forecast begins."""
-        tpot_s = request.slo.tpot_s or UNLIMITED
-        begun_s = request.first_expected_s - now_s
-        num_output_tokens = request.num_expected_output_tokens
-        self._add(request, _num_left(request), begun_s + num_output_tokens * tpot_s)
-
-    def add(self, request: Request) -> None:
-        """Let a request run once the step has ended that brings its first token."""
-        if _num_left(request) > 1:
-            self._joining.append(request)
-
-    def _add(self, request: Request, num_left: int, pace_s: float) -> None:
-        heapq.heappush(
-            self._by_end,
-            _Stream(
-                self._num_done + num_left,
-                next(self._ties),
-                request.num_expected_tokens - self._num_done,
-                request.slo,
-                pace_s,
-            ),
-        )
-        self._num_of_class[request.slo] += 1
-        self.shape.add_decode(request.num_expected_tokens)
+    def add(self, requests: Iterable[Request]) -> None:
+        """Let requests run once the step has ended that brings their first tokens."""
+        self._joining += [request for request in requests if _num_left(request) > 1]
+        if self.rest_of_step <= _ROUNDING:
+            self._join()
 
     @property
     def steady_limit_s(self) -> float:
         """How long each of many steps may take."""
-        return min((slo.step_s or UNLIMITED for slo in +self._num_of_class), default=UNLIMITED)
+        return self._steady_s(1.0)
+
+    def settled_limit_s(self, caution: float) -> float:
+        """The limit that steps come to have which take `caution` times less than it each."""
+        settled_s = self._steady_s(caution)
+        return self._idle_limit_s if settled_s == UNLIMITED else settled_s
 
     @property
     def limit_s(self) -> float:
         """How long the next step may take; longer than the steady limit if all are ahead."""
-        steady_s = self.steady_limit_s
-        if steady_s == UNLIMITED:
-            return self._idle_limit_s
-        if all(slo.tpot_s is None for slo in +self._num_of_class):
-            return steady_s
-        return min(map(self._due_in_s, self._by_end))
+        return min(
+            (
+                pace.limit_s(self._num_done, self.elapsed_s)
+                for pace in self._paces.values()
+                if pace.count and pace.is_bounded
+            ),
+            default=self._idle_limit_s,
+        )
+
+    def _steady_s(self, caution: float) -> float:
+        return min(
+            (pace.steady_s(caution) for pace in self._paces.values() if pace.count),
+            default=UNLIMITED,
+        )
+
+    @property
+    def next_end(self) -> float:
+        """Steps until the next stream ends."""
+        return self.until_end_of(1)
 
     @property
     def num_steps(self) -> float:
-        """Until the next one ends or joins."""
+        """Steps until a stream joins, or a few end."""
+        return self.until_end_of(max(1, len(self._by_end) // _ENDING_TOGETHER))
+
+    def until_end_of(self, count: int) -> float:
+        """Steps until a stream joins, or so many have ended."""
         if self._joining:
             return self.rest_of_step
-        return self._by_end[0].last_step - self._num_done if self._by_end else math.inf
+        if not self._by_end:
+            return math.inf
+        return self._by_end[min(count, len(self._by_end)) - 1].last_step - self._num_done
 
     @property
     def rest_of_step(self) -> float:
@@ -114,24 +192,31 @@ class ForeseenStreams:
         self.shape.decode_context += num_steps * self.shape.num_decode_rows
         if self.rest_of_step <= _ROUNDING:
             self._join()
-        while self._by_end and self._by_end[0].last_step <= self._num_done + _ROUNDING:
-            ended = heapq.heappop(self._by_end)
-            self.shape.remove_decode(ended.context + self._num_done)
-            self._num_of_class[ended.slo] -= 1
+        num_ended, done = 0, self._num_done + _ROUNDING
+        for stream in self._by_end:
+            if stream.last_step > done:
+                break
+            num_ended += 1
+            self.shape.remove_decode(stream.context + self._num_done)
+            stream.pace.count -= 1
+        del self._by_end[:num_ended]
 
     def _join(self) -> None:
         for request in self._joining:
-            tpot_s = request.slo.tpot_s or UNLIMITED
-            pace_s = self.elapsed_s + (1.0 - self._num_done) * tpot_s
-            self._add(request, _num_left(request) - 1, pace_s)
+            due_s = self.elapsed_s + (1.0 - self._num_done) * (request.slo.tpot_s or 0.0)
+            insort(self._by_end, self._begun(request, _num_left(request) - 1, due_s), key=_by_end)
         self._joining.clear()
 
-    def _due_in_s(self, stream: _Stream) -> float:
-        itl_s, tpot_s = stream.slo.itl_s or UNLIMITED, stream.slo.tpot_s
-        if tpot_s is None:
-            return itl_s
-        pace_s = stream.pace_s + self._num_done * tpot_s - self.elapsed_s
-        return min(itl_s, max(tpot_s, pace_s))
+    def _begun(self, request: Request, num_left: int, due_s: float) -> _Stream:
+        """Args: due_s: when its token of step 0 is due by its pace."""
+        pace = self._paces.get(request.slo)
+        if pace is None:
+            pace = self._paces[request.slo] = _Pace(request.slo)
+        last_step = self._num_done + num_left
+        pace.add(due_s, last_step)
+        num_tokens = request.num_expected_tokens
+        self.shape.add_decode(num_tokens)
+        return _Stream(last_step, num_tokens - self._num_done, pace)
 
 
 def _num_left(request: Request) -> int:

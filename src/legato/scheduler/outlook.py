@@ -32,17 +32,21 @@ class Outlook:
         self._max_model_len = max_model_len
 
     def ttft_s(self, now_s: float) -> tuple[float, float]:
-        """Of a prompt without tokens, and by how many seconds each token makes it later."""
-        shortest_s, long_s = self._of(1, now_s), self._of(self._long, now_s)
-        if shortest_s is None or long_s is None or self._long == 1:
-            return shortest_s or 0.0, 0.0
+        """The seconds that a prompt without tokens waits, and how many more each token takes."""
+        shortest, long = self._request(1, now_s), self._request(self._long, now_s)
+        found = self._forecast.two_ttfts_s(shortest, long, now_s, _HORIZON_S)
+        if found is None:
+            return 0.0, 0.0
+        shortest_s, long_s = found
+        if self._long == 1:
+            return shortest_s, 0.0
         return shortest_s, max(0.0, long_s - shortest_s) / (self._long - 1)
 
     def itl_s(self, now_s: float) -> tuple[float, float]:
         """Of a step of the streams' tokens alone, with one stream more, and of each beyond it."""
         return self._forecast.stream_step_s(now_s, self._long) or (0.0, 0.0)
 
-    def _of(self, num_tokens: int, now_s: float) -> float | None:
+    def _request(self, num_tokens: int, now_s: float) -> Request:
         tenant = self._queues.most_waiting()
         message = AddRequest(
             request_id="",
@@ -51,5 +55,4 @@ class Outlook:
             service=ServiceParams(tenant=NEWCOMER if tenant is None else tenant.name),
             arrival_time_s=now_s,
         )
-        request = Request(message, self._slo, self._max_model_len)
-        return self._forecast.ttft_s(request, now_s, _HORIZON_S)
+        return Request(message, self._slo, self._max_model_len)

@@ -1,11 +1,11 @@
 """Where the requests are: waiting for admission, or running."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 from legato.core.request import Request
-from legato.scheduler.fair_queue import FairQueue, is_lates_turn
+from legato.scheduler.fair_queue import Ahead, FairQueue, is_lates_turn
 from legato.scheduler.order import LATE, PREEMPTED, Order, Rank, rank
 from legato.scheduler.tenants import Tenant, Tenants
 
@@ -66,9 +66,9 @@ class Queues:
 
     def add(self, request: Request) -> None:
         """Let a request wait, at the place that its rank now gives it."""
-        self.tenant(request).count(waiting=1)
+        tenant, request.rank = self.tenant(request), self._rank(request)  # these may raise
+        tenant.count(waiting=1)
         self._waiting[request.request_id] = request
-        request.rank = self._rank(request)
         self._fair[request.is_best_effort].add(request)
 
     def next_waiting(self, *, best_effort: bool) -> Request | None:
@@ -97,14 +97,10 @@ class Queues:
         return min(filter(None, waiting), key=lambda tenant: tenant.counter_s, default=None)
 
     def waiting_before(
-        self, request: Request, cost_s: Callable[[Request], float]
-    ) -> Iterator[Request]:
-        """Those that wait with a promise and would go before a request that is about to."""
-        return self._fair[False].before(request, self._rank(request), cost_s)
-
-    def num_waiting_before(self, request: Request) -> int:
-        """About how many `waiting_before` yields."""
-        return self._fair[False].num_before(request, self._rank(request))
+        self, request: Request, cost_s: Callable[[Request], float], most: int
+    ) -> Ahead:
+        """Return the waiting requests with a promise that would go before a request to come."""
+        return self._fair[False].ahead(request, self._rank(request), cost_s, most)
 
     def has_late(self, tenant: Tenant) -> bool:
         """Whether requests of a tenant wait that have a promise and are late."""
@@ -140,9 +136,9 @@ class Queues:
 
     def rerank(self, request: Request) -> None:
         """Give a waiting request the place that its rank has come to be."""
-        queue = self._fair[request.is_best_effort]
+        queue, new_rank = self._fair[request.is_best_effort], self._rank(request)
         queue.remove(request)
-        request.rank = self._rank(request)
+        request.rank = new_rank
         queue.add(request)
 
     def admit(self, request: Request) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
+from legato.core.containment import Containment
 from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
@@ -81,6 +82,7 @@ class Scheduler:
 
     Attributes:
         broken_promise: as in `SchedulerStats`.
+        containment: of what the bookkeeping of one request raises.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Scheduler:
     ) -> None:
         assert config.max_num_batched_tokens is not None
         assert config.prefill_order is not None
+        self.containment = Containment()
         self._max_model_len = max_model_len
         self._kv = kv
         self._step_time = step_time or StepTimeModel()
@@ -232,17 +235,37 @@ class Scheduler:
         """Take new requests, aborts and blocks that arrived; returns the ends known at once."""
         outputs: list[RequestOutput] = []
         for event in events:
-            match event:
-                case AddRequest():
-                    outputs += self._add(event, now_s)
-                case AbortRequest():
-                    outputs += self._abort(event.request_id)
-                case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
-                    num_new = self._kv.note_arrived(request_id, num_tokens)
-                    self._fetch_time.observe(num_new, event.read_s)
-                    if event.is_over:
-                        self._kv.end_arrival(request_id)
+            is_known = isinstance(event, AddRequest) or event.request_id in self._queues
+            try:
+                self._take(event, now_s, outputs)
+            except Exception as error:
+                self.containment.note(f"{type(event).__name__} of {event.request_id}", error)
+                if is_known:
+                    outputs.append(self.fail(event.request_id, error))
         return outputs
+
+    def fail(self, request_id: str, error: Exception) -> RequestOutput:
+        """End a request whose bookkeeping raised, wherever it was; returns its end."""
+        request = self._queues.get(request_id)
+        if request is not None:
+            self._end(request)
+        return RequestOutput(
+            request_id=request_id,
+            finish_reason=FinishReason.ERROR,
+            error=f"internal error: {type(error).__name__}: {error}",
+        )
+
+    def _take(self, event: Event, now_s: float, outputs: list[RequestOutput]) -> None:
+        match event:
+            case AddRequest():
+                self._add(event, now_s, outputs)
+            case AbortRequest():
+                outputs += self._abort(event.request_id)
+            case BlocksArrived(request_id=request_id, num_tokens=num_tokens):
+                num_new = self._kv.note_arrived(request_id, num_tokens)
+                self._fetch_time.observe(num_new, event.read_s)
+                if event.is_over:
+                    self._kv.end_arrival(request_id)
 
     def plan(self, now_s: float) -> StepPlan | None:
         """Pick the chunks of the next step.
@@ -297,26 +320,30 @@ class Scheduler:
             request = running.get(chunk.request_id)
             if request is None:
                 continue  # it ended while this was in flight
-            done = chunks.get(chunk.request_id)
-            if done is not None:
-                request.num_computed_tokens = chunk.start + done.num_tokens
-                share(request)
-            if request.finish_reason is not None:
-                outputs.append(_ended(request.request_id, request.finish_reason))
-            elif done is not None:
-                output = self._take_tokens(request, done, now_s)
-                if output is not None:
-                    outputs.append(output)
-            else:
-                outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
-            if request.finish_reason is not None:
-                self._end(request)
-            elif (
-                done is None
-                or done.num_tokens != chunk.num_tokens
-                or len(done.token_ids) != chunk.num_samples
-            ):
-                request.settle()  # nothing is planned behind what may come out otherwise
+            try:
+                done = chunks.get(chunk.request_id)
+                if done is not None:
+                    request.num_computed_tokens = chunk.start + done.num_tokens
+                    share(request)
+                if request.finish_reason is not None:
+                    outputs.append(_ended(request.request_id, request.finish_reason))
+                elif done is not None:
+                    output = self._take_tokens(request, done, now_s)
+                    if output is not None:
+                        outputs.append(output)
+                else:
+                    outputs += self._take_fault(request, chunk, result.faults[chunk.request_id])
+                if request.finish_reason is not None:
+                    self._end(request)
+                elif (
+                    done is None
+                    or done.num_tokens != chunk.num_tokens
+                    or len(done.token_ids) != chunk.num_samples
+                ):
+                    request.settle()  # nothing is planned behind what may come out otherwise
+            except Exception as error:
+                self.containment.note(f"the result of {chunk.request_id}", error)
+                outputs.append(self.fail(chunk.request_id, error))
         return outputs
 
     def note_way(self, later_s: float) -> None:
@@ -417,7 +444,7 @@ class Scheduler:
         is_cut = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
         return fault.is_out_of_memory and is_cut
 
-    def _add(self, message: AddRequest, now_s: float) -> list[RequestOutput]:
+    def _add(self, message: AddRequest, now_s: float, outputs: list[RequestOutput]) -> None:
         assert message.request_id not in self._queues, "request ids are unique"
         slo = self._classes[message.service.slo_class]
         request = Request(message, slo, self._max_model_len)
@@ -429,10 +456,11 @@ class Scheduler:
         refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
         if refusal is not None:
             tenant.count_refused()
-            return [refusal]
-        outputs = [] if message.is_rerun else self._make_room(request, begins_s)
+            outputs.append(refusal)
+            return
+        if not message.is_rerun:
+            outputs += self._make_room(request, begins_s)
         self._queues.add(request)
-        return outputs
 
     def _make_room(self, request: Request, now_s: float) -> list[RequestOutput]:
         """Where the queue is full, refuse what another tenant has too much of in it."""
@@ -529,9 +557,15 @@ class Scheduler:
         )
 
     def _end(self, request: Request) -> None:
-        self._queues.remove(request)
-        self._kv.release(request)
-        self._forget(request)
+        """Release all that a request has: each part, even if another raises."""
+        parts = (self._queues.remove, self._kv.release, self._forget, self._note_end)
+        for release in parts:
+            try:
+                release(request)
+            except Exception as error:
+                self.containment.note(f"the release of {request.request_id}", error)
+
+    def _note_end(self, request: Request) -> None:
         if request.num_output_tokens:
             self._lengths.observe(request.num_output_tokens)
         if request.request_id in self._known_to_executor:

@@ -11,6 +11,7 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.kv_events import KVEvent
+from legato.core.kv_transfer import BlocksArrived
 from legato.core.outputs import RequestOutput
 from legato.core.plan import BlockMove, Fault, StepPlan, StepResult
 from legato.core.replica_state import ReplicaState
@@ -87,6 +88,7 @@ class EngineLoop:
         self._waits_for_blocks = False  # when it last looked
         self._landed_s: float | None = None  # when a step had, if another was in flight
         self._scheduler = scheduler
+        self._containment = scheduler.containment
         self._kv = kv
         self._executor = executor
         self._in_flight: deque[_Flight] = deque()
@@ -97,7 +99,8 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would bring something: not while all wait for blocks from elsewhere."""
-        if self.grammars.has_ready or (self.transfers is not None and self.transfers.has_news):
+        has_news = self.transfers is not None and self.transfers.has_news
+        if has_news or self.grammars.has_ready or self._kv.has_untold_blocks:
             return True
         return self._scheduler.has_work and not self._waits_for_blocks
 
@@ -126,15 +129,18 @@ class EngineLoop:
         return EngineStats(
             **msgspec.structs.asdict(self._scheduler.stats),
             num_failed_steps=self._num_failed_steps,
+            num_contained_errors=self._containment.num_errors,
             kv_usage=self._kv.usage,
             num_cached_blocks=self._kv.num_cached_blocks,
             transfer=None if self.transfers is None else self.transfers.stats,
         )
 
     @property
-    def state(self) -> ReplicaState:
-        """See `Scheduler.state`."""
-        return self._scheduler.state(self._clock())
+    def state(self) -> ReplicaState | None:
+        """See `Scheduler.state`; None where telling it raised."""
+        with self._containment.containing("telling the state"):
+            return self._scheduler.state(self._clock())
+        return None
 
     def reconfigure(self, config: SchedulerConfig) -> None:
         """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""
@@ -143,7 +149,8 @@ class EngineLoop:
 
     def note_way(self, later_s: float) -> None:
         """See `Scheduler.note_way`."""
-        self._scheduler.note_way(later_s)
+        with self._containment.containing("learning of deliveries"):
+            self._scheduler.note_way(later_s)
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to keep all records; what has not been taken by then is dropped."""
@@ -155,11 +162,21 @@ class EngineLoop:
 
     def watch_cache(self) -> None:
         """See `KVCacheManager.watch`."""
-        self._kv.watch()
+        with self._containment.containing("the watch of the cache"):
+            self._kv.watch()
 
     def take_kv_events(self) -> list[KVEvent]:
         """What became of cached blocks since the last time, where that is watched."""
-        return self._kv.take_events()
+        with self._containment.containing("the watch of the cache"):
+            return self._kv.take_events()
+        return []
+
+    def fail(self, request_id: str, error: Exception) -> RequestOutput:
+        """See `Scheduler.fail`; the error is noted."""
+        self._containment.note(f"the delivery of {request_id}", error)
+        output = self._scheduler.fail(request_id, error)
+        self._note_outputs([output], self._clock())
+        return output
 
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
         """Take in `events`; returns the ends that are known without a step."""
@@ -168,12 +185,26 @@ class EngineLoop:
             self.transfers.note_events(events)
             events = [*events, *self.transfers.take_arrived(now_s)]
             self._recorder.note_fetched(self.transfers.take_fetched())
-        self._recorder.note_events(events, now_s)
-        passed, outputs = self.grammars.hold_back(events)
+        outputs = self._pass_on([], now_s)  # requests whose grammars are ready
+        for event in events:
+            outputs += self._take(event, now_s)
         self._recorder.note_grammars(self.grammars.take_compile_s(), now_s)
-        outputs += self._scheduler.apply(passed, now_s)
         self._note_outputs(outputs, now_s)
         return outputs
+
+    def _take(self, event: Event, now_s: float) -> list[RequestOutput]:
+        try:
+            self._recorder.note_events([event], now_s)
+            return self._pass_on([event], now_s)
+        except Exception as error:
+            self._containment.note(f"{type(event).__name__} of {event.request_id}", error)
+            if isinstance(event, BlocksArrived):
+                return []  # the request may have ended before
+            return [self._scheduler.fail(event.request_id, error)]
+
+    def _pass_on(self, events: Sequence[Event], now_s: float) -> list[RequestOutput]:
+        passed, outputs = self.grammars.hold_back(events)
+        return outputs + self._scheduler.apply(passed, now_s)
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
         """Take in `events`, keep the executor busy, and return what the oldest step brought.
@@ -255,10 +286,13 @@ class EngineLoop:
         return outputs
 
     def _note_outputs(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
-        self._recorder.note_outputs(outputs, now_s)
-        self.grammars.forget(outputs)
+        with self._containment.containing("the record of outputs"):
+            self._recorder.note_outputs(outputs, now_s)
+        with self._containment.containing("the end of grammars"):
+            self.grammars.forget(outputs)
         if self.transfers is not None:
-            self.transfers.note_ends(outputs)
+            with self._containment.containing("the end of transfers"):
+                self.transfers.note_ends(outputs)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
         """End the requests to blame for a step that failed, and no others.

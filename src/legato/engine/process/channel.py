@@ -73,8 +73,12 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Raises `ChannelClosedError` if nobody listens any more."""
+        self.send_frame(pack_frame(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """The same with a frame that was made before."""
         try:
-            self._socket.sendall(pack_frame(message))
+            self._socket.sendall(frame)
         except OSError as error:
             raise ChannelClosedError from error
 

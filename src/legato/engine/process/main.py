@@ -15,11 +15,12 @@ import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.garbage import uncollected
+from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineFaultError
-from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.channel import Channel, ChannelClosedError, pack_frame
 from legato.engine.process.messages import (
     Control,
     Delivered,
@@ -93,9 +94,26 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
         except EngineFaultError as error:
             channel.send(EngineFailed(str(error), is_user_error=False))
             return 1
-        channel.send(
-            StepOutputs(outputs, engine.stats, engine.take_records(), engine.take_kv_events())
-        )
+        _deliver(outputs, engine, channel)
+
+
+def _deliver(outputs: list[RequestOutput], engine: "EngineLoop", channel: Channel) -> None:
+    """Send what a step brought; a request ends whose output goes into no frame."""
+    records, kv_events = engine.take_records(), engine.take_kv_events()
+    try:
+        frame = pack_frame(StepOutputs(outputs, engine.stats, records, kv_events))
+    except Exception:
+        outputs = [_packable(output, engine) for output in outputs]
+        frame = pack_frame(StepOutputs(outputs, engine.stats, kv_events=kv_events))
+    channel.send_frame(frame)
+
+
+def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
+    try:
+        pack_frame(output)
+    except Exception as error:
+        return engine.fail(output.request_id, error)
+    return output
 
 
 def _model_builder() -> Build:

@@ -154,9 +154,9 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateTold(msgspec.Struct, frozen=True, tag=True):
-    """As `TellState` asked for."""
+    """As `TellState` asked for; None where the engine failed to tell it."""
 
-    state: ReplicaState
+    state: ReplicaState | None
 
 
 FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold

@@ -172,7 +172,7 @@ class EngineSupervisor:
                     case StepAnnounced(begun):
                         self._listener.note_begun(begun)
                     case StateTold(state):
-                        self._tell(state)
+                        self._tell(state or EngineDeadError("the engine cannot tell its state"))
                     case StepOutputs():
                         self._listener.take_step(step)
         finally:

@@ -117,6 +117,12 @@ def declare_engine_metrics(
         lambda: stats().num_failed_steps,
         own=True,
     )
+    steps.read_counter(
+        "num_contained_errors",
+        "Errors of bookkeeping, each of which ended one request; the log has their tracebacks.",
+        lambda: stats().num_contained_errors,
+        own=True,
+    )
 
     requests = registry.section("Requests")
     requests.read_gauge(
