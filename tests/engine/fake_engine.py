@@ -29,6 +29,7 @@ from legato.engine.process.messages import (
     SetRecording,
     StateTold,
     StepOutputs,
+    Taken,
     TellState,
 )
 
@@ -60,6 +61,7 @@ def main(script: Path, fd: int) -> int:
     while True:
         for message in channel.receive(wait_s=None):
             if isinstance(message, AddRequest):
+                channel.send(Taken(1))
                 serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
             elif isinstance(message, TellState):
                 budget = config.scheduler.max_num_batched_tokens

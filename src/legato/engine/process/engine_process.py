@@ -6,13 +6,16 @@ import logging
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
+
+import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, advice
-from legato.core.request import Event
+from legato.core.request import AbortRequest, AddRequest, Event
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import FrameDecoder, pack_frame
 from legato.engine.process.child_process import ChildProcess
@@ -25,7 +28,9 @@ from legato.engine.process.messages import (
     StateTold,
     StepAnnounced,
     StepOutputs,
+    Taken,
 )
+from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
 from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
@@ -60,6 +65,8 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
+        self._pending = PendingRequests[AddRequest]()
+        self._sent = deque[int]()  # prompt tokens of requests that the engine has yet to take in
         self._started_s = time.monotonic()
         self._info: EngineInfo | None = None
         self.loading_s = 0.0
@@ -128,9 +135,24 @@ class EngineProcess:
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
         raise AssertionError(f"not what an engine begins with: {messages[0]!r}")
 
-    def send(self, event: Event | Control) -> None:
-        """To a process that is gone, nothing is sent."""
-        self._writer.write(pack_frame(event))
+    def send(self, event: Event | Control) -> bool:
+        """Send a message; to a process that is gone, nothing is sent.
+
+        Requests are sent by their tenants' turns, as many at a time as the engine takes in between
+        two steps, so that an abort is always among the next messages that the engine reads.
+
+        Returns:
+            Whether the engine will hear of it: not of a request that is aborted before it was sent.
+        """
+        match event:
+            case AddRequest():
+                self._pending.add(event, event)
+                self._send_pending()
+            case AbortRequest(request_id=request_id) if self._pending.drop(request_id):
+                return False
+            case _:
+                self._writer.write(pack_frame(event))
+        return True
 
     async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold]:
         """What each step brought, and where asked for that it begins, until the process ends.
@@ -140,12 +162,27 @@ class EngineProcess:
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):
-                    if isinstance(message, EngineFailed):
-                        logger.error("the engine gives up: %s", message.error)
-                    else:
-                        yield message
+                    match message:
+                        case EngineFailed():
+                            logger.error("the engine gives up: %s", message.error)
+                        case Taken(num_requests):
+                            for _ in range(num_requests):
+                                self._sent.popleft()
+                            self._send_pending()
+                        case StepOutputs(stats=stats) if self._pending:
+                            num_waiting = stats.num_waiting + len(self._pending)
+                            stats = msgspec.structs.replace(stats, num_waiting=num_waiting)
+                            yield msgspec.structs.replace(message, stats=stats)
+                        case _:
+                            yield message
         except OSError as error:
             logger.error("lost the connection to the engine process: %s", error)
+
+    def _send_pending(self) -> None:
+        num_tokens = sum(self._sent)
+        for request in self._pending.take(MAX_SENT - len(self._sent), MAX_SENT_TOKENS - num_tokens):
+            self._sent.append(len(request.prompt_token_ids))
+            self._writer.write(pack_frame(request))
 
     async def close(self) -> str:
         """End the process, if it still runs; returns how it ended.

@@ -33,6 +33,7 @@ from legato.engine.process.messages import (
     StateTold,
     StepAnnounced,
     StepOutputs,
+    Taken,
     TellState,
     WatchCache,
 )
@@ -84,6 +85,9 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
         if TellState() in messages:
             channel.send(StateTold(engine.state))
             messages = [message for message in messages if message != TellState()]
+        num_requests = sum(isinstance(message, AddRequest) for message in messages)
+        if num_requests:
+            channel.send(Taken(num_requests))  # before the step, so that more come beside it
         if not messages and not engine.has_work:
             engine.use_idle_time()
             continue

@@ -130,6 +130,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_user_error: bool
 
 
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """The engine has taken in so many of the requests that it was sent; more may follow."""
+
+    num_requests: int
+
+
 class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
     """A step is about to be computed; told where that was asked for."""
 
@@ -156,4 +162,4 @@ class StateTold(msgspec.Struct, frozen=True, tag=True):
     state: ReplicaState
 
 
-FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold
+FromEngine = EngineReady | EngineFailed | Taken | StepAnnounced | StepOutputs | StateTold

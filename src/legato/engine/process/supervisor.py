@@ -10,15 +10,18 @@ import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
 from legato.core.replica_state import ReplicaState
-from legato.core.request import Event
-from legato.core.step_record import StepBegun
+from legato.core.request import AbortRequest, Event
+from legato.core.stats import EngineStats
+from legato.core.step_record import RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
     EngineInfo,
     Reconfigure,
+    SetRecording,
     StateTold,
     StepAnnounced,
     StepOutputs,
@@ -86,6 +89,8 @@ class EngineSupervisor:
         self._listener = listener
         self._timeout_s = timeout_s
         self._engine: EngineProcess | None = engine  # None while there is none
+        self._stats = EngineStats()  # as of the latest step
+        self._is_recording = False
         self._has_spoken = False  # since it was last checked for hanging
         self._restarts = Restarts(engine.loading_s)
         self._asking: list[asyncio.Future[ReplicaState]] = []
@@ -111,8 +116,13 @@ class EngineSupervisor:
 
     def send(self, message: Event | Control) -> None:
         """Where there is no engine just now, nothing is sent."""
-        if self._engine is not None:
-            self._engine.send(message)
+        if self._engine is None:
+            return
+        if isinstance(message, SetRecording):
+            self._is_recording = message.is_on
+        if not self._engine.send(message) and self._is_recording:
+            assert isinstance(message, AbortRequest)
+            self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
 
     def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
         """Have the engine, and those after it, plan by other settings.
@@ -163,6 +173,7 @@ class EngineSupervisor:
     async def _follow(self, engine: EngineProcess) -> None:
         """Pass on what the engine tells, until it ends."""
         self._engine = engine
+        self._stats, self._is_recording = EngineStats(), False
         self._listener.engine_is_ready(engine.info)
         watching = asyncio.create_task(self._end_if_it_hangs(engine))
         try:
@@ -174,6 +185,7 @@ class EngineSupervisor:
                     case StateTold(state):
                         self._tell(state)
                     case StepOutputs():
+                        self._stats = step.stats
                         self._listener.take_step(step)
         finally:
             watching.cancel()
@@ -225,6 +237,18 @@ class EngineSupervisor:
         self.is_alive = False
         self.death = reason
         self._listener.engine_is_given_up(reason)
+
+
+def _aborted(request_id: str) -> RequestEnded:
+    """The record of a request that was aborted before the engine had been sent it."""
+    return RequestEnded(
+        request_id=request_id,
+        ended_s=time.monotonic(),
+        finish_reason=FinishReason.ABORT,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        error=None,
+    )
 
 
 class Restarts:
