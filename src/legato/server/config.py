@@ -165,7 +165,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     ] = 2048
     max_stored_responses: Annotated[
         Count,
-        _limit("answers of /v1/responses that are kept for later turns; then the oldest goes"),
+        _limit("answers of /v1/responses that are kept for later turns"),
     ] = 1024
     max_stored_bytes: Annotated[
         Count, _limit("that those may take up together", name="max-stored-size")

@@ -288,7 +288,7 @@ async def create_chat_completion(
         context.engine.vocabulary,
         asked,
         prompts[0],
-        answer_id=f"chatcmpl-{arrival.request_id}",
+        answer_id=f"chatcmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
         ticket=tickets.told(transfer),

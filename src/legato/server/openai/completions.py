@@ -187,7 +187,7 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         context.engine.vocabulary,
         asked,
         job,
-        answer_id=f"cmpl-{arrival.request_id}",
+        answer_id=f"cmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
         ticket=tickets.told(transfer),

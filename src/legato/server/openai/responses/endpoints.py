@@ -147,7 +147,7 @@ def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: Respo
     items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
 
     def keep(body: bytes) -> bool:
-        response_id = f"resp_{arrival.request_id}"
+        response_id = f"resp_{arrival.answer_id}"
         response = StoredResponse(response_id, body, items, terms.previous_response_id)
         return store.put(arrival.tenant, response)
 
