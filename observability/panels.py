@@ -350,6 +350,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "preemptions": rate("legato:num_preemptions_total"),
                 "failed steps": rate("legato:num_failed_steps_total"),
                 "engine restarts": rate("legato:num_engine_restarts_total"),
+                "stuck processes": rate("legato:num_stuck_processes_total"),
             },
         ),
     ),

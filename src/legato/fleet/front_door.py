@@ -91,7 +91,7 @@ class FrontDoor:
                 trust_request_chat_template=server_config.trust_request_chat_template,
             )
         )
-        metrics = metrics_of(self._engine, server_config)
+        metrics = metrics_of(self._engine, self._text, server_config)
         self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
         self._behind_proxy = BehindProxy(app)

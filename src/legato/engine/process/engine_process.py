@@ -17,7 +17,7 @@ from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, advice
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.engine.errors import EngineDeadError
-from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.engine.process.channel import FrameDecoder, Pong, pack_frame
 from legato.engine.process.child_process import ChildProcess
 from legato.engine.process.messages import (
     Control,
@@ -31,6 +31,7 @@ from legato.engine.process.messages import (
     Taken,
 )
 from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
+from legato.engine.process.pulse import TICK_S, Pulse
 from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ _PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
+_MAX_SILENT_LOADING = 300
+"""As of `Pulse`: a disk, or ranks that load more, may be slow."""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
@@ -112,6 +115,7 @@ class EngineProcess:
             EngineDeadError: the process died while loading.
         """
         messages: list[Any] = []
+        watching = asyncio.create_task(self._end_if_it_stops())
         try:
             while not messages:
                 data = await self._reader.read(_READ_BYTES)
@@ -123,6 +127,8 @@ class EngineProcess:
             if address_space_bytes() is not None:
                 reason += f", perhaps for want of memory: {advice()}"
             raise EngineDeadError(reason) from lost
+        finally:
+            watching.cancel()
         match messages[0]:
             case EngineReady(info):
                 self._info = info
@@ -154,10 +160,10 @@ class EngineProcess:
                 self._writer.write(pack_frame(event))
         return True
 
-    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold]:
+    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold | Pong]:
         """What each step brought, and where asked for that it begins, until the process ends.
 
-        And in what state the engine is, likewise.
+        And in what state the engine is, and that it answers, likewise.
         """
         try:
             while data := await self._reader.read(_READ_BYTES):
@@ -177,6 +183,15 @@ class EngineProcess:
                             yield message
         except OSError as error:
             logger.error("lost the connection to the engine process: %s", error)
+
+    async def _end_if_it_stops(self) -> None:
+        """Kill the process once it has computed nothing for very long, while it is loading."""
+        pulse = Pulse(self.pid, _MAX_SILENT_LOADING)
+        while not pulse.is_stuck:
+            await asyncio.sleep(TICK_S)
+            pulse.tick()
+        logger.error("the engine process computes nothing while it is to load: it is killed")
+        self.abandon()
 
     def _send_pending(self) -> None:
         num_tokens = sum(self._sent)

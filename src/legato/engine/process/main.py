@@ -19,7 +19,7 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineFaultError
-from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong
 from legato.engine.process.messages import (
     Control,
     Delivered,
@@ -82,6 +82,9 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     channel.send(EngineReady(info))
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
+        if Ping() in messages:
+            channel.send(Pong())
+            messages = [message for message in messages if message != Ping()]
         if TellState() in messages:
             channel.send(StateTold(engine.state))
             messages = [message for message in messages if message != TellState()]

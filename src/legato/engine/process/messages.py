@@ -11,6 +11,7 @@ from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.process.channel import Ping, Pong
 from legato.model.vocabulary import Vocabulary
 
 ANY_NAME = "*"
@@ -55,7 +56,14 @@ class WatchCache(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = (
-    SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState | WatchCache
+    SetRecording
+    | SetAnnouncing
+    | Reconfigure
+    | Delivered
+    | KnowVocabulary
+    | TellState
+    | WatchCache
+    | Ping
 )
 
 
@@ -162,4 +170,4 @@ class StateTold(msgspec.Struct, frozen=True, tag=True):
     state: ReplicaState
 
 
-FromEngine = EngineReady | EngineFailed | Taken | StepAnnounced | StepOutputs | StateTold
+FromEngine = EngineReady | EngineFailed | Pong | Taken | StepAnnounced | StepOutputs | StateTold

@@ -16,6 +16,7 @@ from legato.core.request import AbortRequest, Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
+from legato.engine.process.channel import Ping, Pong
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
@@ -27,6 +28,7 @@ from legato.engine.process.messages import (
     StepOutputs,
     TellState,
 )
+from legato.engine.process.pulse import TICK_S, Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class EngineSupervisor:
 
     Attributes:
         config: what the next engine is started with.
+        num_stuck: engines that were killed because they neither answered nor computed.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
     """
@@ -83,6 +86,7 @@ class EngineSupervisor:
         program: Sequence[str] | None = None,
     ) -> None:
         self.config = config
+        self.num_stuck = 0
         self._program = program
         self.is_alive = True
         self.death = ""
@@ -92,6 +96,7 @@ class EngineSupervisor:
         self._stats = EngineStats()  # as of the latest step
         self._is_recording = False
         self._has_spoken = False  # since it was last checked for hanging
+        self._pulse = Pulse(engine.pid)
         self._restarts = Restarts(engine.loading_s)
         self._asking: list[asyncio.Future[ReplicaState]] = []
         self._running = asyncio.create_task(self._keep_running(engine))
@@ -99,6 +104,11 @@ class EngineSupervisor:
     @property
     def num_restarts(self) -> int:
         return self._restarts.count
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the engine may be stuck, and is about to be killed."""
+        return self._engine is not None and self._pulse.is_suspect
 
     @property
     def engine_pid(self) -> int | None:
@@ -175,10 +185,15 @@ class EngineSupervisor:
         self._engine = engine
         self._stats, self._is_recording = EngineStats(), False
         self._listener.engine_is_ready(engine.info)
-        watching = asyncio.create_task(self._end_if_it_hangs(engine))
+        self._pulse = Pulse(engine.pid)
+        watching = [
+            asyncio.create_task(watch(engine))
+            for watch in (self._end_if_it_hangs, self._end_if_it_stops)
+        ]
         try:
             async for step in engine.steps():
-                self._has_spoken = True
+                self._pulse.note_answer()
+                self._has_spoken |= not isinstance(step, Pong)
                 match step:
                     case StepAnnounced(begun):
                         self._listener.note_begun(begun)
@@ -188,7 +203,8 @@ class EngineSupervisor:
                         self._stats = step.stats
                         self._listener.take_step(step)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             self._engine = None
             self._tell(EngineDeadError("the engine process died when it was asked"))
             status = await engine.close()
@@ -217,6 +233,16 @@ class EngineSupervisor:
             self._listener.num_unfinished,
             self._timeout_s,
         )
+        engine.abandon()
+
+    async def _end_if_it_stops(self, engine: EngineProcess) -> None:
+        """Kill an engine that neither answers nor computes: one in a long step computes."""
+        while not self._pulse.is_stuck:
+            await asyncio.sleep(TICK_S)
+            engine.send(Ping())
+            self._pulse.tick()
+        logger.error("the engine process neither answers nor computes: it is killed")
+        self.num_stuck += 1
         engine.abandon()
 
     async def _start_again(self) -> EngineProcess:

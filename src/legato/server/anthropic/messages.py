@@ -117,7 +117,7 @@ class MessagesFormat:
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer a turn of a conversation."""
-    asked, prompts = await context.text.generation("messages", body)
+    asked, prompts = await context.text.generation("messages", body, arrival.tenant)
     job = Job.of(
         asked,
         prompts,
@@ -133,6 +133,6 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
     openapi_extra=takes(CountTokensRequest),
     responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
 )
-async def count_tokens(body: JsonBytes, context: ContextDep) -> Response:
+async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """How many tokens the prompt of a conversation has."""
-    return pieces_response(await context.text.answer("count_tokens", body))
+    return pieces_response(await context.text.answer("count_tokens", body, arrival.tenant))

@@ -281,7 +281,7 @@ async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    asked, prompts = await context.text.generation("chat", body)
+    asked, prompts = await context.text.generation("chat", body, arrival.tenant)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     answer_format = ChatFormat(
