@@ -351,6 +351,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "failed steps": rate("legato:num_failed_steps_total"),
                 "contained errors": rate("legato:num_contained_errors_total"),
                 "engine restarts": rate("legato:num_engine_restarts_total"),
+                "stuck processes": rate("legato:num_stuck_processes_total"),
             },
         ),
     ),

@@ -38,7 +38,7 @@ class _TextInThisProcess:
             no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving
         )
 
-    async def generation(self, kind: Kind, body: bytearray) -> None:
+    async def generation(self, kind: Kind, body: bytearray, tenant: None) -> None:  # noqa: ARG002
         list(self._reader.read(kind, bytes(body)))
 
     answer = outcome = generation

@@ -18,7 +18,7 @@ from legato.core.config import EngineConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
-from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong
 from legato.engine.process.messages import (
     CacheInfo,
     EngineFailed,
@@ -29,6 +29,7 @@ from legato.engine.process.messages import (
     SetRecording,
     StateTold,
     StepOutputs,
+    Taken,
     TellState,
 )
 
@@ -46,7 +47,7 @@ INFO = EngineInfo(
 def main(script: Path, fd: int) -> int:
     channel = Channel(
         socket.socket(fileno=fd),
-        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure | TellState,
+        EngineConfig | AddRequest | AbortRequest | SetRecording | Reconfigure | TellState | Ping,
     )
     [config] = channel.receive(wait_s=None)
     life, *later = script.read_text().splitlines()
@@ -60,7 +61,10 @@ def main(script: Path, fd: int) -> int:
     while True:
         for message in channel.receive(wait_s=None):
             if isinstance(message, AddRequest):
+                channel.send(Taken(1))
                 serve(channel, message.request_id, config.scheduler.max_num_batched_tokens)
+            elif isinstance(message, Ping):
+                channel.send(Pong())
             elif isinstance(message, TellState):
                 budget = config.scheduler.max_num_batched_tokens
                 state = ReplicaState(num_blocks=budget, num_free_blocks=0, block_size=1)

@@ -13,6 +13,7 @@ from legato.engine.process.messages import (
     EngineFailed,
     EngineReady,
     FromEngine,
+    Taken,
 )
 from legato.engine.startup import build
 from tests.engine.fake_engine import INFO
@@ -32,7 +33,11 @@ def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.Mo
         assert msgspec.structs.replace(ready.info, start_s={}) == INFO
         assert "imports" in ready.info.start_s
         ours.sendall(pack_frame(request("a", 8)))
-        [failed] = channel.receive(wait_s=None)
+        messages = channel.receive(wait_s=None)
+        if len(messages) == 1:
+            messages += channel.receive(wait_s=None)
+        taken, failed = messages
+        assert taken == Taken(1)
         assert isinstance(failed, EngineFailed)
         assert "no device" in failed.error
         assert ending.result(10) == 1

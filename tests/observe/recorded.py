@@ -80,6 +80,7 @@ def answer_record(
     """A streamed answer of one completion, with the tokens that were sent at these times."""
     return AnswerRecord(
         http_id="abc",
+        answer_id="def",
         operation="chat",
         is_streamed=True,
         request_ids={0: request_id},

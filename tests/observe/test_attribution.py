@@ -384,7 +384,7 @@ def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> 
     trace = JsonlTrace(path, HEADER)
     trace.write([*records, answered(records, "1")])
     trace.close()
-    stories = [read_story(path, asked) for asked in ("1", "abc", "chatcmpl-abc")]
+    stories = [read_story(path, asked) for asked in ("1", "abc", "def", "chatcmpl-def")]
     for story in stories:
         assert story.request_id == "1"
         assert story.answer == answered(records, "1")
@@ -397,5 +397,5 @@ def test_a_story_is_read_by_any_of_its_ids_and_told_in_words(tmp_path: Path) -> 
     assert "90 prompt tokens" in text
     assert "filled the token budget" in text
     assert "others' prompts: 2 (" in text
-    with pytest.raises(ConfigError, match="no request 'def'"):
-        read_story(path, "def")
+    with pytest.raises(ConfigError, match="no request 'chatcmpl-abc'"):
+        read_story(path, "chatcmpl-abc")

@@ -1,9 +1,5 @@
 """Each number that bounds a request: what it allows is served, and one more is refused."""
 
-import asyncio
-import socket
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -12,7 +8,6 @@ from scripts.api_reference import limits
 
 from legato.core import sampling_params, slo
 from legato.core.config import DEFAULT_MODEL
-from legato.engine.errors import OverloadedError
 from legato.model.source import resolve_source
 from legato.model.tokenizer import load_tokenizer
 from legato.server.limits import (
@@ -23,11 +18,7 @@ from legato.server.limits import (
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
     MAX_NAME_CHARS,
-    MAX_READERS,
-    MAX_WAITING_BYTES,
 )
-from legato.server.text.lane import Lane
-from legato.server.text.reader_process import ReaderProcess
 
 
 def _entries(number: int) -> dict[str, int]:
@@ -148,34 +139,3 @@ def test_an_answer_is_bounded(http: httpx.Client) -> None:
     refused = http.post("/detokenize", json={"tokens": [token_id] * (most + 100)})
     assert refused.status_code == 400
     assert str(MAX_ANSWER_BYTES) in refused.json()["error"]["message"]
-
-
-async def test_bodies_that_wait_are_bounded() -> None:
-    """Behind readers all of which are busy; alone, a body of any size may wait."""
-
-    async def fork() -> ReaderProcess:
-        return await anext(readers)
-
-    async def made() -> AsyncGenerator[ReaderProcess]:
-        for number in range(MAX_READERS):
-            ours, theirs = socket.socketpair()
-            theirs.close()
-            yield ReaderProcess(number, *await asyncio.open_connection(sock=ours))
-
-    readers = made()
-    lane = Lane(fork)
-    async with AsyncExitStack() as busy:
-        for _ in range(MAX_READERS):
-            await busy.enter_async_context(lane.reader(0))
-        first = asyncio.create_task(_wait_for_reader(lane, MAX_WAITING_BYTES))
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError) as refused:
-            await _wait_for_reader(lane, 1)
-        assert refused.value.retry_after_s
-        first.cancel()
-        await asyncio.wait([first])
-
-
-async def _wait_for_reader(lane: Lane, num_bytes: int) -> None:
-    async with lane.reader(num_bytes):
-        pass

@@ -268,11 +268,12 @@ def test_a_client_that_goes_away_frees_its_request(server: ServerProcess) -> Non
     with server.http.stream(
         "POST", "/v1/responses", json=body, headers={"X-Request-Id": "left"}
     ) as response:
-        lines = response.iter_lines()
-        next(lines)
+        created = next(line for line in response.iter_lines() if line.startswith("data: "))
+        response_id = json.loads(created.removeprefix("data: "))["response"]["id"]
         server.wait_for_metric("num_requests_running", 1)
     server.wait_for_metric("num_requests_running", 0)
-    assert server.http.get("/v1/responses/resp_left").status_code == 404
+    for unknown in (response_id, "resp_left"):
+        assert server.http.get(f"/v1/responses/{unknown}").status_code == 404
 
 
 def test_what_other_clients_send_is_accepted(client: openai.OpenAI) -> None:

@@ -67,6 +67,27 @@ def test_an_engine_is_started_again_but_not_for_ever(one_at_a_time: ServerProces
     assert "died 3 times in a row" in server.log.read_text()
 
 
+@pytest.mark.parametrize("has_requests", [False, True])
+def test_a_stopped_engine_is_started_again(tmp_path: Path, has_requests: bool) -> None:
+    """By default an engine with requests may be silent for minutes, and one without for ever."""
+    with running_server(tmp_path) as server:
+        engine = server.engine
+        engine.send_signal(SIGSTOP)
+        waiting = [BackgroundRequest(server, **GREEDY)] if has_requests else []
+        wait_until(lambda: _is_troubled(server), "/health says that all is well")
+        wait_until(lambda: not engine.is_running(), "it goes on")
+        wait_until(lambda: not _is_troubled(server), "it is not started again")
+        for request in waiting:
+            assert request.join().status_code == 200
+        assert server.http.post("/v1/completions", json=GREEDY).status_code == 200
+        assert server.metric("num_stuck_processes_total", process="engine") == 1
+
+
+def _is_troubled(server: ServerProcess) -> bool:
+    health = server.http.get("/health")
+    return health.status_code == 503 or health.json()["status"] == "degraded"
+
+
 def test_an_engine_that_hangs_is_started_again(tmp_path: Path) -> None:
     flags = ("--max-num-seqs", "1", "--dtype", "float32", "--timeout-engine", "4s")
     with running_server(tmp_path, *flags) as server:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from legato.server import limits
 from tests.server.launch import ServerProcess, running_server, wait_until
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+_NUM_SLOW = 8
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -90,6 +92,55 @@ def test_others_are_read_beside_templates_that_do_not_end(trusting: ServerProces
     assert chat(trusting).status_code == 200
     for thread in threads:
         thread.join()
+
+
+def test_slow_bodies_of_one_tenant_leave_places_for_others(tmp_path: Path) -> None:
+    """Even small ones: none of the slow ones has been read when another tenant's is."""
+    flags = ("--trust-request-chat-template", "--timeout-prompt", "5s", "--api-key", "a=A,b=B")
+    with running_server(tmp_path, *flags) as server, ThreadPoolExecutor(_NUM_SLOW) as pool:
+
+        def ask(key: str, **fields: Any) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            with httpx.Client(base_url=server.url, timeout=60, headers=headers) as http:
+                return http.post("/tokenize", json={**HI, **fields}).status_code
+
+        slow = [pool.submit(ask, "A", chat_template=LOOP) for _ in range(_NUM_SLOW)]
+        wait_until(lambda: _is_busy(server), "nothing is read")
+        for _ in range(5):
+            assert ask("B") == 200
+        assert not any(one.done() for one in slow)
+        assert ask("A") == 200, "nor do they hold up quick ones of their own tenant"
+        server.stop()
+
+
+def test_a_stopped_reader_is_killed_and_its_body_read_again(trusting: ServerProcess) -> None:
+    """All of them are stopped, so that the next body finds one that is."""
+    before = trusting.metric("num_stuck_processes_total", process="reader")
+    stopped = trusting.zygote.children()
+    for reader in stopped:
+        reader.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(chat, trusting)
+        wait_until(lambda: _trouble(trusting) != "", "/health says that all is well")
+        assert _trouble(trusting) == "a process that reads requests does not answer"
+        assert asking.result().status_code == 200
+    assert not any(reader.is_running() for reader in stopped)
+    assert _trouble(trusting) == ""
+    assert trusting.metric("num_stuck_processes_total", process="reader") == before + 1
+    assert chat(trusting).status_code == 200
+
+
+def test_a_stopped_zygote_is_replaced(trusting: ServerProcess) -> None:
+    zygote = trusting.zygote
+    zygote.suspend()
+    wait_until(lambda: _trouble(trusting) != "", "/health says that all is well")
+    assert chat(trusting).status_code == 200, "its readers go on"
+    wait_until(lambda: not zygote.is_running(), "it goes on")
+    wait_until(lambda: _trouble(trusting) == "", "no other is started")
+    assert trusting.metric("num_stuck_processes_total", process="zygote") == 1
+    for reader in trusting.zygote.children():
+        reader.kill()
+    assert chat(trusting).status_code == 200
 
 
 def test_a_client_that_leaves_takes_its_reader_along(trusting: ServerProcess) -> None:
@@ -277,6 +328,13 @@ def test_a_body_that_is_read_in_place_is_small(trusting: ServerProcess) -> None:
     assert response.status_code == 413
     response = trusting.http.patch("/settings", content=content[2:], headers=headers)
     assert response.status_code == 200
+
+
+def _trouble(server: ServerProcess) -> str:
+    """Why /health says that the server is degraded."""
+    health: dict[str, str] = server.http.get("/health").json()
+    assert (health["status"] == "degraded") == ("reason" in health)
+    return health.get("reason", "")
 
 
 def _ask_and_lose(server: ServerProcess) -> None:

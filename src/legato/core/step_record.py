@@ -220,7 +220,8 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
     """How the answer to one HTTP request went, from its first byte in to its last byte out.
 
     Attributes:
-        http_id: what the client has as `X-Request-Id`, and behind the prefix of the answer's `id`.
+        http_id: what the client has as `X-Request-Id`.
+        answer_id: what stands behind the prefix of the answer's `id`.
         operation: "chat", "responses", "messages" or "text_completion".
         request_ids: of its completions, as far as anything came of them; key the choice's index.
         received_s: when its first bytes came.
@@ -235,6 +236,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
     """
 
     http_id: str
+    answer_id: str
     operation: str
     is_streamed: bool
     request_ids: dict[int, str]

@@ -73,6 +73,7 @@ class FleetEngine:
 
     Attributes:
         num_restarts: replicas, and engines of theirs, that were lost.
+        num_stuck, problem: none: replicas watch their own processes.
         tickets: none: clients do not choose replicas.
         pids: none of them are this machine's to look at.
     """
@@ -93,6 +94,8 @@ class FleetEngine:
         self.vocabulary = vocabulary
         self.tickets = Tickets(TransferConfig(), None)
         self.num_restarts = 0
+        self.num_stuck = 0
+        self.problem = ""
         self.pids: dict[str, int] = {}
         self.scheduler_config = config.scheduler
         self.activity = Activity(

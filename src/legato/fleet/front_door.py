@@ -92,7 +92,7 @@ class FrontDoor:
                 message_special_tokens=server_config.message_special_tokens,
             )
         )
-        metrics = metrics_of(self._engine, server_config)
+        metrics = metrics_of(self._engine, self._text, server_config)
         self._tracing = begin_tracing(self._engine, server_config)
         app = create_app(self._engine, self._text, server_config, Lifecycle(), metrics)
         self._behind_proxy = BehindProxy(app)

@@ -5,10 +5,12 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
+from legato.core.request import AbortRequest, AddRequest
 from legato.core.stats import EngineStats, ReplicaStats
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.messages import EngineInfo
-from legato.fleet.messages import FromReplica, Joined, Sent, ToReplica
+from legato.engine.process.pending import MAX_SENT_TOKENS, PendingRequests
+from legato.fleet.messages import FromReplica, Joined, Sent, Ticketed, ToReplica
 from legato.fleet.records import ForeignClock
 from legato.fleet.replicas import Line, Replicas
 from legato.routing.request import Role
@@ -46,7 +48,8 @@ class Link:
         self.clock = ForeignClock()
         self._frames = frames
         self._replicas = replicas
-        self._waiting: list[ToReplica] = []
+        self._waiting: list[ToReplica] = []  # sent before all requests, aborts among them
+        self._pending = PendingRequests[AddRequest | Ticketed]()
         self._has_more = asyncio.Event()
 
     @classmethod
@@ -73,15 +76,24 @@ class Link:
         )
 
     def put(self, event: ToReplica) -> None:
-        """Send an event as soon as it is its turn."""
-        self._waiting.append(event)
+        """Send an event as soon as it is its turn; a request that is aborted before, never."""
+        match event:
+            case AddRequest():
+                self._pending.add(event, event)
+            case Ticketed(request=request):
+                self._pending.add(request, event)
+            case AbortRequest(request_id=request_id) if self._pending.drop(request_id):
+                return
+            case _:
+                self._waiting.append(event)
         self._has_more.set()
 
     async def send_all(self) -> None:
         """Send what is put, for ever; raises where the replica is lost.
 
-        One frame is on its way at a time; what is put meanwhile goes together in the next. Where
-        there is nothing to send, that is told now and then: who says nothing is taken to be dead.
+        One frame is on its way at a time; events that are put meanwhile go together in the next,
+        requests by their tenants' turns. A frame without events is sent now and then, because a
+        front door that is silent is taken to be dead.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -89,12 +101,13 @@ class Link:
                     await self._has_more.wait()
             self._has_more.clear()
             await self._send_some()
-            while self._waiting:
+            while self._waiting or self._pending:
                 await self._send_some()
 
     async def _send_some(self) -> None:
         events = self._waiting[:_MOST_AT_ONCE]
         del self._waiting[:_MOST_AT_ONCE]
+        events += self._pending.take(_MOST_AT_ONCE - len(events), MAX_SENT_TOKENS)
         frame = pack(Sent(events=events, sent_s=time.monotonic()))
         await self._replicas.send(self.replica_id, self.line.door_id, frame)
 

@@ -174,7 +174,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     ] = 2048
     max_stored_responses: Annotated[
         Count,
-        _limit("answers of /v1/responses that are kept for later turns; then the oldest goes"),
+        _limit("answers of /v1/responses that are kept for later turns"),
     ] = 1024
     max_stored_bytes: Annotated[
         Size, _limit("that those may take up together", name="max-stored-size")

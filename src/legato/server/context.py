@@ -20,13 +20,15 @@ class Arrival:
     """An HTTP request as it came.
 
     Attributes:
-        request_id: the client's, or one made for it.
+        request_id: the client's, or one made for it; two requests may have the same.
+        answer_id: names what is made for the request, behind a prefix; no other request has it.
         received_s: when its first bytes came, on the clock of `time.monotonic`.
         trace_context: its headers of W3C's trace context; key the name.
         tenant: that its API key names; None where it names none.
     """
 
     request_id: str
+    answer_id: str
     received_s: float
     trace_context: dict[str, str]
     tenant: str | None = None
@@ -83,8 +85,9 @@ async def _context(request: Request) -> Context:
 async def _arrival(request: Request) -> Arrival:
     headers = request.headers
     context = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
-    tenant = getattr(request.state, "tenant", None)
-    return Arrival(request.state.request_id, request.state.received_s, context, tenant)
+    state = request.state
+    tenant = getattr(state, "tenant", None)
+    return Arrival(state.request_id, state.answer_id, state.received_s, context, tenant)
 
 
 ContextDep = Annotated[Context, Depends(_context)]

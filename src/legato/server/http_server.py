@@ -50,7 +50,7 @@ async def serve_until_stopped(
     listener: socket.socket,
     on_ready: Announce,
 ) -> int:
-    metrics = metrics_of(engine, config)
+    metrics = metrics_of(engine, text, config)
     # As in the engine process: what was loaded need not be looked at by the collector again.
     gc.freeze()
     lifecycle = Lifecycle()
@@ -71,13 +71,14 @@ async def serve_until_stopped(
     return _status(engine, lifecycle)
 
 
-def metrics_of(engine: Engine, config: ServerConfig) -> ServerMetrics:
+def metrics_of(engine: Engine, text: TextProcesses, config: ServerConfig) -> ServerMetrics:
     """Metrics of a server of this engine, which are told of its steps from here on."""
     info = engine.info
     metrics = ServerMetrics(
         info.served_model_name,
         stats=lambda: engine.stats,
         num_restarts=lambda: engine.num_restarts,
+        num_stuck=lambda: {"engine": engine.num_stuck, **text.num_stuck},
         cache=info.cache,
         classes=info.slo_classes,
         kept=engine.kept,

@@ -44,8 +44,8 @@ LARGE_BODY_BYTES = 32 * 2**10
 """From here on a body is read at a lower priority."""
 MAX_WAITING_BYTES = 128 * 2**20
 """Of bodies that wait to be read; one more is refused with 429."""
-MAX_READERS = 4
-"""Processes that read bodies, of small ones and as many again of large ones."""
+MAX_READERS = 6
+"""Processes that read small bodies; as many again read large and slow ones."""
 READER_MEMORY_BYTES = 2**30
 """That reading one request may take."""
 KEPT_MEMORY_BYTES = 256 * 2**20

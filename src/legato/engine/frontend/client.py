@@ -138,6 +138,16 @@ class EngineClient:
         return self._supervisor.num_restarts
 
     @property
+    def num_stuck(self) -> int:
+        """Engines that were killed because they neither answered nor computed."""
+        return self._supervisor.num_stuck
+
+    @property
+    def problem(self) -> str:
+        """Why the engine may be about to be started again; empty if nothing is wrong."""
+        return "the engine process does not answer" if self._supervisor.is_suspect else ""
+
+    @property
     def pids(self) -> dict[str, int]:
         """Of the process that runs, as "engine"; empty while there is none."""
         pid = self._supervisor.engine_pid

@@ -30,6 +30,9 @@ class Engine(Protocol):
         is_alive: whether it serves, or will again.
         death: why it does not, if so.
         num_restarts: of its processes, from the start.
+        num_stuck: of these processes, those that were killed because they neither answered nor
+            computed.
+        problem: why it may be about to be started again; empty if nothing is wrong.
         pids: of its processes on this machine; key a process's name.
         scheduler_config: the settings in effect, as they were asked for.
         most_batched_tokens: the largest token budget that `reconfigure` takes.
@@ -63,6 +66,12 @@ class Engine(Protocol):
 
     @property
     def num_restarts(self) -> int: ...
+
+    @property
+    def num_stuck(self) -> int: ...
+
+    @property
+    def problem(self) -> str: ...
 
     @property
     def pids(self) -> dict[str, int]: ...

@@ -26,6 +26,14 @@ class ChannelClosedError(Exception):
     """The other end is gone."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """To a process: answer, as soon as nothing else is to be done."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Ping`."""
+
+
 def pack(message: Any) -> bytes:
     """The body of a frame."""
     return msgspec.msgpack.encode(message, enc_hook=_encode_tokens)

@@ -6,15 +6,18 @@ import logging
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
+
+import msgspec
 
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import address_space_bytes, advice
-from legato.core.request import Event
+from legato.core.request import AbortRequest, AddRequest, Event
 from legato.engine.errors import EngineDeadError
-from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.engine.process.channel import FrameDecoder, Pong, pack_frame
 from legato.engine.process.child_process import ChildProcess
 from legato.engine.process.messages import (
     Control,
@@ -25,7 +28,10 @@ from legato.engine.process.messages import (
     StateTold,
     StepAnnounced,
     StepOutputs,
+    Taken,
 )
+from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
+from legato.engine.process.pulse import TICK_S, Pulse
 from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
@@ -34,6 +40,8 @@ _PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
+_MAX_SILENT_LOADING = 300
+"""As of `Pulse`: a disk, or ranks that load more, may be slow."""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
@@ -60,6 +68,8 @@ class EngineProcess:
         self._reader = reader
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
+        self._pending = PendingRequests[AddRequest]()
+        self._sent = deque[int]()  # prompt tokens of requests that the engine has yet to take in
         self._started_s = time.monotonic()
         self._info: EngineInfo | None = None
         self.loading_s = 0.0
@@ -105,6 +115,7 @@ class EngineProcess:
             EngineDeadError: the process died while loading.
         """
         messages: list[Any] = []
+        watching = asyncio.create_task(self._end_if_it_stops())
         try:
             while not messages:
                 data = await self._reader.read(_READ_BYTES)
@@ -116,6 +127,8 @@ class EngineProcess:
             if address_space_bytes() is not None:
                 reason += f", perhaps for want of memory: {advice()}"
             raise EngineDeadError(reason) from lost
+        finally:
+            watching.cancel()
         match messages[0]:
             case EngineReady(info):
                 self._info = info
@@ -128,24 +141,63 @@ class EngineProcess:
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
         raise AssertionError(f"not what an engine begins with: {messages[0]!r}")
 
-    def send(self, event: Event | Control) -> None:
-        """To a process that is gone, nothing is sent."""
-        self._writer.write(pack_frame(event))
+    def send(self, event: Event | Control) -> bool:
+        """Send a message; to a process that is gone, nothing is sent.
 
-    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold]:
+        Requests are sent by their tenants' turns, as many at a time as the engine takes in between
+        two steps, so that an abort is always among the next messages that the engine reads.
+
+        Returns:
+            Whether the engine will hear of it: not of a request that is aborted before it was sent.
+        """
+        match event:
+            case AddRequest():
+                self._pending.add(event, event)
+                self._send_pending()
+            case AbortRequest(request_id=request_id) if self._pending.drop(request_id):
+                return False
+            case _:
+                self._writer.write(pack_frame(event))
+        return True
+
+    async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold | Pong]:
         """What each step brought, and where asked for that it begins, until the process ends.
 
-        And in what state the engine is, likewise.
+        And in what state the engine is, and that it answers, likewise.
         """
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):
-                    if isinstance(message, EngineFailed):
-                        logger.error("the engine gives up: %s", message.error)
-                    else:
-                        yield message
+                    match message:
+                        case EngineFailed():
+                            logger.error("the engine gives up: %s", message.error)
+                        case Taken(num_requests):
+                            for _ in range(num_requests):
+                                self._sent.popleft()
+                            self._send_pending()
+                        case StepOutputs(stats=stats) if self._pending:
+                            num_waiting = stats.num_waiting + len(self._pending)
+                            stats = msgspec.structs.replace(stats, num_waiting=num_waiting)
+                            yield msgspec.structs.replace(message, stats=stats)
+                        case _:
+                            yield message
         except OSError as error:
             logger.error("lost the connection to the engine process: %s", error)
+
+    async def _end_if_it_stops(self) -> None:
+        """Kill the process once it has computed nothing for very long, while it is loading."""
+        pulse = Pulse(self.pid, _MAX_SILENT_LOADING)
+        while not pulse.is_stuck:
+            await asyncio.sleep(TICK_S)
+            pulse.tick()
+        logger.error("the engine process computes nothing while it is to load: it is killed")
+        self.abandon()
+
+    def _send_pending(self) -> None:
+        num_tokens = sum(self._sent)
+        for request in self._pending.take(MAX_SENT - len(self._sent), MAX_SENT_TOKENS - num_tokens):
+            self._sent.append(len(request.prompt_token_ids))
+            self._writer.write(pack_frame(request))
 
     async def close(self) -> str:
         """End the process, if it still runs; returns how it ended.

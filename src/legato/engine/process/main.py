@@ -20,7 +20,7 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
 from legato.engine.errors import EngineFaultError
-from legato.engine.process.channel import Channel, ChannelClosedError, pack_frame
+from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
 from legato.engine.process.messages import (
     Control,
     Delivered,
@@ -34,6 +34,7 @@ from legato.engine.process.messages import (
     StateTold,
     StepAnnounced,
     StepOutputs,
+    Taken,
     TellState,
     WatchCache,
 )
@@ -82,9 +83,15 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     channel.send(EngineReady(info))
     while True:
         messages = channel.receive(wait_s=engine.idle_s)
+        if Ping() in messages:
+            channel.send(Pong())
+            messages = [message for message in messages if message != Ping()]
         if TellState() in messages:
             channel.send(StateTold(engine.state))
             messages = [message for message in messages if message != TellState()]
+        num_requests = sum(isinstance(message, AddRequest) for message in messages)
+        if num_requests:
+            channel.send(Taken(num_requests))  # before the step, so that more come beside it
         if not messages and not engine.has_work:
             engine.use_idle_time()
             continue

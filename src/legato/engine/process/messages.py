@@ -11,6 +11,7 @@ from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.process.channel import Ping, Pong
 from legato.model.vocabulary import Vocabulary
 
 ANY_NAME = "*"
@@ -55,7 +56,14 @@ class WatchCache(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = (
-    SetRecording | SetAnnouncing | Reconfigure | Delivered | KnowVocabulary | TellState | WatchCache
+    SetRecording
+    | SetAnnouncing
+    | Reconfigure
+    | Delivered
+    | KnowVocabulary
+    | TellState
+    | WatchCache
+    | Ping
 )
 
 
@@ -133,6 +141,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     is_user_error: bool
 
 
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """The engine has taken in so many of the requests that it was sent; more may follow."""
+
+    num_requests: int
+
+
 class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
     """A step is about to be computed; told where that was asked for."""
 
@@ -159,4 +173,4 @@ class StateTold(msgspec.Struct, frozen=True, tag=True):
     state: ReplicaState | None
 
 
-FromEngine = EngineReady | EngineFailed | StepAnnounced | StepOutputs | StateTold
+FromEngine = EngineReady | EngineFailed | Pong | Taken | StepAnnounced | StepOutputs | StateTold

@@ -10,20 +10,25 @@ import msgspec
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.outputs import FinishReason
 from legato.core.replica_state import ReplicaState
-from legato.core.request import Event
-from legato.core.step_record import StepBegun
+from legato.core.request import AbortRequest, Event
+from legato.core.stats import EngineStats
+from legato.core.step_record import RequestEnded, StepBegun
 from legato.engine.errors import EngineDeadError
+from legato.engine.process.channel import Ping, Pong
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.messages import (
     Control,
     EngineInfo,
     Reconfigure,
+    SetRecording,
     StateTold,
     StepAnnounced,
     StepOutputs,
     TellState,
 )
+from legato.engine.process.pulse import TICK_S, Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ class EngineSupervisor:
 
     Attributes:
         config: what the next engine is started with.
+        num_stuck: engines that were killed because they neither answered nor computed.
         is_alive: whether there is an engine, or will be again.
         death: why there is none, if so.
     """
@@ -80,13 +86,17 @@ class EngineSupervisor:
         program: Sequence[str] | None = None,
     ) -> None:
         self.config = config
+        self.num_stuck = 0
         self._program = program
         self.is_alive = True
         self.death = ""
         self._listener = listener
         self._timeout_s = timeout_s
         self._engine: EngineProcess | None = engine  # None while there is none
+        self._stats = EngineStats()  # as of the latest step
+        self._is_recording = False
         self._has_spoken = False  # since it was last checked for hanging
+        self._pulse = Pulse(engine.pid)
         self._restarts = Restarts(engine.loading_s)
         self._asking: list[asyncio.Future[ReplicaState]] = []
         self._running = asyncio.create_task(self._keep_running(engine))
@@ -94,6 +104,11 @@ class EngineSupervisor:
     @property
     def num_restarts(self) -> int:
         return self._restarts.count
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the engine may be stuck, and is about to be killed."""
+        return self._engine is not None and self._pulse.is_suspect
 
     @property
     def engine_pid(self) -> int | None:
@@ -111,8 +126,13 @@ class EngineSupervisor:
 
     def send(self, message: Event | Control) -> None:
         """Where there is no engine just now, nothing is sent."""
-        if self._engine is not None:
-            self._engine.send(message)
+        if self._engine is None:
+            return
+        if isinstance(message, SetRecording):
+            self._is_recording = message.is_on
+        if not self._engine.send(message) and self._is_recording:
+            assert isinstance(message, AbortRequest)
+            self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
 
     def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
         """Have the engine, and those after it, plan by other settings.
@@ -163,20 +183,28 @@ class EngineSupervisor:
     async def _follow(self, engine: EngineProcess) -> None:
         """Pass on what the engine tells, until it ends."""
         self._engine = engine
+        self._stats, self._is_recording = EngineStats(), False
         self._listener.engine_is_ready(engine.info)
-        watching = asyncio.create_task(self._end_if_it_hangs(engine))
+        self._pulse = Pulse(engine.pid)
+        watching = [
+            asyncio.create_task(watch(engine))
+            for watch in (self._end_if_it_hangs, self._end_if_it_stops)
+        ]
         try:
             async for step in engine.steps():
-                self._has_spoken = True
+                self._pulse.note_answer()
+                self._has_spoken |= not isinstance(step, Pong)
                 match step:
                     case StepAnnounced(begun):
                         self._listener.note_begun(begun)
                     case StateTold(state):
                         self._tell(state or EngineDeadError("the engine cannot tell its state"))
                     case StepOutputs():
+                        self._stats = step.stats
                         self._listener.take_step(step)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             self._engine = None
             self._tell(EngineDeadError("the engine process died when it was asked"))
             status = await engine.close()
@@ -207,6 +235,16 @@ class EngineSupervisor:
         )
         engine.abandon()
 
+    async def _end_if_it_stops(self, engine: EngineProcess) -> None:
+        """Kill an engine that neither answers nor computes: one in a long step computes."""
+        while not self._pulse.is_stuck:
+            await asyncio.sleep(TICK_S)
+            engine.send(Ping())
+            self._pulse.tick()
+        logger.error("the engine process neither answers nor computes: it is killed")
+        self.num_stuck += 1
+        engine.abandon()
+
     async def _start_again(self) -> EngineProcess:
         """Another engine; raises as `EngineProcess.ready` where there is no point in going on."""
         while True:
@@ -225,6 +263,18 @@ class EngineSupervisor:
         self.is_alive = False
         self.death = reason
         self._listener.engine_is_given_up(reason)
+
+
+def _aborted(request_id: str) -> RequestEnded:
+    """The record of a request that was aborted before the engine had been sent it."""
+    return RequestEnded(
+        request_id=request_id,
+        ended_s=time.monotonic(),
+        finish_reason=FinishReason.ABORT,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        error=None,
+    )
 
 
 class Restarts:

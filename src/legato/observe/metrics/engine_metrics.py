@@ -1,7 +1,7 @@
 """Metrics of the engine: its steps, each of which is seen however seldom somebody scrapes, and its
 own counters, as of the latest step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 from legato.core.stats import CacheInfo, EngineStats, TransferStats
@@ -81,6 +81,7 @@ def declare_engine_metrics(
     registry: MetricRegistry,
     stats: Callable[[], EngineStats],
     num_restarts: Callable[[], int],
+    num_stuck: Callable[[], Mapping[str, int]],
     cache: CacheInfo,
 ) -> None:
     """Those that are read from the engine's own numbers, when somebody scrapes.
@@ -88,6 +89,8 @@ def declare_engine_metrics(
     Args:
         stats: the latest; those of a new engine begin anew.
         num_restarts: how many engine processes have died.
+        num_stuck: processes that were killed because they neither answered nor computed; key what
+            they were.
     """
     promises = registry.section("Promises")
     promises.read_gauge(
@@ -168,6 +171,13 @@ def declare_engine_metrics(
     )
     engine.read_counter(
         "num_engine_restarts", "Deaths of the engine process.", num_restarts, own=True
+    )
+    engine.read_counters(
+        "num_stuck_processes",
+        "Processes that were killed because they neither answered nor computed.",
+        "process",
+        read=lambda: {(process,): count for process, count in num_stuck().items()},
+        own=True,
     )
     _declare_transfers(registry, lambda: stats().transfer or TransferStats())
     config = (

@@ -25,6 +25,7 @@ class ServerMetrics:
         stats, num_restarts: of the engine; asked once a scrape.
         classes: of service; key the name.
         kept: as in `SloMetrics`.
+        num_stuck: as in `declare_engine_metrics`.
         replicas: as in `declare_replica_metrics`.
         pids: as in `ProcessMetrics`.
 
@@ -42,6 +43,7 @@ class ServerMetrics:
         cache: CacheInfo,
         classes: Mapping[str, SloClass],
         kept: Callable[[], Mapping[str, KeptPromise]],
+        num_stuck: Callable[[], Mapping[str, int]] = dict,
         replicas: Callable[[], Mapping[str, ReplicaStats]] = dict,
         pids: Callable[[], Mapping[str, int]] = dict,
         prefix: MetricsPrefix = "legato",
@@ -49,7 +51,7 @@ class ServerMetrics:
         self._registry = MetricRegistry(model_name, prefix)
         self.slos = SloMetrics(self._registry, classes, kept)
         self.steps = StepMetrics(self._registry)
-        declare_engine_metrics(self._registry, stats, num_restarts, cache)
+        declare_engine_metrics(self._registry, stats, num_restarts, num_stuck, cache)
         self.requests = RequestMetrics(self._registry, classes)
         self.tenants = TenantMetrics(self._registry, stats)
         declare_replica_metrics(self._registry, replicas)

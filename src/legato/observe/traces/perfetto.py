@@ -197,6 +197,7 @@ class PerfettoEvents:
             track = yield from self._track(request_id)
             args = {
                 "http_id": answer.http_id,
+                "answer_id": answer.answer_id,
                 "choice": choice,
                 "error": answer.error,
                 "finish_reason": answer.finish_reasons.get(choice),

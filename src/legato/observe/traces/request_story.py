@@ -18,7 +18,7 @@ from legato.core.step_record import (
 )
 from legato.observe.traces.trace_file import RecordsDropped, TraceLine, read_trace
 
-_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 class ObservedStep:
@@ -89,12 +89,13 @@ class RequestStory(msgspec.Struct, kw_only=True):
         """Whether that is its id: the engine's, `X-Request-Id`, or the id of the answer."""
         if asked == self.request_id:
             return True
-        http_id = asked
+        name = asked
         for prefix in _ANSWER_PREFIXES:
-            http_id = http_id.removeprefix(prefix)
+            name = name.removeprefix(prefix)
         if self.answer is not None:
-            return self.answer.http_id == http_id and self.choice == choice
-        return bool(re.fullmatch(rf"\d+-{re.escape(http_id)}-{choice}", self.request_id))
+            is_named = asked == self.answer.http_id or name == self.answer.answer_id
+            return is_named and self.choice == choice
+        return bool(re.fullmatch(rf"\d+-{re.escape(name)}-{choice}", self.request_id))
 
 
 def read_story(path: Path, asked: str, choice: int = 0) -> RequestStory:

@@ -145,7 +145,7 @@ def span_attributes(answer: AnswerRecord, progress: list[Progress], model_name: 
         "gen_ai.request.choice.count": answer.n,
         "gen_ai.request.temperature": answer.temperature,
         "gen_ai.request.top_p": answer.top_p,
-        "gen_ai.response.id": prefix + answer.http_id,
+        "gen_ai.response.id": prefix + answer.answer_id,
         "gen_ai.response.model": model_name,
         "gen_ai.response.finish_reasons": [str(reason) for reason in reasons],
         "gen_ai.usage.input_tokens": answer.num_prompt_tokens,

@@ -38,7 +38,7 @@ class MessagesFormat:
     """Words the answer to one request."""
 
     def __init__(self, asked: Generation, job: Job, *, model: str) -> None:
-        self._request_id = job.arrival.request_id
+        self._arrival = job.arrival
         self._model = model
         self._usage = UsageCounter(job.prompts)
         self._reader = MessageReader(asked.message_syntax)
@@ -67,7 +67,7 @@ class MessagesFormat:
         return [*self._blocks.close(), MessageDelta(change, self._message_usage), MessageStop()]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
-        return [anthropic_error(error, self._request_id)]
+        return [anthropic_error(error, self._arrival.request_id)]
 
     def body(self) -> bytes:
         self._blocks.close()
@@ -76,7 +76,7 @@ class MessagesFormat:
     def _answer(self) -> MessageAnswer:
         """The message as far as its blocks are complete."""
         return MessageAnswer(
-            id=f"msg_{self._request_id}",
+            id=f"msg_{self._arrival.answer_id}",
             model=self._model,
             content=list(self._blocks.done),
             stop_reason=self._stop_reason,
@@ -117,7 +117,7 @@ class MessagesFormat:
 )
 async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Answer a turn of a conversation."""
-    asked, prompts = await context.text.generation("messages", body)
+    asked, prompts = await context.text.generation("messages", body, arrival.tenant)
     job = Job.of(
         asked,
         prompts,
@@ -133,6 +133,6 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
     openapi_extra=takes(CountTokensRequest),
     responses=responses(TokenCount, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody),
 )
-async def count_tokens(body: JsonBytes, context: ContextDep) -> Response:
+async def count_tokens(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """How many tokens the prompt of a conversation has."""
-    return pieces_response(await context.text.answer("count_tokens", body))
+    return pieces_response(await context.text.answer("count_tokens", body, arrival.tenant))

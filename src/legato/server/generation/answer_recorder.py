@@ -45,6 +45,7 @@ class AnswerRecorder:
         job, params = self._job, self._job.params
         record = AnswerRecord(
             http_id=job.arrival.request_id,
+            answer_id=job.arrival.answer_id,
             operation=job.operation,
             is_streamed=job.is_streamed,
             request_ids=self._request_ids,

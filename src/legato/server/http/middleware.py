@@ -45,8 +45,9 @@ _SMALL_BODY_BYTES = 64 * 2**10
 class RequestIds:
     """Gives each request an id, the client's or a new one, returns it, and counts error answers.
 
-    A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find the id in
-    `scope["state"]["request_id"]`.
+    A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find it in
+    `scope["state"]["request_id"]`. Beside it, in `scope["state"]["answer_id"]`, is an id that no
+    client can choose: the same where the client sent none.
     """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
@@ -55,8 +56,9 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        answer_id = uuid.uuid4().hex
+        request_id = given if _GOOD_ID.fullmatch(given) else answer_id
+        scope.setdefault("state", {}).update(request_id=request_id, answer_id=answer_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

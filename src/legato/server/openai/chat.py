@@ -281,14 +281,14 @@ async def create_chat_completion(
     body: JsonBytes, context: ContextDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a conversation."""
-    asked, prompts = await context.text.generation("chat", body)
+    asked, prompts = await context.text.generation("chat", body, arrival.tenant)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     answer_format = ChatFormat(
         context.engine.vocabulary,
         asked,
         prompts[0],
-        answer_id=f"chatcmpl-{arrival.request_id}",
+        answer_id=f"chatcmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
         ticket=tickets.told(transfer),

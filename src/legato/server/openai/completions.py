@@ -179,7 +179,7 @@ class CompletionFormat:
 )
 async def create_completion(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete one prompt or several."""
-    asked, prompts = await context.text.generation("completions", body)
+    asked, prompts = await context.text.generation("completions", body, arrival.tenant)
     tickets = context.engine.tickets
     transfer = tickets.transfer(asked.kv_transfer_params)
     job = Job.of(asked, prompts, arrival=arrival, operation="text_completion", kv_transfer=transfer)
@@ -187,7 +187,7 @@ async def create_completion(body: JsonBytes, context: ContextDep, arrival: Arriv
         context.engine.vocabulary,
         asked,
         job,
-        answer_id=f"cmpl-{arrival.request_id}",
+        answer_id=f"cmpl-{arrival.answer_id}",
         created=int(time.time()),
         model=context.model_name,
         ticket=tickets.told(transfer),

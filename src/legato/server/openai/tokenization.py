@@ -5,7 +5,7 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from legato.server.context import ContextDep
+from legato.server.context import ArrivalDep, ContextDep
 from legato.server.http.anthropic_errors import AnthropicErrorBody
 from legato.server.http.bodies import JsonBytes, pieces_response
 from legato.server.openapi import responses, takes
@@ -30,9 +30,9 @@ info_router = APIRouter(tags=["tokenization"])
     openapi_extra=takes(TokenizeRequest),
     responses=responses(TokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
 )
-async def tokenize(body: JsonBytes, context: ContextDep) -> Response:
+async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The token ids of a prompt or a conversation."""
-    return pieces_response(await context.text.answer("tokenize", body))
+    return pieces_response(await context.text.answer("tokenize", body, arrival.tenant))
 
 
 @router.post(
@@ -40,9 +40,9 @@ async def tokenize(body: JsonBytes, context: ContextDep) -> Response:
     openapi_extra=takes(DetokenizeRequest),
     responses=responses(DetokenizeAnswer, errors=(HTTPStatus.NOT_FOUND,)),
 )
-async def detokenize(body: JsonBytes, context: ContextDep) -> Response:
+async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The text of token ids, special tokens included."""
-    return pieces_response(await context.text.answer("detokenize", body))
+    return pieces_response(await context.text.answer("detokenize", body, arrival.tenant))
 
 
 @router.post(
@@ -50,9 +50,9 @@ async def detokenize(body: JsonBytes, context: ContextDep) -> Response:
     openapi_extra=takes(ChatRequest),
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
-async def render_chat(body: JsonBytes, context: ContextDep) -> Response:
+async def render_chat(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The token ids that such a request to /v1/chat/completions begins with."""
-    return pieces_response(await context.text.answer("render_chat", body))
+    return pieces_response(await context.text.answer("render_chat", body, arrival.tenant))
 
 
 @router.post(
@@ -60,9 +60,9 @@ async def render_chat(body: JsonBytes, context: ContextDep) -> Response:
     openapi_extra=takes(CompletionRequest),
     responses=responses(RenderedPrompt, is_list=True, errors=(HTTPStatus.NOT_FOUND,)),
 )
-async def render_completions(body: JsonBytes, context: ContextDep) -> Response:
+async def render_completions(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The token ids of each prompt of such a request to /v1/completions."""
-    return pieces_response(await context.text.answer("render_completions", body))
+    return pieces_response(await context.text.answer("render_completions", body, arrival.tenant))
 
 
 @router.post(
@@ -72,9 +72,9 @@ async def render_completions(body: JsonBytes, context: ContextDep) -> Response:
         RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,), error_body=AnthropicErrorBody
     ),
 )
-async def render_messages(body: JsonBytes, context: ContextDep) -> Response:
+async def render_messages(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The token ids that such a request to /v1/messages begins with."""
-    return pieces_response(await context.text.answer("render_messages", body))
+    return pieces_response(await context.text.answer("render_messages", body, arrival.tenant))
 
 
 @router.post(
@@ -82,12 +82,12 @@ async def render_messages(body: JsonBytes, context: ContextDep) -> Response:
     openapi_extra=takes(ResponsesRequest),
     responses=responses(RenderedPrompt, errors=(HTTPStatus.NOT_FOUND,)),
 )
-async def render_response(body: JsonBytes, context: ContextDep) -> Response:
+async def render_response(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """The token ids that such a request to /v1/responses begins with, if it needs no stored one."""
-    return pieces_response(await context.text.answer("render_responses", body))
+    return pieces_response(await context.text.answer("render_responses", body, arrival.tenant))
 
 
 @info_router.get("/tokenizer_info", responses=responses())
-async def tokenizer_info(context: ContextDep) -> Response:
+async def tokenizer_info(context: ContextDep, arrival: ArrivalDep) -> Response:
     """How the tokenizer is set up, as in its tokenizer_config.json."""
-    return pieces_response(await context.text.answer("tokenizer_info", bytearray()))
+    return pieces_response(await context.text.answer("tokenizer_info", bytearray(), arrival.tenant))

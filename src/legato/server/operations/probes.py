@@ -38,15 +38,17 @@ router = APIRouter(tags=["probes"])
 async def health(context: ContextDep) -> Response:
     """200 while new requests are taken, else 503 and why.
 
-    The body says "degraded" and why where the latest step was bound to break an SLO. Where gaps
-    between tokens are promised, it says what was delivered in the last minute. Kernels that compute
-    wrong numbers on this machine, and are therefore not used, are named.
+    The body says "degraded" and why where the latest step was bound to break an SLO, or a process
+    does not answer and is about to be replaced. Where gaps between tokens are promised, it says
+    what was delivered in the last minute. Kernels that compute wrong numbers on this machine, and
+    are therefore not used, are named.
     """
     if context.lifecycle.is_draining:
         raise shutting_down()
     engine = context.engine
     engine.check_running()
-    reason, promises = engine.stats.broken_promise, engine.kept()
+    reason = engine.problem or context.text.problem or engine.stats.broken_promise
+    promises = engine.kept()
     margin = engine.stats.step_time_margin if promises else None
     status = "degraded" if reason else "ok"
     wrong_kernels = engine.info.rejected_kernels

@@ -1,125 +1,174 @@
-"""Processes that read bodies of one size, and the bodies that wait for one of them."""
+"""Processes that read bodies of one kind, and the bodies that wait for one of them."""
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from legato.core.outputs import RefusalReason
+from legato.core.rotation import Rotation
 from legato.engine.errors import OverloadedError
 from legato.server.limits import MAX_READERS, MAX_WAITING_BYTES
 from legato.server.text.reader_process import ReaderProcess
 
 PATIENCE_S = 0.05
-"""How long a body waits for a reader that is busy before another one is forked."""
+"""How long a body waits for a reader that is busy before another one is forked, and how long it may
+be read in the lane of small bodies."""
 _RETRY_AFTER_S = 1.0
 _IDLE_S = 10.0
 
 
-class Lane:
-    """Hands out readers: first come, first served.
+class Place:
+    """One of a lane's places, and the reader in it.
 
-    There is one as long as nobody waits, and up to `MAX_READERS` while they are busy.
+    Attributes:
+        tenant: whose body is read there.
+    """
+
+    def __init__(self, lane: "Lane", tenant: str, reader: ReaderProcess) -> None:
+        self.lane = lane
+        self.tenant = tenant
+        self.reader = reader
+
+
+class Lane:
+    """Hands out places with readers: tenants take turns.
+
+    There are `MAX_READERS` places. A tenant may take one as long as it has fewer than are free, so
+    that there is always one for a tenant that has none (dynamic thresholds: Choudhury and Hahne,
+    1998). The same holds for the bytes that wait.
 
     Args:
-        fork: makes another.
+        fork: makes a reader.
     """
 
     def __init__(self, fork: Callable[[], Awaitable[ReaderProcess]]) -> None:
         self._fork = fork
-        self._num_readers = 0
         self._idle: list[ReaderProcess] = []  # the last one that worked stands last
-        self._waiting: deque[asyncio.Future[ReaderProcess]] = deque()
-        self._num_waiting_bytes = 0
+        self._num_taken = Counter[str]()  # places; key the tenant
+        self._waiting = Rotation[tuple[str, asyncio.Future[ReaderProcess | None]]]()
+        """Bodies and their tenants. One gets a reader, or None where it is to have one forked."""
+        self._waiting_bytes = Counter[str]()  # key the tenant
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, tenant: str) -> None:
         """Have a reader ready."""
-        async with self.reader(0):
+        async with self.place(tenant, 0):
             pass
 
     @asynccontextmanager
-    async def reader(self, num_bytes: int) -> AsyncGenerator[ReaderProcess]:
-        """A reader that does nothing else, for a body of so many bytes.
+    async def place(self, tenant: str, num_bytes: int) -> AsyncGenerator[Place]:
+        """A place with a reader that does nothing else, for a body of so many bytes.
 
-        It is not used again where the context raises.
+        The reader is not used again where the context raises.
 
         Raises:
             OverloadedError: too much is waiting.
         """
-        reader = await self._take(num_bytes)
+        place = Place(self, tenant, await self._take(tenant, num_bytes))
         try:
-            yield reader
+            yield place
         except BaseException:
-            self._drop(reader)
+            place.lane._free(tenant)
+            place.reader.close()
             raise
-        self._give_back(reader)
+        place.lane._free(tenant, place.reader)
 
-    async def _take(self, num_bytes: int) -> ReaderProcess:
-        while self._idle:
-            reader = self._idle.pop()
-            if not reader.is_gone:
-                return reader
-            self._drop(reader)
-        if self._num_readers == 0:
-            return await self._another()
-        if self._num_waiting_bytes and self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+    def moved(self, place: Place) -> bool:
+        """Give a place of another lane up for one of this lane; returns False if there is none."""
+        if not self._may_take(place.tenant):
+            return False
+        self._num_taken[place.tenant] += 1
+        place.lane._free(place.tenant)
+        place.lane = self
+        return True
+
+    def end_idle(self) -> None:
+        """End all readers that are idle."""
+        for reader in self._idle:
+            reader.kill()
+            reader.close()
+        self._idle.clear()
+
+    def _may_take(self, tenant: str) -> bool:
+        return self._num_taken[tenant] < MAX_READERS - self._num_taken.total()
+
+    async def _take(self, tenant: str, num_bytes: int) -> ReaderProcess:
+        if self._may_take(tenant) and (reader := self._idle_reader()) is not None:
+            self._num_taken[tenant] += 1
+            return reader
+        own, free = self._waiting_bytes[tenant], MAX_WAITING_BYTES - self._waiting_bytes.total()
+        if own and own + num_bytes > free:
             raise OverloadedError(
                 "too many bodies wait to be read",
                 reason=RefusalReason.QUEUE_FULL,
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self._num_waiting_bytes += num_bytes
+        self._waiting_bytes[tenant] += num_bytes
         try:
-            return await self._wait()
+            reader = await self._turn(tenant)
         finally:
-            self._num_waiting_bytes -= num_bytes
-
-    async def _wait(self) -> ReaderProcess:
-        turn: asyncio.Future[ReaderProcess] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            while not turn.done():
-                await asyncio.wait([turn], timeout=PATIENCE_S)
-                if not turn.done() and self._num_readers < MAX_READERS:
-                    turn.cancel()
-                    return await self._another()
-        except asyncio.CancelledError:
-            # Whoever gives a reader back passes over a turn that is done.
-            if not turn.cancel() and not turn.cancelled():
-                self._give_back(turn.result())
-            raise
-        return turn.result()
-
-    async def _another(self) -> ReaderProcess:
-        self._num_readers += 1
+            self._waiting_bytes[tenant] -= num_bytes
+            self._waiting_bytes += Counter()  # drops tenants that have none
+        if reader is not None:
+            return reader
         try:
             return await self._fork()
         except BaseException:
-            self._num_readers -= 1
+            self._free(tenant)
             raise
 
-    def _give_back(self, reader: ReaderProcess) -> None:
-        if reader.is_lowered or reader.is_gone:
-            self._drop(reader)
-            return
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(reader)
+    async def _turn(self, tenant: str) -> ReaderProcess | None:
+        """Wait for a place; returns the reader in it, None if one is to be forked."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[ReaderProcess | None] = loop.create_future()
+        self._waiting.add(tenant, (tenant, turn))
+        # Not cancelled with the turn: when it is over, another body may have the next turn.
+        loop.call_later(PATIENCE_S if self._num_taken else 0.0, self._hand_on)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._free(tenant, turn.result())
+            raise
+
+    def _free(self, tenant: str, reader: ReaderProcess | None = None) -> None:
+        """A place is free, and its reader, if there is one, can read another body."""
+        self._num_taken[tenant] -= 1
+        self._num_taken += Counter()  # drops tenants that have none
+        if reader is not None:
+            self._rest(reader)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Give a free place to the body whose turn it is."""
+        while (found := self._waiting.take(self._may_take)) is not None:
+            tenant, turn = found
+            if not turn.done():  # else its client has left
+                self._num_taken[tenant] += 1
+                turn.set_result(self._idle_reader())
                 return
+
+    def _idle_reader(self) -> ReaderProcess | None:
+        while self._idle:
+            reader = self._idle.pop()
+            if not reader.is_gone:
+                return reader
+            reader.close()
+        return None
+
+    def _rest(self, reader: ReaderProcess) -> None:
+        if reader.is_lowered or reader.is_gone:
+            reader.close()
+            return
         self._idle.append(reader)
         if len(self._idle) > 1:
             longest = self._idle[0]
             asyncio.get_running_loop().call_later(
-                _IDLE_S, self._end_idle, longest, longest.num_bodies
+                _IDLE_S, self._end_longest, longest, longest.num_bodies
             )
 
-    def _end_idle(self, reader: ReaderProcess, num_bodies: int) -> None:
-        """Unless it has worked since it had read that many, or is the last one."""
+    def _end_longest(self, reader: ReaderProcess, num_bodies: int) -> None:
+        """Unless it has worked since it had read that many bodies, or is the last one."""
         if len(self._idle) > 1 and reader in self._idle and reader.num_bodies == num_bodies:
             self._idle.remove(reader)
-            self._drop(reader)
-
-    def _drop(self, reader: ReaderProcess) -> None:
-        self._num_readers -= 1
-        reader.close()
+            reader.close()

@@ -2,10 +2,14 @@
 
 import msgspec
 
+from legato.engine.process.channel import Ping, Pong
 from legato.model.defaults import ModelDefaults
 from legato.model.text_source import TextSource
 from legato.model.vocabulary import Vocabulary
 from legato.server.requests.serving import Kind, Serving
+
+LOW_BY = 10
+"""How much nicer the reader of a large or slow body is: the engine's threads go first."""
 
 
 class LoadText(msgspec.Struct, frozen=True, tag=True):
@@ -37,19 +41,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     is_low: bool
 
 
-class Lower(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: let a reader run at a low priority from now on."""
-
-    number: int
-
-
-class Kill(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: end a reader, whatever it is doing."""
-
-    number: int
-
-
-ToZygote = LoadText | Serve | Fork | Lower | Kill
+ToZygote = LoadText | Serve | Fork | Ping
 
 
 class TextLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +78,13 @@ class ReaderEnded(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-FromZygote = TextLoaded | LoadFailed | ReaderEnded
+FromZygote = TextLoaded | LoadFailed | ReaderEnded | Pong
+
+
+class ReaderBegun(msgspec.Struct, frozen=True, tag=True):
+    """From a reader, first."""
+
+    pid: int
 
 
 class BodyFollows(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """A process that reads bodies, one after the other: forked by the zygote, bounded by the kernel."""
 
 import logging
+import os
 import resource
 import signal
 import socket
@@ -18,7 +19,7 @@ from legato.server.http.errors import ApiError, as_api_error, out_of_memory
 from legato.server.limits import KEPT_MEMORY_BYTES, READER_MEMORY_BYTES
 from legato.server.requests.outcome import Refused
 from legato.server.requests.read import RequestReader
-from legato.server.text.messages import BodyFollows
+from legato.server.text.messages import BodyFollows, ReaderBegun
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def serve(sock: socket.socket, requests: RequestReader, timeout_s: float) -> Non
         timeout_s: of processor time for one body; the kernel ends the process that takes more.
     """
     first_bytes = _peak_memory_bytes()
+    sock.sendall(pack_frame(ReaderBegun(os.getpid())))
     while (found := _next_body(sock)) is not None:
         job, body, stored = found
         with time_bound(timeout_s):

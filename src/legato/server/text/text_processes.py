@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections import Counter
 from functools import partial
 
 from legato.core.errors import InvalidRequestError
+from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import TokenIds
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
+from legato.engine.process.pulse import TICK_S
 from legato.model.defaults import ModelDefaults
 from legato.model.text_source import TextSource
 from legato.model.vocabulary import Vocabulary
@@ -17,7 +20,7 @@ from legato.server.http.errors import ApiError, out_of_memory, readers_dead
 from legato.server.limits import LARGE_BODY_BYTES
 from legato.server.requests.outcome import Generation, Piece, Refused
 from legato.server.requests.serving import Kind, Serving
-from legato.server.text.lane import PATIENCE_S, Lane
+from legato.server.text.lane import PATIENCE_S, Lane, Place
 from legato.server.text.messages import LoadText, Serve
 from legato.server.text.reader_process import Outcome, ReaderLostError, ReaderProcess
 from legato.server.text.zygote_process import ZygoteProcess
@@ -27,16 +30,30 @@ logger = logging.getLogger(__name__)
 _NUM_ATTEMPTS = 2
 _RESTART_TIMEOUT_S = 30.0
 _RESTART_PAUSE_S = 1.0
+_FORK_PAUSE_S = 0.1
+
+
+class _NoPlaceError(Exception):
+    """A body is slow, and its tenant has all the places for slow bodies that it may have."""
 
 
 class TextProcesses:
     """Reads bodies; whatever they are, the event loop does no more than pass bytes on.
 
     A reader that takes too long or too much memory costs its own request alone. One that dies
-    otherwise is replaced, and its body read again, once. So is the zygote, while its readers go on.
+    otherwise, or neither answers nor computes, is replaced, and its body read again, once. The
+    zygote is replaced likewise, while its readers go on.
+
+    Large bodies are read in a lane of their own at a low priority. A body that turns out to be slow
+    moves there: with its reader if its tenant may take another place there, and else it waits there
+    to be read anew.
 
     Args:
         timeout_s: of processor time for one body.
+
+    Attributes:
+        num_stuck: processes that were killed because they neither answered nor computed; key
+            "reader" or "zygote".
     """
 
     def __init__(self, source: TextSource, timeout_s: float) -> None:
@@ -44,9 +61,20 @@ class TextProcesses:
         self._timeout_s = timeout_s
         self._zygote = ZygoteProcess(self._asked)
         self._is_ready = asyncio.Event()
-        self._small = Lane(partial(self._fork, is_low=False))
-        self._large = Lane(partial(self._fork, is_low=True))
+        self._quick = Lane(partial(self._fork, is_low=False))
+        self._slow = Lane(partial(self._fork, is_low=True))
         self._running: asyncio.Task[None] | None = None
+        self._num_suspects = 0  # readers that may be stuck
+        self.num_stuck = Counter[str](reader=0, zygote=0)
+
+    @property
+    def problem(self) -> str:
+        """Why reading takes longer just now; empty if nothing is wrong."""
+        if not self._is_ready.is_set():
+            return "the process that forks readers is being started again"
+        if self._zygote.is_suspect:
+            return "the process that forks readers does not answer"
+        return "a process that reads requests does not answer" if self._num_suspects else ""
 
     async def loaded(self) -> tuple[Vocabulary, ModelDefaults]:
         """What was loaded, as far as others need it.
@@ -65,10 +93,15 @@ class TextProcesses:
         self._zygote.send(Serve(serving))
         self._is_ready.set()
         self._running = asyncio.create_task(self._keep_running(serving))
-        await self._small.warm_up()
+        await self._quick.warm_up(DEFAULT_TENANT)
 
-    async def generation(self, kind: Kind, body: bytearray) -> tuple[Generation, list[TokenIds]]:
+    async def generation(
+        self, kind: Kind, body: bytearray, tenant: str | None
+    ) -> tuple[Generation, list[TokenIds]]:
         """What a body asks to be generated, and the prompts.
+
+        Args:
+            tenant: as of `outcome`.
 
         Raises:
             ApiError: it cannot be served, as its reader says.
@@ -76,23 +109,30 @@ class TextProcesses:
             OverloadedError: too many bodies are waiting.
             RequestFailedError: readers die of something else over it.
         """
-        outcome = await self.outcome(kind, body)
+        outcome = await self.outcome(kind, body, tenant)
         assert isinstance(outcome.end, Generation)
         return outcome.end, outcome.prompts
 
-    async def answer(self, kind: Kind, body: bytearray) -> list[bytes]:
+    async def answer(self, kind: Kind, body: bytearray, tenant: str | None) -> list[bytes]:
         """The pieces of the whole answer to a body, in JSON.
+
+        Args:
+            tenant: as of `outcome`.
 
         Raises:
             Exception: as `generation`.
         """
-        outcome = await self.outcome(kind, body)
+        outcome = await self.outcome(kind, body, tenant)
         return [part.data for part in outcome.parts if isinstance(part, Piece)]
 
-    async def outcome(self, kind: Kind, body: bytearray, stored: bytes | None = None) -> Outcome:
+    async def outcome(
+        self, kind: Kind, body: bytearray, tenant: str | None, stored: bytes | None = None
+    ) -> Outcome:
         """What comes of a body; its end is not `Refused`.
 
         Args:
+            tenant: that the API key names, between whom places are shared. What tenant a body
+                itself names is known only once it is read.
             stored: what the body was found to need, where its end was `NeedsStored`.
 
         Raises:
@@ -100,7 +140,7 @@ class TextProcesses:
         """
         for _ in range(_NUM_ATTEMPTS):
             try:
-                outcome = await self._read(kind, body, stored)
+                outcome = await self._read(kind, body, tenant or DEFAULT_TENANT, stored)
             except ReaderLostError as lost:
                 logger.warning("a process died while it read a request: %s", lost)
                 continue
@@ -114,23 +154,67 @@ class TextProcesses:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._running
+        for lane in (self._quick, self._slow):
+            lane.end_idle()
         await self._zygote.close()
 
-    async def _read(self, kind: Kind, body: bytearray, stored: bytes | None) -> Outcome:
+    async def _read(
+        self, kind: Kind, body: bytearray, tenant: str, stored: bytes | None
+    ) -> Outcome:
         num_bytes = len(body) + len(stored or b"")
-        lane = self._large if num_bytes > LARGE_BODY_BYTES else self._small
-        async with lane.reader(num_bytes) as reader:
-            zygote = self._zygote
-            slow = asyncio.get_running_loop().call_later(PATIENCE_S, zygote.lower, reader)
-            try:
-                return await reader.read(kind, body, stored)
-            except ReaderLostError:
-                raise self._cause(await zygote.status(reader)) from None
-            except asyncio.CancelledError:
-                zygote.kill(reader)  # nobody waits for what it is doing
-                raise
-            finally:
-                slow.cancel()
+        if num_bytes <= LARGE_BODY_BYTES:
+            with contextlib.suppress(_NoPlaceError):
+                async with self._quick.place(tenant, num_bytes) as place:
+                    return await self._read_at(place, kind, body, stored)
+        async with self._slow.place(tenant, num_bytes) as place:
+            return await self._read_at(place, kind, body, stored)
+
+    async def _read_at(
+        self, place: Place, kind: Kind, body: bytearray, stored: bytes | None
+    ) -> Outcome:
+        """Have a body read, for as long as its reader computes and has a place."""
+        reader, zygote = place.reader, self._zygote
+        reading = asyncio.create_task(reader.read(kind, body, stored))
+        try:
+            await asyncio.wait([reading], timeout=PATIENCE_S)
+            if not reading.done() and place.lane is self._quick:
+                if not self._slow.moved(place):
+                    raise _NoPlaceError
+                reader.lower()
+            await self._watched(reading, reader)
+            return reading.result()
+        except ReaderLostError:
+            raise self._cause(await zygote.status(reader)) from None
+        finally:
+            if not reading.done():
+                reader.kill()  # its client has left, or it has no place
+                reading.cancel()
+
+    async def _watched(self, reading: "asyncio.Task[Outcome]", reader: ReaderProcess) -> None:
+        """Wait until a body is read.
+
+        Raises:
+            ReaderLostError: the reader was stuck, and has been killed, and idle ones with it.
+        """
+        pulse = reader.pulse()
+        try:
+            while True:
+                await asyncio.wait([reading], timeout=TICK_S)
+                if reading.done():
+                    return
+                self._num_suspects -= pulse.is_suspect
+                pulse.tick()
+                self._num_suspects += pulse.is_suspect
+                if pulse.is_stuck:
+                    break
+        finally:
+            self._num_suspects -= pulse.is_suspect
+        logger.error("a process that reads neither answers nor computes: it is killed")
+        self.num_stuck["reader"] += 1
+        reader.kill()
+        for lane in (self._quick, self._slow):
+            lane.end_idle()  # what stopped it may have stopped them, too
+        raise ReaderLostError
 
     def _cause(self, status: int | None) -> Exception:
         """Why a reader was lost, as `ReaderEnded` has it."""
@@ -152,15 +236,20 @@ class TextProcesses:
     async def _fork(self, *, is_low: bool) -> ReaderProcess:
         try:
             async with asyncio.timeout(_RESTART_TIMEOUT_S):
-                await self._is_ready.wait()
+                while True:
+                    await self._is_ready.wait()
+                    reader = await self._zygote.fork(is_low=is_low)
+                    if reader is not None:
+                        return reader
+                    await asyncio.sleep(_FORK_PAUSE_S)
         except TimeoutError:
             raise readers_dead() from None
-        return await self._zygote.fork(is_low=is_low)
 
     async def _keep_running(self, serving: Serving) -> None:
         while True:
             await asyncio.wait([self._zygote.lost])
             self._is_ready.clear()
+            self.num_stuck["zygote"] += self._zygote.was_stuck
             logger.error("the process that forks readers died; another is started")
             await self._zygote.close()
             self._zygote = ZygoteProcess(self._asked)

@@ -15,19 +15,18 @@ from collections import deque
 from collections.abc import Callable
 
 from legato.core.errors import UnsupportedModelError
-from legato.engine.process.channel import ChannelClosedError, FrameDecoder, pack_frame
+from legato.engine.process.channel import ChannelClosedError, FrameDecoder, Ping, Pong, pack_frame
 from legato.model.defaults import ModelDefaults
 from legato.model.text_loader import load_text
 from legato.model.tokenizer import Tokenizer
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
+    LOW_BY,
     Fork,
     FromZygote,
-    Kill,
     LoadFailed,
     LoadText,
-    Lower,
     ReaderEnded,
     Serve,
     TextLoaded,
@@ -36,8 +35,6 @@ from legato.server.text.messages import (
 
 logger = logging.getLogger(__name__)
 
-_LOW_BY = 10
-"""What reads a large body, or is slow, is this much nicer: the engine's threads go first."""
 _READ_BYTES = 2**16
 _MAX_FDS = 64
 _TRIAL = -1  # the number of the process that tries the template
@@ -115,10 +112,8 @@ class Zygote:
                 case Fork(number, is_low):
                     assert requests is not None, "bodies come once it is known what is served"
                     self._fork_reader(number, is_low, requests, timeout_s)
-                case Lower(number) if number in self._pids:
-                    _lower(self._pids[number])
-                case Kill(number) if number in self._pids:
-                    os.kill(self._pids[number], signal.SIGKILL)
+                case Ping():
+                    self._send(Pong())
 
     def _fork_reader(
         self, number: int, is_low: bool, requests: RequestReader, timeout_s: float
@@ -127,7 +122,7 @@ class Zygote:
 
         def work() -> None:
             if is_low:
-                os.nice(_LOW_BY)
+                os.nice(LOW_BY)
             reader.serve(sock, requests, timeout_s)
 
         with sock:
@@ -212,7 +207,3 @@ class Zygote:
             self._socket.sendall(pack_frame(message))
         except OSError as error:
             raise ChannelClosedError from error
-
-
-def _lower(pid: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + _LOW_BY)

@@ -11,15 +11,14 @@ from typing import Any
 
 from legato.core.errors import ConfigError
 from legato.engine.errors import EngineDeadError
-from legato.engine.process.channel import FrameDecoder, pack_frame
+from legato.engine.process.channel import FrameDecoder, Ping, Pong, pack_frame
 from legato.engine.process.child_process import ChildProcess
+from legato.engine.process.pulse import TICK_S, Pulse
 from legato.server.text.messages import (
     Fork,
     FromZygote,
-    Kill,
     LoadFailed,
     LoadText,
-    Lower,
     ReaderEnded,
     TextLoaded,
     ToZygote,
@@ -32,6 +31,8 @@ _PROGRAM = (sys.executable, "-m", "legato.server.text.main")
 _READ_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 1.0
+_MAX_SILENT = 5
+_MAX_SILENT_LOADING = 60  # a disk may be slow
 _numbers = itertools.count()  # of all readers of all zygotes
 
 
@@ -40,9 +41,11 @@ class ZygoteProcess:
 
     Attributes:
         lost: done once it is gone.
+        was_stuck: whether it was killed because it neither answered nor computed.
     """
 
     def __init__(self, asked: LoadText) -> None:
+        self.was_stuck = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[TextLoaded] = asyncio.get_running_loop().create_future()
         self._frames = FrameDecoder(FromZygote)
@@ -54,6 +57,13 @@ class ZygoteProcess:
             self._process = ChildProcess(_PROGRAM, theirs.fileno(), {})
         asyncio.get_running_loop().add_reader(self._socket, self._receive)
         self.send(asked)
+        self._pulse = Pulse(self._process.pid, _MAX_SILENT_LOADING)
+        self._watching = asyncio.create_task(self._kill_if_stuck())
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be stuck, and is about to be killed."""
+        return self._pulse.is_suspect
 
     async def loaded(self) -> TextLoaded:
         """Wait until it can fork.
@@ -74,24 +84,22 @@ class ZygoteProcess:
         if not is_sent:
             self._lose()
 
-    async def fork(self, *, is_low: bool) -> ReaderProcess:
-        """Begin a reader; where the zygote is gone, so is what this returns."""
+    async def fork(self, *, is_low: bool) -> ReaderProcess | None:
+        """Have a reader forked; returns None if that fails, as where the zygote is gone."""
         number = next(_numbers)
         ours, theirs = socket.socketpair()
         with theirs:
             reader = ReaderProcess(number, *await asyncio.open_connection(sock=ours))
             self._statuses[number] = reader.status
             self.send(Fork(number, is_low), [theirs.fileno()])
-        return reader
-
-    def lower(self, reader: ReaderProcess) -> None:
-        """Let it run at a low priority from now on."""
-        reader.is_lowered = True
-        self.send(Lower(reader.number))
-
-    def kill(self, reader: ReaderProcess) -> None:
-        """End it, whatever it is doing."""
-        self.send(Kill(reader.number))
+        try:
+            if await reader.begun():
+                return reader
+        except asyncio.CancelledError:
+            reader.close()
+            raise
+        reader.close()
+        return None
 
     async def status(self, reader: ReaderProcess) -> int | None:
         """How a reader that is gone ended, as `ReaderEnded` has it; None where nobody can tell."""
@@ -101,10 +109,20 @@ class ZygoteProcess:
 
     async def close(self) -> None:
         """End it, and all its readers with it."""
+        self._watching.cancel()
         self._lose()
         if not await self._process.ends_within(_STOP_TIMEOUT_S):
             self._process.kill()
             await self._process.ends_within(_STOP_TIMEOUT_S)
+
+    async def _kill_if_stuck(self) -> None:
+        while not self._pulse.is_stuck:
+            await asyncio.sleep(TICK_S)
+            self.send(Ping())
+            self._pulse.tick()
+        logger.error("the process that forks readers neither answers nor computes: it is killed")
+        self.was_stuck = True
+        self._process.kill()
 
     def _receive(self) -> None:
         try:
@@ -122,11 +140,14 @@ class ZygoteProcess:
                     seconds = time.monotonic() - self._started_s
                     logger.info("the tokenizer is loaded after %.2f s", seconds)
                     self._loaded.set_result(message)
+                    self._pulse = Pulse(self._process.pid, _MAX_SILENT)
                 case LoadFailed(error, is_user_error):
                     failure = ConfigError if is_user_error else EngineDeadError
                     self._loaded.set_exception(failure(error))
                 case ReaderEnded(number, status):
                     self._statuses.pop(number).set_result(status)
+                case Pong():
+                    self._pulse.note_answer()
 
     def _lose(self) -> None:
         if self.lost.done():

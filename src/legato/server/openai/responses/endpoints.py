@@ -60,10 +60,10 @@ async def create_response(
     body: JsonBytes, context: ContextDep, store: StoreDep, arrival: ArrivalDep
 ) -> Response:
     """Answer a turn of a conversation, and keep both for the turns after it."""
-    outcome = await context.text.outcome("responses", body)
+    outcome = await context.text.outcome("responses", body, arrival.tenant)
     if isinstance(outcome.end, NeedsStored):
         stored = store.named(arrival.tenant, outcome.end)
-        outcome = await context.text.outcome("responses", body, stored)
+        outcome = await context.text.outcome("responses", body, arrival.tenant, stored)
     asked = outcome.end
     assert isinstance(asked, Generation)
     job = Job.of(
@@ -147,7 +147,7 @@ def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: Respo
     items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
 
     def keep(body: bytes) -> bool:
-        response_id = f"resp_{arrival.request_id}"
+        response_id = f"resp_{arrival.answer_id}"
         response = StoredResponse(response_id, body, items, terms.previous_response_id)
         return store.put(arrival.tenant, response)
 

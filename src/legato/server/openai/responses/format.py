@@ -58,7 +58,7 @@ class ResponsesFormat:
         self._usage = UsageCounter(job.prompts)
         self._vocabulary = vocabulary
         self._reader = MessageReader(asked.message_syntax)
-        self._items = OutputItems(job.arrival.request_id)
+        self._items = OutputItems(job.arrival.answer_id)
         self._num_reasoning_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._shows_logprobs = terms.shows_logprobs
@@ -66,7 +66,7 @@ class ResponsesFormat:
         shown: dict[str, Any] = {name: msgspec.Raw(data) for name, data in terms.shown.items()}
         self._fixed: dict[str, Any] = {
             **shown,
-            "id": f"resp_{job.arrival.request_id}",
+            "id": f"resp_{job.arrival.answer_id}",
             "created_at": int(time.time()),
             "model": model,
             "store": keep is not None,

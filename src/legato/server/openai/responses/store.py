@@ -1,6 +1,6 @@
 """Responses that clients may come back to, in memory and within bounds."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -34,10 +34,30 @@ class StoredResponse(msgspec.Struct, frozen=True):
         ]
 
 
-class ResponseStore:
-    """Keeps responses, each for its tenant alone; those that were used last the longest.
+class _Kept:
+    """The responses of one tenant."""
 
-    A response is used where a later one goes on from it, and so are all that it goes on from.
+    def __init__(self) -> None:
+        self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go stands first
+        self.num_bytes = 0
+
+    def put(self, response: StoredResponse) -> None:
+        self.by_id[response.id] = response
+        self.num_bytes += response.num_bytes
+
+    def remove(self, response_id: str) -> None:
+        self.num_bytes -= self.by_id.pop(response_id).num_bytes
+
+    def remove_oldest(self) -> None:
+        self.remove(next(iter(self.by_id)))
+
+
+class ResponseStore:
+    """Keeps responses, each for its tenant alone.
+
+    Where there is no room, the tenant that has most loses the response that it has not used for the
+    longest. So a tenant keeps what it has as long as that is no more than an equal share, whatever
+    others store. A response is used when a later one goes on from it, and so are all earlier ones.
 
     Args:
         max_responses, max_bytes: of all tenants together.
@@ -48,24 +68,27 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._max_body_bytes = max_body_bytes
-        # Key the tenant and the id; the one that goes first stands first.
-        self._kept: OrderedDict[tuple[str | None, str], StoredResponse] = OrderedDict()
-        self._num_bytes = 0
+        self._tenants: defaultdict[str | None, _Kept] = defaultdict(_Kept)
 
     def put(self, tenant: str | None, response: StoredResponse) -> bool:
-        """Keep it, in place of as many others as it takes; False where it is too large for that."""
-        self._remove((tenant, response.id))
+        """Keep a response; returns False if it is too large.
+
+        Args:
+            response: with an id that no other has had.
+        """
         if response.num_bytes > self._max_bytes:
             return False
-        self._kept[tenant, response.id] = response
-        self._num_bytes += response.num_bytes
-        while self._num_bytes > self._max_bytes or len(self._kept) > self._max_responses:
-            self._remove(next(iter(self._kept)))
-        return True
+        self._tenants[tenant].put(response)
+        tenants = self._tenants.values()
+        while sum(kept.num_bytes for kept in tenants) > self._max_bytes:
+            max(tenants, key=lambda kept: kept.num_bytes).remove_oldest()
+        while sum(len(kept.by_id) for kept in tenants) > self._max_responses:
+            max(tenants, key=lambda kept: len(kept.by_id)).remove_oldest()
+        return response.id in self._tenants[tenant].by_id
 
     def get(self, tenant: str | None, response_id: str) -> StoredResponse:
         """Raises `ApiError` where this tenant has none of that id."""
-        response = self._kept.get((tenant, response_id))
+        response = self._tenants[tenant].by_id.get(response_id)
         if response is None:
             raise not_found(f"there is no response {response_id!r}, or it is no longer stored")
         return response
@@ -73,7 +96,7 @@ class ResponseStore:
     def delete(self, tenant: str | None, response_id: str) -> None:
         """Raises `ApiError` as `get`."""
         self.get(tenant, response_id)
-        self._remove((tenant, response_id))
+        self._tenants[tenant].remove(response_id)
 
     def named(self, tenant: str | None, needs: NeedsStored) -> bytes:
         """What a body names, as `Stored` reads it.
@@ -84,7 +107,7 @@ class ResponseStore:
         found = {turn.id: turn for turn in self._turns(tenant, needs.previous_response_id)}
         for item_id in needs.item_ids:
             owner = _PREFIX + item_id.partition("_")[2].rpartition("_")[0]
-            response = self._kept.get((tenant, owner))
+            response = self._tenants[tenant].by_id.get(owner)
             if response is None:
                 raise _missing(
                     f"the item {item_id!r} is not stored", param="input", code="item_not_found"
@@ -92,7 +115,7 @@ class ResponseStore:
             found[owner] = response
         # The earliest first, so that none of them goes before one that it goes on from.
         for response_id in reversed(found):
-            self._kept.move_to_end((tenant, response_id))
+            self._tenants[tenant].by_id.move_to_end(response_id)
         num_bytes = sum(turn.num_bytes for turn in found.values())
         if num_bytes > self._max_body_bytes:
             raise _missing(
@@ -104,25 +127,18 @@ class ResponseStore:
 
     def _turns(self, tenant: str | None, response_id: str | None) -> Iterator[StoredResponse]:
         """A response and all that it goes on from, the last first."""
-        seen: set[str] = set()
         asked = response_id
         while response_id is not None:
-            response = self._kept.get((tenant, response_id))
-            if response is None or response_id in seen:
+            response = self._tenants[tenant].by_id.get(response_id)
+            if response is None:
                 before = "" if response_id == asked else f", which {asked!r} goes on from,"
                 raise _missing(
                     f"the previous response {response_id!r}{before} is not stored",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            seen.add(response_id)
             yield response
             response_id = response.previous_id
-
-    def _remove(self, key: tuple[str | None, str]) -> None:
-        response = self._kept.pop(key, None)
-        if response is not None:
-            self._num_bytes -= response.num_bytes
 
 
 def _turn(response: StoredResponse) -> bytes:

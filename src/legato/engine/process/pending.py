@@ -1,0 +1,76 @@
+"""Requests that wait to be sent to an engine, and how many of them it is sent at a time."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+from legato.core.request import AddRequest
+from legato.core.rotation import Rotation
+
+MAX_SENT = 64
+"""Requests that an engine may have been sent and not taken in."""
+MAX_SENT_TOKENS = 64 * 2**10
+"""Prompt tokens of those together; a single request may have more."""
+
+_Message = TypeVar("_Message")
+
+
+class PendingRequests(Generic[_Message]):
+    """Requests that wait to be sent: tenants take turns, and so do the prompts of a tenant.
+
+    So a request for very many completions delays no other by more than one completion of each
+    prompt, and one that is aborted meanwhile is never sent.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[str, tuple[AddRequest, _Message]] = {}  # key request id
+        # Key the tenant; the one with the next turn stands first. Items are request ids, aborted
+        # ones included, and their keys are names of prompts.
+        self._prompts: OrderedDict[str, Rotation[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, request: AddRequest, message: _Message) -> None:
+        """Let a request wait.
+
+        Args:
+            message: what is sent for it.
+        """
+        self._messages[request.request_id] = request, message
+        prompts = self._prompts.setdefault(request.service.tenant, Rotation())
+        prompts.add(request.request_id.rpartition("-")[0], request.request_id)
+
+    def drop(self, request_id: str) -> bool:
+        """Forget a request; returns whether it was waiting."""
+        return self._messages.pop(request_id, None) is not None
+
+    def take(self, max_requests: int, max_tokens: int) -> list[_Message]:
+        """Remove and return the messages whose turn it is.
+
+        Args:
+            max_tokens: of prompts: the last message is the one that reaches it.
+        """
+        taken: list[_Message] = []
+        num_tokens = 0
+        while len(taken) < max_requests and num_tokens < max_tokens:
+            found = self._next()
+            if found is None:
+                break
+            request, message = found
+            taken.append(message)
+            num_tokens += len(request.prompt_token_ids)
+        return taken
+
+    def _next(self) -> tuple[AddRequest, _Message] | None:
+        while self._prompts:
+            tenant, prompts = next(iter(self._prompts.items()))
+            request_id = prompts.take()
+            while request_id is not None and request_id not in self._messages:
+                request_id = prompts.take()
+            if prompts:
+                self._prompts.move_to_end(tenant)
+            else:
+                del self._prompts[tenant]
+            if request_id is not None:
+                return self._messages.pop(request_id)
+        return None
