@@ -5,7 +5,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.executor.constraint import Constraint
@@ -89,7 +89,7 @@ class StepOutcome:
 
     token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, TokenScores] = field(default_factory=dict)
     unsampled: Mapping[str, Constraint] = field(default_factory=dict)
 
     def of(self, chunk: ScheduledChunk) -> ChunkResult:

@@ -20,6 +20,12 @@ class Turns:
         if len(self._waiting) == 1:
             self._schedule()
 
+    async def turn(self) -> None:
+        """Wait for one."""
+        begun = asyncio.Event()
+        self.wait(begun.set)
+        await begun.wait()
+
     def _schedule(self) -> None:
         asyncio.get_running_loop().call_soon(self._call_next)
 
