@@ -1,5 +1,6 @@
 """What the official clients make of a stream's events is what the whole answer is."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 
 from legato.engine.frontend.message import MessageDelta, ToolCallDelta
 from legato.server.anthropic.blocks import Blocks
-from legato.server.http.bodies import TypedEvent, typed_events
+from legato.server.http.bodies import TypedEvent, typed_event_pieces
 from legato.server.openai.responses.events import EventNumbers
 from legato.server.openai.responses.items import OutputItems
 from legato.server.requests.response_items import messages_of, read_items
@@ -51,10 +52,10 @@ def messages(draw: st.DrawFn) -> list[MessageDelta]:
     return deltas
 
 
-def sent(data: bytes) -> list[dict[str, Any]]:
+def sent(pieces: Iterable[bytes]) -> list[dict[str, Any]]:
     """Events as they came; each has the name that its data says."""
     found = []
-    for event in data.split(b"\n\n")[:-1]:
+    for event in b"".join(pieces).split(b"\n\n")[:-1]:
         name, body = event.split(b"\n")
         found.append(msgspec.json.decode(body.removeprefix(b"data: ")))
         assert name == b"event: " + found[-1]["type"].encode()
@@ -86,7 +87,7 @@ def test_openais_client_puts_a_response_together(deltas: list[MessageDelta]) -> 
     state.handle_event(
         _response_event({"type": "response.created", "sequence_number": 0, "response": response})
     )
-    for event in sent(typed_events(events, EventNumbers().encode)):
+    for event in sent(typed_event_pieces(events, EventNumbers().encode)):
         state.handle_event(_response_event(event))
     response["output"] = [shown(item) for item in items.done]
     last = {"type": "response.completed", "sequence_number": 99, "response": response}
@@ -141,7 +142,7 @@ def test_anthropics_client_puts_a_message_together(deltas: list[MessageDelta]) -
     }
     buffers: dict[int, bytes] = {}
     message: Any = None
-    for event in [{"type": "message_start", "message": start}, *sent(typed_events(events))]:
+    for event in [{"type": "message_start", "message": start}, *sent(typed_event_pieces(events))]:
         message = accumulate_event(
             event=_message_event(event), current_snapshot=message, json_bufs=buffers
         )

@@ -78,6 +78,8 @@ def test_at_the_limit_and_beyond(
 
 
 TRIED_ELSEWHERE = {
+    # tests/server/test_pipelines.py
+    "MAX_PIPELINED_BYTES",
     # tests/server/test_text_processes.py
     "KEPT_MEMORY_BYTES",
     "LARGE_BODY_BYTES",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.request import AddRequest
 from legato.core.step_record import (
     ChunkKind,
@@ -48,7 +48,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         self,
         sampled: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None = None,
-        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+        prompt_logprobs: TokenScores | None = None,
     ) -> "ChunkResult":
         """The result of the chunk, given a token for each sampled row, or for the first of them.
 
@@ -66,7 +66,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             self.num_tokens - len(self.draft_token_ids) + num_right,
             tuple(sampled[:num_kept]),
             None if logprobs is None else tuple(logprobs[:num_kept]),
-            None if prompt_logprobs is None else tuple(prompt_logprobs),
+            prompt_logprobs,
         )
 
     @property
@@ -83,12 +83,12 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         )
 
     def unsampled(
-        self, prompt_logprobs: Sequence[TokenLogprobs] | None = None, *, is_complete: bool = False
+        self, prompt_logprobs: TokenScores | None = None, *, is_complete: bool = False
     ) -> "ChunkResult":
         """What came of it where none of its rows was sampled, which are to be computed again."""
         return ChunkResult(
             self.num_tokens - self.num_samples,
-            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            prompt_logprobs=prompt_logprobs,
             is_complete=is_complete,
         )
 
@@ -167,7 +167,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
             not wait until it was known which tokens may come: the last token does not count then,
             and is computed again.
         logprobs: one entry for each of `token_ids`; None where they were not asked for.
-        prompt_logprobs: one entry for each prompt token that the chunk scored, which are those at
+        prompt_logprobs: of each prompt token that the chunk scored, which are those at
             [start + 1, min(end + 1, prompt length)), but none twice; None likewise.
         is_complete: whether the grammar of the output lets nothing follow.
     """
@@ -175,7 +175,7 @@ class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: TokenScores | None = None
     is_complete: bool = False
 
     def cut(self, num_samples: int, *, is_complete: bool) -> "ChunkResult":

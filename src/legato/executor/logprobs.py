@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 
 
 class Scores(NamedTuple):
@@ -41,6 +41,17 @@ class Scores(NamedTuple):
             )
             for token, logprob, rank, ids, values, count in zip(*columns, strict=True)
         ]
+
+    def packed(self) -> TokenScores:
+        """The same of a prompt, each position with all of its most likely tokens."""
+        token_ids = torch.cat((self.chosen[:, None], self.top_ids), dim=1)  # [S, 1 + N]
+        logprobs = torch.cat((self.logprobs[:, None], self.top_logprobs), dim=1)  # [S, 1 + N]
+        return TokenScores(
+            self.top_ids.shape[1],
+            token_ids.to(torch.int32).numpy().tobytes(),
+            logprobs.numpy().tobytes(),
+            self.ranks.to(torch.int32).numpy().tobytes(),
+        )
 
 
 def score(logits: torch.Tensor, chosen: torch.Tensor, most_top: int) -> Scores:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.executor.constraint import Constraint
@@ -88,7 +88,7 @@ class StepOutcome:
 
     token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, TokenScores] = field(default_factory=dict)
     num_known_rows: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, chunk: ScheduledChunk, constraint: Constraint | None) -> ChunkResult:

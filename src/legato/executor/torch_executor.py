@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import torch
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.batch import PackedBatch, pack
 from legato.executor.host_cache import HostCache
-from legato.executor.logprobs import compute_logprobs
+from legato.executor.logprobs import Scores, compute_logprobs, score
 from legato.executor.memory import raising_memory_error
 from legato.executor.sampler import NO_TOKEN, sample
 from legato.executor.sequences import (
@@ -87,9 +87,9 @@ class TorchExecutor:
 
     def _score_prompts(
         self, step: BegunStep, batch: PackedBatch, hidden: torch.Tensor
-    ) -> dict[str, list[TokenLogprobs]]:
+    ) -> dict[str, TokenScores]:
         """Prompt log probabilities; key request id, for those that asked."""
-        scores: dict[str, list[TokenLogprobs]] = {}
+        scores: dict[str, TokenScores] = {}
         for (chunk, sequence), row in zip(step.pairs, batch.query_start.tolist(), strict=False):
             scored = scored_prompt(chunk, sequence)
             if not scored:
@@ -98,20 +98,18 @@ class TorchExecutor:
             rows = hidden[first + scored.start : first + scored.stop]
             tokens = torch.from_numpy(sequence.token_ids[scored.start + 1 : scored.stop + 1])
             num_top = sequence.message.params.prompt_logprobs or 0
-            scores[chunk.request_id] = self._logprobs(rows, tokens.to(hidden.device), num_top)
+            scores[chunk.request_id] = self._scores(rows, tokens.to(hidden.device), num_top)
         return scores
 
-    def _logprobs(
-        self, hidden: torch.Tensor, tokens: torch.Tensor, num_top: int
-    ) -> list[TokenLogprobs]:
+    def _scores(self, hidden: torch.Tensor, tokens: torch.Tensor, num_top: int) -> TokenScores:
         """Of `tokens` [N] after the rows [N, E], a few rows at a time."""
-        entries: list[TokenLogprobs] = []
+        parts: list[TokenScores] = []
         for rows, chosen in zip(
             torch.split(hidden, LOGITS_ROWS), torch.split(tokens, LOGITS_ROWS), strict=True
         ):
             logits = self._model.compute_logits(rows)
-            entries += compute_logprobs(logits, chosen, [num_top] * len(chosen))
-        return entries
+            parts.append(Scores._make(x.cpu() for x in score(logits, chosen, num_top)).packed())
+        return TokenScores.joined(parts)
 
     def _sample(
         self,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores
 from legato.core.plan import BlockMove, StepPlan, StepResult
 from legato.core.sampling_params import SamplingParams
 from legato.executor.adjustments import asks_for_change
@@ -119,7 +119,7 @@ class GpuExecutor:
         outcome = StepOutcome(
             _by_request(flight.step, sampled.tolist()),
             _entries(flight.logprobs),
-            _entries(flight.prompt_logprobs),
+            _prompt_scores(flight.prompt_logprobs),
             flight.num_known_rows,
         )
         seconds = flight.done.seconds_since(flight.begun)
@@ -213,3 +213,10 @@ def _entries(scored: Sequence[_Scored]) -> dict[str, list[TokenLogprobs]]:
     for request_id, scores, num_top in scored:
         entries.setdefault(request_id, []).extend(scores.entries(num_top))
     return entries
+
+
+def _prompt_scores(scored: Sequence[_Scored]) -> dict[str, TokenScores]:
+    parts: dict[str, list[TokenScores]] = {}
+    for request_id, scores, _ in scored:
+        parts.setdefault(request_id, []).append(scores.packed())
+    return {request_id: TokenScores.joined(several) for request_id, several in parts.items()}

@@ -1,6 +1,6 @@
 """What every handler works with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -10,6 +10,7 @@ from legato.engine.frontend.engine import Engine
 from legato.observe.metrics.server_metrics import ServerMetrics
 from legato.server.http.errors import unknown_model
 from legato.server.http.middleware import Lifecycle
+from legato.server.http.turns import Turns
 from legato.server.text.text_processes import TextProcesses
 
 _TRACE_CONTEXT = ("traceparent", "tracestate")
@@ -58,6 +59,7 @@ class Context:
         max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
             more ends its stream.
         kv_event_source: None where nobody is told what is cached.
+        turns: of all answers that are being made.
     """
 
     engine: Engine
@@ -66,6 +68,7 @@ class Context:
     lifecycle: Lifecycle
     max_unread_tokens: int
     kv_event_source: KVEventSource | None = None
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def model_name(self) -> str:

@@ -33,6 +33,7 @@ from legato.server.config import ServerConfig
 from legato.server.context import KVEventSource
 from legato.server.http.connection import LimitedHttpProtocol
 from legato.server.http.middleware import Lifecycle
+from legato.server.http.turns import Turns
 from legato.server.text.text_processes import TextProcesses
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig, metrics: ServerMetrics) -> uvicorn.Config:
     # uvicorn asks for a class, which it only calls.
-    protocol = partial(LimitedHttpProtocol, config, metrics.count_error)
+    protocol = partial(LimitedHttpProtocol, config, Turns(), metrics.count_error)
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", protocol),

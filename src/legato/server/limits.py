@@ -35,6 +35,8 @@ MAX_METADATA_VALUE_CHARS = 512
 MAX_DETOKENIZED = 2**19
 """Token ids in a request to /detokenize."""
 
+MAX_PIPELINED_BYTES = 64 * 2**10
+"""Of requests that wait for the answer to one before them; then their connection is not read."""
 MAX_PLAIN_BODY_BYTES = 16 * 2**10
 """Of a body that is read in the HTTP process, such as that of PATCH /settings."""
 MAX_ANSWER_BYTES = 32 * 2**20

@@ -5,7 +5,13 @@ from functools import cached_property
 
 import msgspec
 
-from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
+from legato.core.outputs import (
+    FinishReason,
+    RequestOutput,
+    TokenLogprobs,
+    TokenScores,
+    entries_of,
+)
 from legato.core.request import AddRequest
 from legato.engine.frontend.message import Message, read_message
 from legato.engine.frontend.output_text import Detokenizer, StopStrings
@@ -109,6 +115,7 @@ class Completion:
         logprobs (list[TokenLogprobs] | None): one entry a token; None where not asked for.
         prompt_logprobs (list[TokenLogprobs] | None): one entry for each prompt token from the
             second on; None where not asked for, and only on index 0.
+        prompt_scores (list[TokenScores] | None): the same, in the parts that came.
         finish_reason (FinishReason | None): why it ended; None as long as it goes on.
         stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
         num_cached_tokens (int): prompt tokens that were found in the cache.
@@ -126,7 +133,9 @@ class Completion:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None
-        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.prompt_scores: list[TokenScores] | None = None
+        self._prompt_logprobs: list[TokenLogprobs] = []  # of the parts that were read
+        self._num_parts_read = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_cached_tokens = 0
@@ -135,7 +144,8 @@ class Completion:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs = _extended(self.logprobs, delta.logprobs)
-        self.prompt_logprobs = _extended(self.prompt_logprobs, delta.output.prompt_logprobs)
+        if delta.output.prompt_logprobs is not None:
+            self.prompt_scores = [*(self.prompt_scores or ()), delta.output.prompt_logprobs]
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
@@ -145,8 +155,17 @@ class Completion:
         taken = copy.copy(self)
         taken.token_ids = self.token_ids.copy()
         taken.logprobs = copy.copy(self.logprobs)
-        taken.prompt_logprobs = copy.copy(self.prompt_logprobs)
+        taken._prompt_logprobs = self._prompt_logprobs.copy()
         return taken
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """One entry for each prompt token from the second on; None where not asked for."""
+        if self.prompt_scores is None:
+            return None
+        self._prompt_logprobs += entries_of(self.prompt_scores[self._num_parts_read :])
+        self._num_parts_read = len(self.prompt_scores)
+        return self._prompt_logprobs
 
     @cached_property
     def message(self) -> Message | None:

@@ -25,8 +25,9 @@ from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
 from legato.server.generation.typed_events import TypedEventWriter
 from legato.server.http.anthropic_errors import AnthropicErrorBody, anthropic_error
-from legato.server.http.bodies import JsonBytes, TypedEvent, encode_json, pieces_response
+from legato.server.http.bodies import JsonBytes, TypedEvent, pieces_response
 from legato.server.http.errors import ApiError
+from legato.server.http.json_pieces import encode_json
 from legato.server.openapi import responses, takes
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.outcome import Generation
@@ -69,9 +70,9 @@ class MessagesFormat:
     def failed(self, error: ApiError) -> list[TypedEvent]:
         return [anthropic_error(error, self._arrival.request_id)]
 
-    def body(self) -> bytes:
+    def pieces(self) -> list[bytes]:
         self._blocks.close()
-        return encode_json(self._answer())
+        return [encode_json(self._answer())]
 
     def _answer(self) -> MessageAnswer:
         """The message as far as its blocks are complete."""

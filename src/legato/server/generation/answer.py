@@ -9,8 +9,8 @@ from legato.server.generation.answer_recorder import AnswerRecorder
 from legato.server.generation.job import Job
 from legato.server.generation.run import running
 from legato.server.generation.streamed import StreamedAnswer
-from legato.server.http.bodies import json_response
 from legato.server.http.errors import naming_fields
+from legato.server.http.paced import PacedResponse
 
 
 async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Response:
@@ -32,4 +32,4 @@ async def respond(context: Context, job: Job, answer_format: AnswerFormat) -> Re
         async with running(context, job, recorder, take) as submission:
             await submission.ended.wait()
             submission.check()
-    return json_response(whole.body())
+    return PacedResponse(whole.pieces(), context.turns)

@@ -1,6 +1,6 @@
 """What the answers of all endpoints have in common, before each words them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,8 +28,8 @@ class WholeAnswer(Protocol):
     def take(self, choice: int, delta: CompletionDelta) -> object:
         """A delta has come."""
 
-    def body(self) -> bytes:
-        """The answer in JSON, once all have."""
+    def pieces(self) -> Iterable[bytes]:
+        """The answer in JSON, once all have come; a piece is made when it is read."""
 
 
 class EventWriter(Protocol):
@@ -38,11 +38,11 @@ class EventWriter(Protocol):
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
         """The events that word one delta; with the first delta, those that begin the stream."""
 
-    def end(self) -> bytes:
-        """What follows the last delta."""
+    def end(self) -> Iterable[bytes]:
+        """The pieces of what follows the last delta, each of which is made when it is read."""
 
-    def failed(self, error: ApiError) -> bytes:
-        """What ends a stream that has begun, and goes no further."""
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        """The same for a stream that has begun and is ended by an error."""
 
 
 class AnswerFormat(Protocol):

@@ -1,5 +1,6 @@
 """Answers as chat and plain completions have them: choices, and chunks of the same shape."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -9,8 +10,9 @@ from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.server.generation.answer_format import Usage, UsageCounter
 from legato.server.generation.job import Job
-from legato.server.http.bodies import DONE, encode_json, event
+from legato.server.http.bodies import DONE, event
 from legato.server.http.errors import ApiError
+from legato.server.http.json_pieces import encode_json, json_pieces
 from legato.server.requests.outcome import Generation
 
 UsageField = Usage | None | msgspec.UnsetType
@@ -20,7 +22,7 @@ class ChunkFormat(Protocol):
     """How one endpoint words its answers."""
 
     def answer(self, completions: list[Completion], usage: Usage) -> msgspec.Struct:
-        """All completions at once, in the order of their choice index."""
+        """All completions, in the order of their choice index, for `json_pieces`."""
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> msgspec.Struct:
         """One piece of one completion."""
@@ -58,8 +60,8 @@ class _Choices:
         self._usage.add(choice, delta)
         self._completions[choice].add(delta)
 
-    def body(self) -> bytes:
-        return encode_json(self._words.answer(self._completions, self._usage.so_far))
+    def pieces(self) -> Iterator[bytes]:
+        return json_pieces(self._words.answer(self._completions, self._usage.so_far))
 
 
 class _ChunkWriter:
@@ -75,13 +77,13 @@ class _ChunkWriter:
         self._usage.add(choice, delta)
         return event(encode_json(self._words.chunk(choice, delta, self._usage_field)))
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
         if not self._asked.include_usage:
-            return DONE
-        return event(encode_json(self._words.usage_chunk(self._usage.so_far))) + DONE
+            return [DONE]
+        return [event(encode_json(self._words.usage_chunk(self._usage.so_far))), DONE]
 
-    def failed(self, error: ApiError) -> bytes:
-        return event(error.body) + DONE
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [event(error.body), DONE]
 
     @property
     def _usage_field(self) -> UsageField:

@@ -17,6 +17,7 @@ from legato.server.generation.run import running
 from legato.server.http.bodies import EventResponse
 from legato.server.http.errors import ApiError, as_api_error, naming_fields
 from legato.server.http.outlet import Outlet
+from legato.server.http.paced import send_paced
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class StreamedAnswer(EventResponse):
             if not has_begun:
                 raise
             end = self._writer.failed(_as_api_error(error))
-        await self.finish(send, end)
+        await send_paced(send, end, self._context.turns)
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
         if self._outlet.is_writable and not self._unread:

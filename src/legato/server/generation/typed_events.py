@@ -1,11 +1,13 @@
 """Answers that are told in typed events, some of which stand before the first delta's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 from legato.engine.frontend.completion import CompletionDelta
-from legato.server.http.bodies import TypedEvent, encode_json, typed_events
+from legato.server.http.bodies import TypedEvent, typed_event_pieces
 from legato.server.http.errors import ApiError
+from legato.server.http.json_pieces import json_pieces
 
 
 class EventTeller(Protocol):
@@ -18,7 +20,7 @@ class EventTeller(Protocol):
         """Of one delta."""
 
     def ended(self) -> Sequence[TypedEvent]:
-        """Behind the last one."""
+        """After the last one."""
 
     def failed(self, error: ApiError) -> Sequence[TypedEvent]:
         """Where no more comes."""
@@ -28,30 +30,30 @@ class TypedEventWriter:
     """The `EventWriter` of a teller.
 
     Args:
-        encode: makes JSON of an event.
+        encode: makes JSON of an event, in pieces.
     """
 
     def __init__(
-        self, teller: EventTeller, encode: Callable[[TypedEvent], bytes] = encode_json
+        self, teller: EventTeller, encode: Callable[[TypedEvent], Iterable[bytes]] = json_pieces
     ) -> None:
         self._teller = teller
         self._encode = encode
         self._has_begun = False
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
-        return self._begun() + self._written(self._teller.take(choice, delta))
+        return b"".join((*self._begun(), *self._written(self._teller.take(choice, delta))))
 
-    def end(self) -> bytes:
-        return self._begun() + self._written(self._teller.ended())
+    def end(self) -> Iterator[bytes]:
+        return chain(self._begun(), self._written(self._teller.ended()))
 
-    def failed(self, error: ApiError) -> bytes:
-        return self._begun() + self._written(self._teller.failed(error))
+    def failed(self, error: ApiError) -> Iterator[bytes]:
+        return chain(self._begun(), self._written(self._teller.failed(error)))
 
-    def _begun(self) -> bytes:
+    def _begun(self) -> Iterable[bytes]:
         if self._has_begun:
-            return b""
+            return ()
         self._has_begun = True
         return self._written(self._teller.begun())
 
-    def _written(self, events: Sequence[TypedEvent]) -> bytes:
-        return typed_events(events, self._encode)
+    def _written(self, events: Sequence[TypedEvent]) -> Iterator[bytes]:
+        return typed_event_pieces(events, self._encode)

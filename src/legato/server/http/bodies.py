@@ -1,6 +1,6 @@
 """Bodies: JSON in, as it came or read strictly; JSON and events out."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from email.message import Message
 from functools import cache
@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 from legato.core.errors import InvalidRequestError
 from legato.server.http.errors import body_too_large, no_json_object
 from legato.server.http.json_body import parse_json
+from legato.server.http.json_pieces import encode_json, json_pieces
 from legato.server.limits import MAX_PLAIN_BODY_BYTES
 
+JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 # Proxies must not collect what is read live.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-encode_json = msgspec.json.Encoder().encode
 
 
 class JsonRoute(APIRoute):
@@ -67,7 +67,7 @@ JsonBytes = Annotated[bytearray, Depends(_json_bytes)]
 def json_response(body: msgspec.Struct | bytes) -> Response:
     """Args: body: what is to become JSON, or is it already."""
     data = body if isinstance(body, bytes) else encode_json(body)
-    return Response(data, media_type="application/json")
+    return Response(data, media_type=JSON)
 
 
 def event(data: bytes) -> bytes:
@@ -79,17 +79,18 @@ class TypedEvent(msgspec.Struct, frozen=True, tag_field="type"):
     """For clients that tell events by their types, which are their names, too."""
 
 
-def typed_events(
-    events: Iterable[TypedEvent], encode: Callable[[TypedEvent], bytes] = encode_json
-) -> bytes:
-    """As a client reads them.
+def typed_event_pieces(
+    events: Iterable[TypedEvent], encode: Callable[[TypedEvent], Iterable[bytes]] = json_pieces
+) -> Iterator[bytes]:
+    """As a client reads them, in pieces.
 
     Args:
         encode: makes JSON of an event, without line breaks.
     """
-    return b"".join(
-        [b"event: %b\ndata: %b\n\n" % (_name(type(event)), encode(event)) for event in events]
-    )
+    for event in events:
+        yield b"event: %b\ndata: " % _name(type(event))
+        yield from encode(event)
+        yield b"\n\n"
 
 
 @cache
@@ -99,7 +100,7 @@ def _name(kind: type[TypedEvent]) -> bytes:
     return tag.encode()
 
 
-class _Streamed(Response):
+class StreamedResponse(Response):
     """An answer whose body comes piece by piece, after its beginning.
 
     It does not look for disconnects, as Starlette's would: `CancelOnDisconnect` does.
@@ -119,7 +120,7 @@ class _Streamed(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-class EventResponse(_Streamed):
+class EventResponse(StreamedResponse):
     """Server-sent events."""
 
     def __init__(self) -> None:
@@ -141,9 +142,9 @@ class EventStream(EventResponse):
             await self.finish(send)
 
 
-class _InPieces(_Streamed):
+class _InPieces(StreamedResponse):
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        super().__init__({"Content-Length": str(sum(map(len, pieces)))}, "application/json")
+        super().__init__({"Content-Length": str(sum(map(len, pieces)))}, JSON)
         self._pieces = pieces
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:

@@ -1,16 +1,19 @@
-"""One HTTP connection, whose client can hold up nobody but itself.
+"""One HTTP connection, whose client can hold up no other.
 
 uvicorn's own protocol waits for ever for headers, for a body and for a client that does not read,
-and takes headers of any size. Here each of these has a limit, and who exceeds it is disconnected,
-though not before it is answered what it asked for earlier.
+and takes headers of any size and any number of requests at once. Here each of these has a limit. A
+client that exceeds one is disconnected, after the answers to its earlier requests.
+
+A request is parsed once all before it on its connection are answered. Until then its bytes wait,
+and when there are many of them, the client's next ones stay in the socket.
 """
 
 import asyncio
 import enum
 import logging
+import re
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -29,8 +32,17 @@ from legato.server.http.half_closed import HalfClosedWatch
 from legato.server.http.http_1_0 import without_chunks
 from legato.server.http.outlet import ConnectionOutlet, NotifyingFlow
 from legato.server.http.parser import RequestParser, head_refusal
+from legato.server.http.turns import Turns
+from legato.server.limits import MAX_PIPELINED_BYTES
 
 logger = logging.getLogger(__name__)
+
+_EMPTY_LINE = re.compile(rb"\A\r?\n|\n\r?\n")
+"""Every head ends with one, and so does every body in chunks."""
+_MOST_PARSED_BYTES = 4096
+"""At a time, of what may hold a great many headers or chunks."""
+_TURN_S = 0.001
+"""How long a connection parses before others have their turn."""
 
 
 class _Awaited(enum.Enum):
@@ -46,17 +58,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     Args:
         limits: of connections, bytes and times.
+        turns: of all connections whose clients do not wait for answers.
         count_error: called with the status of each refusal that no application sees.
         options: uvicorn's.
     """
 
     def __init__(
-        self, limits: ServerConfig, count_error: Callable[[int], None], **options: Any
+        self,
+        limits: ServerConfig,
+        turns: Turns,
+        count_error: Callable[[int], None],
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.parser = RequestParser(self)
         self._app, self.app = self.app, self._answer
         self._limits = limits
+        self._turns = turns
         self._count_error = count_error
         self._awaited = _Awaited.REQUEST
         self._read_timer: asyncio.TimerHandle | None = None
@@ -65,10 +83,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_withheld_bytes = 0  # taken in by the parser, which has made nothing of them yet
         self._num_body_bytes = 0  # since the read timer was set
         self._num_unsent_bytes = 0  # when the write timer was set
+        self._num_missing_bytes = 0  # of the body, where its length is known
         self._refusal: ApiError | None = None
-        self._unanswered: deque[RequestResponseCycle] = deque()  # the one being answered first
+        self._backlog = bytearray()  # received, and not parsed yet
+        self._awaits_turn = False
+        self._answering: RequestResponseCycle | None = None
+        self._is_half_closed = False  # by the client
         self._is_ending = False  # nothing more is taken from the client
-        self._last_words = b""  # for when all that was asked for before is answered
+        self._last_words = b""  # for when the request before is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -82,9 +104,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         for timer in (self._read_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        for cycle in self._unanswered:  # where uvicorn tells the last one alone
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._backlog.clear()
         super().connection_lost(exc)
 
     # What comes in
@@ -92,10 +112,53 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
-        self._num_withheld_bytes += len(data)
-        super().data_received(data)
-        if self._num_withheld_bytes > self._limits.max_header_bytes:
-            self._refuse(headers_too_large(self._limits.max_header_bytes))
+        self._backlog += data
+        if not self._awaits_turn:
+            self._parse()
+        if len(self._backlog) > MAX_PIPELINED_BYTES:
+            self._limited_flow.hold_reading()
+
+    def _parse(self) -> None:
+        """Parse until a request waits for the one before it, or others should have their turn."""
+        self._awaits_turn = False
+        ends_s = time.monotonic() + _TURN_S
+        while num_bytes := self._num_parsable_bytes():
+            if time.monotonic() > ends_s:
+                self._await_turn()
+                return
+            segment = bytes(self._backlog[:num_bytes])
+            del self._backlog[:num_bytes]
+            self._num_withheld_bytes += num_bytes
+            super().data_received(segment)
+            if self._num_withheld_bytes > self._limits.max_header_bytes:
+                self._refuse(headers_too_large(self._limits.max_header_bytes))
+        if self._backlog:
+            return
+        self._limited_flow.release_reading()
+        if self._is_half_closed:
+            self._end()
+
+    def _num_parsable_bytes(self) -> int:
+        """Of the backlog's beginning, in which no more than one request ends."""
+        if self.transport.is_closing():
+            return 0
+        if self._awaited is _Awaited.BODY and self._num_missing_bytes:
+            return min(len(self._backlog), self._num_missing_bytes)
+        found = _EMPTY_LINE.search(self._backlog, 0, _MOST_PARSED_BYTES)
+        if self._awaited is _Awaited.REQUEST and self._answering is not None:
+            return found.end() if found is not None and found.start() == 0 else 0
+        return min(len(self._backlog), _MOST_PARSED_BYTES) if found is None else found.end()
+
+    def _await_turn(self) -> None:
+        if self._awaits_turn:
+            return
+        self._awaits_turn = True
+        self._turns.wait(self._parse)
+
+    @property
+    def _limited_flow(self) -> NotifyingFlow:
+        assert isinstance(self.flow, NotifyingFlow)
+        return self.flow
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -118,7 +181,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             raise ValueError(str(self._refusal))
         super().on_headers_complete()
-        self._unanswered.append(self.cycle)
+        self._answering = self.cycle
+        self._num_missing_bytes = _body_length(self.headers)
         self._await(_Awaited.BODY)
 
     def on_chunk_header(self) -> None:
@@ -127,6 +191,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_withheld_bytes = 0
         self._num_body_bytes += len(body)
+        self._num_missing_bytes -= min(len(body), self._num_missing_bytes)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -137,10 +202,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to keep the connection: its client may yet be there to hear its answers."""
-        self._end()
+        self._is_half_closed = True
+        if not self._backlog:
+            self._end()
         if self.transport.is_closing():
             return False
-        HalfClosedWatch(self.transport, self.loop, lambda: self._unanswered[0])
+        HalfClosedWatch(self.transport, self.loop, lambda: self._answering)
         return True
 
     def send_400_response(self, _msg: str) -> None:
@@ -193,9 +260,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @property
     def _is_client_waiting(self) -> bool:
         """Whether it is the server's turn, so that a pause of the client means nothing."""
-        if self._awaited is _Awaited.BODY:
-            return bool(self.pipeline)  # an earlier answer is under way, and reading is paused
-        return bool(self._unanswered)
+        is_answering = self._awaited is _Awaited.REQUEST and self._answering is not None
+        return is_answering or bool(self._backlog)
 
     def _refuse(self, error: ApiError) -> None:
         if self.transport.is_closing() or self._is_ending:
@@ -212,10 +278,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._is_ending = True
         self._last_words = last_words
-        if self.pipeline and self.cycle.more_body:  # the rest of which will never come
-            self.pipeline.popleft()
-            self._unanswered.pop()
-        if not self._unanswered or self._unanswered[-1].more_body:
+        self._backlog.clear()
+        if self._answering is None or self._answering.more_body:  # which will never be complete
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -226,20 +290,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # What goes out
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle, flow = self._unanswered[0], self.flow
-        assert isinstance(flow, NotifyingFlow)
-        ConnectionOutlet(cycle, flow).put_into(scope)
+        cycle = self._answering
+        assert cycle is not None
+        ConnectionOutlet(cycle, self._limited_flow).put_into(scope)
         if scope["http_version"] == "1.0":
             send = without_chunks(cycle)
         await self._app(scope, receive, send)
 
     def on_response_complete(self) -> None:
-        self._unanswered.popleft()
+        self._answering = None
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._is_ending and not self._unanswered:
+        if self._is_ending:
             self._hang_up()
+        elif self._backlog:
+            self._await_turn()
         elif self._awaited is _Awaited.REQUEST:
             self._await(_Awaited.REQUEST)
 
@@ -265,6 +331,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         logger.debug("a client read nothing for %g s", self._limits.timeout_write_s)
         self.transport.abort()
+
+
+def _body_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """As the parser has found it to be right; 0 where the body has none, or comes in chunks."""
+    lengths = dict(headers)
+    return 0 if b"transfer-encoding" in lengths else int(lengths.get(b"content-length", 0))
 
 
 def _raw_response(error: ApiError) -> bytes:

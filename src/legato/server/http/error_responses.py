@@ -6,8 +6,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from legato.server.http.anthropic_errors import anthropic_error, is_anthropic
-from legato.server.http.bodies import encode_json
 from legato.server.http.errors import ApiError, as_api_error, first_problem, invalid_request
+from legato.server.http.json_pieces import encode_json
 
 
 class ErrorResponse(Response):

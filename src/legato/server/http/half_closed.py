@@ -23,14 +23,14 @@ class HalfClosedWatch:
     in between that passes ends and bytes on may need a few of them.
 
     Args:
-        answering: what is being answered.
+        answering: returns the request that is being answered; None between two of them.
     """
 
     def __init__(
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        answering: Callable[[], RequestResponseCycle],
+        answering: Callable[[], RequestResponseCycle | None],
     ) -> None:
         self._transport = transport
         self._loop = loop
@@ -52,7 +52,7 @@ class HalfClosedWatch:
 
     def _send_a_byte(self) -> None:
         cycle = self._answering()
-        if cycle.response_started:
+        if cycle is None or cycle.response_started:
             return
         if not isinstance(cycle.transport, _Begun):
             cycle.transport = _Begun(cycle.transport)

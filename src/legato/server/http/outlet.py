@@ -19,13 +19,32 @@ _MOST_WAITING_BYTES = 64 * 2**10
 
 
 class NotifyingFlow(FlowControl):
-    """uvicorn's flow control, which tells when the client reads again.
+    """uvicorn's flow control, which tells when the client reads again, and can hold reading.
 
     Attributes:
-        on_writable: called then.
+        on_writable: called when the client reads again.
     """
 
     on_writable: Callable[[], object] = staticmethod(lambda: None)
+    _is_held = False
+
+    def hold_reading(self) -> None:
+        """Read no further until `release_reading`, though the application asks for more."""
+        self._is_held = True
+        self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """Undo `hold_reading`; without one, this has no effect."""
+        if self._is_held:
+            self._is_held = False
+            if not self.read_paused:
+                self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: how it answers. What it takes: `requests/chat.py`."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -27,11 +27,11 @@ from legato.server.generation.answer_format import Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
+from legato.server.http.json_pieces import array, listed, numbers
 from legato.server.openai.logprobs import (
     ChatLogprobs,
+    LogprobsWriter,
     PromptLogprobs,
-    chat_logprobs,
-    prompt_logprobs,
 )
 from legato.server.openapi import responses, takes
 from legato.server.requests.chat import ChatRequest
@@ -157,7 +157,7 @@ class ChatFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._vocabulary = vocabulary
+        self._logprobs = LogprobsWriter(vocabulary)
         self._syntax = asked.message_syntax
         self._returns_token_ids = asked.returns_token_ids
         self._prompt = prompt
@@ -168,14 +168,14 @@ class ChatFormat:
         self._readers: dict[int, MessageReader] = {}  # key choice, of those begun
 
     def answer(self, completions: list[Completion], usage: Usage) -> ChatAnswer:
-        scored = completions[0].prompt_logprobs
+        scored = completions[0].prompt_scores
         return ChatAnswer(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._choice(completion) for completion in completions],
+            choices=listed(map(self._choice, completions)),
             usage=usage,
-            prompt_logprobs=UNSET if scored is None else prompt_logprobs(self._vocabulary, scored),
+            prompt_logprobs=UNSET if scored is None else array(self._logprobs.prompt(scored)),
             prompt_token_ids=self._tokens(self._prompt),
             kv_transfer_params=self._ticket or UNSET,
         )
@@ -189,7 +189,7 @@ class ChatFormat:
         piece = ChatChunkChoice(
             index=choice,
             delta=self._delta(message, "assistant" if is_first else UNSET),
-            logprobs=chat_logprobs(self._vocabulary, delta.logprobs),
+            logprobs=self._logprobs.chat(delta.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=self._tokens(delta.token_ids),
@@ -204,7 +204,7 @@ class ChatFormat:
         return ChatChoice(
             index=completion.index,
             message=self._message(message),
-            logprobs=chat_logprobs(self._vocabulary, completion.logprobs),
+            logprobs=self._logprobs.chat(completion.logprobs),
             finish_reason=self._finish_reason(message.finish_reason),
             stop_reason=completion.stop_reason,
             token_ids=self._tokens(completion.token_ids),
@@ -257,8 +257,8 @@ class ChatFormat:
             prompt_token_ids=prompt_token_ids,
         )
 
-    def _tokens(self, token_ids: Iterable[int]) -> list[int] | UnsetType:
-        return list(token_ids) if self._returns_token_ids else UNSET
+    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return array(numbers(token_ids)) if self._returns_token_ids else UNSET
 
 
 def _tool_call_delta(call: ToolCallDelta) -> ChatToolCallDelta:

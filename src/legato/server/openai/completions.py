@@ -1,16 +1,16 @@
 """POST /v1/completions: how it answers. What it takes: `requests/completion.py`."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenScores
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams
 from legato.model.vocabulary import Vocabulary
@@ -20,11 +20,13 @@ from legato.server.generation.answer_format import Usage
 from legato.server.generation.chunks import InChunks, UsageField
 from legato.server.generation.job import Job
 from legato.server.http.bodies import JsonBytes
+from legato.server.http.json_pieces import Kept, array, encode_json, listed, numbers
 from legato.server.openai.logprobs import (
+    Columns,
     CompletionLogprobs,
     CompletionLogprobsWriter,
+    LogprobsWriter,
     PromptLogprobs,
-    prompt_logprobs,
 )
 from legato.server.openapi import responses, takes
 from legato.server.requests.completion import CompletionRequest
@@ -63,6 +65,22 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
+class _ShownPrompt(NamedTuple):
+    """What all completions of one prompt show of it, in JSON.
+
+    Attributes:
+        token_ids: items of `prompt_token_ids`.
+        scores: items of `prompt_logprobs`.
+        columns: of `logprobs`, before those of the completion.
+        writer: of those columns.
+    """
+
+    token_ids: Iterable[bytes]
+    scores: Iterable[bytes]
+    columns: Columns
+    writer: CompletionLogprobsWriter
+
+
 class CompletionFormat:
     """Words the answers to one request."""
 
@@ -78,35 +96,34 @@ class CompletionFormat:
         ticket: KVTransferParams | None = None,
     ) -> None:
         self._ticket = ticket
-        self._vocabulary = vocabulary
         self._asked = asked
         self._job = job
         self._id = answer_id
         self._created = created
         self._model = model
+        self._logprobs = LogprobsWriter(vocabulary)
         self._writers: dict[int, CompletionLogprobsWriter] = {}  # key choice, of those begun
+        self._prompt_ids: dict[int, Raw] = {}  # key prompt, value JSON; of those begun
 
     def answer(self, completions: list[Completion], usage: Usage) -> CompletionAnswer:
-        num_per_prompt = self._job.params.n
-        choices = [
-            # Every completion of a prompt shows the scores that came with its first.
-            self._choice(completion, completions[i - i % num_per_prompt].prompt_logprobs or [])
-            for i, completion in enumerate(completions)
-        ]
         return msgspec.structs.replace(
-            self._answer(choices, usage), kv_transfer_params=self._ticket or UNSET
+            self._answer(listed(self._choices(completions)), usage),
+            kv_transfer_params=self._ticket or UNSET,
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> CompletionAnswer:
         is_first = choice not in self._writers
+        if is_first:
+            self._writers[choice] = self._writer()
+        logprobs = delta.logprobs
         prefix = self._echoed_text(choice) if is_first else ""
         piece = CompletionChoice(
             index=choice,
             text=prefix + delta.text,
-            logprobs=self._logprobs(choice, delta.logprobs),
+            logprobs=None if logprobs is None else self._writers[choice].write(logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
-            prompt_token_ids=self._prompt_tokens(choice) if is_first else UNSET,
+            prompt_token_ids=self._whole_prompt(choice) if is_first else UNSET,
             token_ids=self._tokens(delta.token_ids),
         )
         return self._answer([piece], usage)
@@ -114,48 +131,67 @@ class CompletionFormat:
     def usage_chunk(self, usage: Usage) -> CompletionAnswer:
         return self._answer([], usage)
 
-    def _choice(self, completion: Completion, scored: Sequence[TokenLogprobs]) -> CompletionChoice:
-        wants_scores = self._asked.shows_prompt_logprobs
+    def _choices(self, completions: Sequence[Completion]) -> Iterator[CompletionChoice]:
+        num_per_prompt = self._job.params.n
+        for index, prompt in enumerate(self._job.prompts):
+            several = completions[index * num_per_prompt : (index + 1) * num_per_prompt]
+            # The scores come with the first completion, and each shows them.
+            shown = self._shown_prompt(prompt, several[0].prompt_scores or ())
+            yield from (self._choice(completion, shown) for completion in several)
+
+    def _shown_prompt(self, prompt: Sequence[int], scored: Sequence[TokenScores]) -> "_ShownPrompt":
+        keep: Callable[[Iterable[bytes]], Iterable[bytes]]
+        keep = Kept if self._job.params.n > 1 else iter
+        writer = self._writer()
+        return _ShownPrompt(
+            token_ids=keep(numbers(prompt)),
+            scores=keep(self._logprobs.prompt(scored)),
+            columns=writer.prompt_columns(prompt, scored).each(keep),
+            writer=writer,
+        )
+
+    def _choice(self, completion: Completion, prompt: "_ShownPrompt") -> CompletionChoice:
+        asked = self._asked
         return CompletionChoice(
             index=completion.index,
             text=self._echoed_text(completion.index) + completion.text,
-            logprobs=self._whole_logprobs(completion, scored),
+            logprobs=self._whole_logprobs(completion, prompt),
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
-            prompt_logprobs=prompt_logprobs(self._vocabulary, scored) if wants_scores else UNSET,
-            prompt_token_ids=self._prompt_tokens(completion.index),
+            prompt_logprobs=array(prompt.scores) if asked.shows_prompt_logprobs else UNSET,
+            prompt_token_ids=array(prompt.token_ids) if asked.returns_token_ids else UNSET,
             token_ids=self._tokens(completion.token_ids),
         )
 
-    def _prompt_tokens(self, choice: int) -> list[int] | UnsetType:
-        return self._tokens(self._job.prompts[choice // self._job.params.n])
-
-    def _tokens(self, token_ids: Iterable[int]) -> list[int] | UnsetType:
-        return list(token_ids) if self._asked.returns_token_ids else UNSET
-
     def _whole_logprobs(
-        self, completion: Completion, scored: Sequence[TokenLogprobs]
+        self, completion: Completion, prompt: "_ShownPrompt"
     ) -> CompletionLogprobs | None:
-        if self._asked.echoed is None or completion.logprobs is None:
-            return self._logprobs(completion.index, completion.logprobs)
-        prompt = self._job.prompts[completion.index // self._job.params.n]
-        writer = self._writer(completion.index)
-        return writer.write_prompt(prompt, scored) + writer.write(completion.logprobs)
+        if completion.logprobs is None:
+            return None
+        if self._asked.echoed is None:
+            return self._writer().write(completion.logprobs)
+        own = prompt.writer.columns_of_one(completion.logprobs)
+        return Columns.joined(prompt.columns, own)
 
-    def _logprobs(
-        self, choice: int, entries: Sequence[TokenLogprobs] | None
-    ) -> CompletionLogprobs | None:
-        writer = self._writer(choice)
-        return None if entries is None else writer.write(entries)
+    def _writer(self) -> CompletionLogprobsWriter:
+        params = self._job.params
+        return CompletionLogprobsWriter(
+            self._logprobs,
+            num_top=params.logprobs or 0,
+            skip_special_tokens=params.skip_special_tokens,
+        )
 
-    def _writer(self, choice: int) -> CompletionLogprobsWriter:
-        if choice not in self._writers:
-            self._writers[choice] = CompletionLogprobsWriter(
-                self._vocabulary,
-                num_top=self._job.params.logprobs or 0,
-                skip_special_tokens=self._job.params.skip_special_tokens,
-            )
-        return self._writers[choice]
+    def _whole_prompt(self, choice: int) -> Any:
+        """The token ids of its prompt, where they are to be told."""
+        if not self._asked.returns_token_ids:
+            return UNSET
+        index = choice // self._job.params.n
+        if index not in self._prompt_ids:
+            self._prompt_ids[index] = Raw(encode_json(list(self._job.prompts[index])))
+        return self._prompt_ids[index]
+
+    def _tokens(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return array(numbers(token_ids)) if self._asked.returns_token_ids else UNSET
 
     def _echoed_text(self, choice: int) -> str:
         if self._asked.echoed is None:

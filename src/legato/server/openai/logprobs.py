@@ -1,12 +1,19 @@
-"""Log probabilities in the three shapes that clients know: chat's, completions' and vLLM's."""
+"""Log probabilities in the three shapes that clients know: chat's, completions' and vLLM's.
 
-from collections.abc import Sequence
+A long prompt's are megabytes: each position becomes JSON when it is written, and not before.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import msgspec
 
-from legato.core.outputs import TokenLogprobs
+from legato.core.outputs import TokenLogprobs, TokenScores, entries_of
 from legato.engine.frontend.output_text import Detokenizer
 from legato.model.vocabulary import Vocabulary
+from legato.server.http.json_pieces import array, encode_json
 
 # JSON has no infinity.
 _LOWEST = -9999.0
@@ -47,14 +54,6 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
-    def __add__(self, other: "CompletionLogprobs") -> "CompletionLogprobs":
-        return CompletionLogprobs(
-            self.tokens + other.tokens,
-            self.token_logprobs + other.token_logprobs,
-            self.top_logprobs + other.top_logprobs,
-            self.text_offset + other.text_offset,
-        )
-
 
 class PromptLogprob(msgspec.Struct, frozen=True):
     logprob: float
@@ -66,88 +65,139 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-def chat_logprobs(
-    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs] | None
-) -> ChatLogprobs | None:
-    """One entry a token, each with as many alternatives as were asked for; None where not asked."""
-    if entries is None:
-        return None
-    return ChatLogprobs([_chat_entry(vocabulary, entry) for entry in entries])
+class LogprobsWriter:
+    """Writes the log probabilities of one request's answer in JSON, token by token.
+
+    Its tokens come again and again: the JSON of each one's text and bytes is made once.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._texts: dict[int, bytes] = {}  # key token id
+        self._bytes: dict[int, bytes] = {}  # likewise
+
+    def text(self, token_id: int) -> bytes:
+        """A token's text."""
+        text = self._texts.get(token_id)
+        if text is None:
+            data = self.vocabulary.token_bytes(token_id)
+            text = self._texts[token_id] = encode_json(data.decode(errors="replace"))
+        return text
+
+    def chat(self, entries: Iterable[TokenLogprobs] | None) -> ChatLogprobs | None:
+        """An entry for each token, with as many alternatives as were asked for."""
+        return None if entries is None else ChatLogprobs(array(map(self._chat_entry, entries)))
+
+    def chat_entries(self, entries: Iterable[TokenLogprobs]) -> list[Any]:
+        """The same, each of which stands for a `TokenLogprob`."""
+        return [msgspec.Raw(self._chat_entry(entry)) for entry in entries]
+
+    def prompt(self, scored: Sequence[TokenScores]) -> Iterator[bytes]:
+        """The items of a `PromptLogprobs`. Args: scored: the tokens from the second on."""
+        yield b"null"
+        yield from map(self._prompt_entry, entries_of(scored))
+
+    def _chat_entry(self, entry: TokenLogprobs) -> bytes:
+        top = b",".join([self._chat_token(*pair) + b"}" for pair in entry.top])
+        token = self._chat_token(entry.token_id, entry.logprob)
+        return b'%b,"top_logprobs":[%b]}' % (token, top)
+
+    def _chat_token(self, token_id: int, logprob: float) -> bytes:
+        data = self._bytes.get(token_id)
+        if data is None:
+            token_bytes = list(self.vocabulary.token_bytes(token_id))
+            data = self._bytes[token_id] = encode_json(token_bytes)
+        text = self.text(token_id)
+        return b'{"token":%b,"logprob":%b,"bytes":%b' % (text, number(logprob), data)
+
+    def _prompt_entry(self, entry: TokenLogprobs) -> bytes:
+        ranked = [(*pair, rank) for rank, pair in enumerate(entry.top, start=1)]
+        scores = {
+            token_id: b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}'
+            % (token_id, number(logprob), rank, self.text(token_id))
+            for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
+        }
+        return b"{%b}" % b",".join(scores.values())
 
 
-def prompt_logprobs(vocabulary: Vocabulary, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-    """Args: entries: for the prompt's tokens from the second on."""
-    return [None, *(_prompt_entry(vocabulary, entry) for entry in entries)]
+class Columns(NamedTuple):
+    """The items of the lists of a `CompletionLogprobs`, in JSON."""
+
+    tokens: Iterable[bytes]
+    token_logprobs: Iterable[bytes]
+    top_logprobs: Iterable[bytes]
+    text_offset: Iterable[bytes]
+
+    def each(self, change: Callable[[Iterable[bytes]], Iterable[bytes]]) -> "Columns":
+        """With each list's items changed so."""
+        return Columns(*[change(items) for items in self])
+
+    @classmethod
+    def joined(cls, *parts: "Columns") -> CompletionLogprobs:
+        """Items of the first part, and then of the next."""
+        return CompletionLogprobs(
+            *(array(chain.from_iterable(lists)) for lists in zip(*parts, strict=True))
+        )
 
 
 class CompletionLogprobsWriter:
-    """Writes one choice's log probabilities, piece by piece.
+    """Writes the log probabilities of one text, piece by piece.
 
     Args:
         num_top: how many alternatives to show.
         skip_special_tokens: whether special tokens are left out of the text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, num_top: int, skip_special_tokens: bool) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, writer: LogprobsWriter, *, num_top: int, skip_special_tokens: bool) -> None:
+        self._writer = writer
         self._num_top = num_top
         self._offset = 0
-        self._detokenizer = Detokenizer(vocabulary, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(writer.vocabulary, skip_special_tokens=skip_special_tokens)
 
     def write(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        return CompletionLogprobs(
-            tokens=[_text(self._vocabulary, entry.token_id) for entry in entries],
-            token_logprobs=[_finite(entry.logprob) for entry in entries],
-            top_logprobs=[self._top(entry) for entry in entries],
-            text_offset=[self._advance(entry.token_id) for entry in entries],
+        """Of the next tokens; what comes of it is to be written once."""
+        return Columns.joined(self._columns(entries))
+
+    def _columns(self, entries: Sequence[TokenLogprobs]) -> Columns:
+        return Columns(
+            (self._writer.text(entry.token_id) for entry in entries),
+            (number(entry.logprob) for entry in entries),
+            (self._top(entry) for entry in entries),
+            (self._advance(entry.token_id) for entry in entries),
         )
 
-    def write_prompt(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
-    ) -> CompletionLogprobs:
-        """Args: entries: for the tokens from the second on."""
-        first = CompletionLogprobs(
-            tokens=[_text(self._vocabulary, token_ids[0])],
-            token_logprobs=[None],
-            top_logprobs=[None],
-            text_offset=[self._advance(token_ids[0])],
-        )
-        return first + self.write(entries)
+    def columns_of_one(self, entries: Sequence[TokenLogprobs]) -> Columns:
+        """Of one of several texts that follow what was read before."""
+        return self._columns(entries)._replace(text_offset=self._offsets_of_one(entries))
 
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+    def prompt_columns(self, token_ids: Sequence[int], scored: Sequence[TokenScores]) -> Columns:
+        """Of a prompt, whose first token nothing predicts. Args: scored: those after it."""
+        null = [b"null"]
+        return Columns(
+            map(self._writer.text, token_ids),
+            chain(null, (number(entry.logprob) for entry in entries_of(scored))),
+            chain(null, (self._top(entry) for entry in entries_of(scored))),
+            map(self._advance, token_ids),
+        )
+
+    def _offsets_of_one(self, entries: Sequence[TokenLogprobs]) -> Iterator[bytes]:
+        own = copy.copy(self)
+        own._detokenizer = copy.copy(self._detokenizer)
+        yield from (own._advance(entry.token_id) for entry in entries)
+
+    def _top(self, entry: TokenLogprobs) -> bytes:
         # Worst first: where tokens share a text, the best and the token itself are to be seen.
         pairs = [*reversed(entry.top[: self._num_top]), (entry.token_id, entry.logprob)]
-        return {_text(self._vocabulary, token_id): _finite(value) for token_id, value in pairs}
+        texts = {self._writer.text(token_id): number(logprob) for token_id, logprob in pairs}
+        return b"{%b}" % b",".join([b"%b:%b" % pair for pair in texts.items()])
 
-    def _advance(self, token_id: int) -> int:
-        """Offset of a token; the next one's is behind it."""
+    def _advance(self, token_id: int) -> bytes:
+        """Offset of a token; the next one's is after it."""
         offset = self._offset
         self._offset += len(self._detokenizer.push(token_id))
-        return offset
+        return b"%d" % offset
 
 
-def _chat_entry(vocabulary: Vocabulary, entry: TokenLogprobs) -> TokenLogprob:
-    data = vocabulary.token_bytes(entry.token_id)
-    top = [
-        TopLogprob(
-            _text(vocabulary, token_id), _finite(value), list(vocabulary.token_bytes(token_id))
-        )
-        for token_id, value in entry.top
-    ]
-    return TokenLogprob(_text(vocabulary, entry.token_id), _finite(entry.logprob), list(data), top)
-
-
-def _prompt_entry(vocabulary: Vocabulary, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
-    ranked = [(token_id, value, rank) for rank, (token_id, value) in enumerate(entry.top, start=1)]
-    return {
-        str(token_id): PromptLogprob(_finite(value), rank, _text(vocabulary, token_id))
-        for token_id, value, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
-    }
-
-
-def _text(vocabulary: Vocabulary, token_id: int) -> str:
-    return vocabulary.token_bytes(token_id).decode(errors="replace")
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST)
+def number(logprob: float) -> bytes:
+    """A log probability in JSON."""
+    return encode_json(max(logprob, _LOWEST))

@@ -8,7 +8,8 @@ from fastapi.responses import Response
 
 from legato.core.version import __version__
 from legato.server.context import ContextDep
-from legato.server.http.bodies import encode_json, json_response
+from legato.server.http.bodies import json_response
+from legato.server.http.json_pieces import encode_json
 from legato.server.openapi import responses
 
 router = APIRouter(tags=["routers"])

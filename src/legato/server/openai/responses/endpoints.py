@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from legato.server.context import Arrival, ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.job import Job
-from legato.server.http.bodies import JsonBytes, json_response
+from legato.server.http.bodies import JsonBytes, json_response, pieces_response
 from legato.server.http.errors import invalid_request, not_found
 from legato.server.openai.responses.format import Keep, ResponsesFormat
 from legato.server.openai.responses.output import ResponseAnswer
@@ -92,7 +92,7 @@ async def retrieve_response(
     """A stored response."""
     if stream:
         raise invalid_request("a stored response is not streamed again")
-    return json_response(store.get(arrival.tenant, response_id).body)
+    return pieces_response(store.get(arrival.tenant, response_id).pieces())
 
 
 @router.delete("/v1/responses/{response_id}", responses=responses(DeletedResponse, errors=_ERRORS))
@@ -146,7 +146,7 @@ async def list_input_items(
 def _keep(store: ResponseStore, arrival: Arrival, outcome: Outcome, terms: ResponseTerms) -> Keep:
     items = tuple(part for part in outcome.parts if isinstance(part, InputItem))
 
-    def keep(body: bytes) -> bool:
+    def keep(body: bytearray) -> bool:
         response_id = f"resp_{arrival.answer_id}"
         response = StoredResponse(response_id, body, items, terms.previous_response_id)
         return store.put(arrival.tenant, response)

@@ -1,8 +1,11 @@
 """The events that tell how a response comes about."""
 
+from collections.abc import Iterator
+
 import msgspec
 
-from legato.server.http.bodies import TypedEvent, encode_json
+from legato.server.http.bodies import TypedEvent
+from legato.server.http.json_pieces import json_pieces
 from legato.server.openai.logprobs import TokenLogprob
 from legato.server.openai.responses.output import (
     OutputItem,
@@ -92,8 +95,10 @@ class EventNumbers:
     def __init__(self) -> None:
         self._next = 0
 
-    def encode(self, event: TypedEvent) -> bytes:
-        """JSON of the next event."""
-        number = b'{"sequence_number":%d,' % self._next
+    def encode(self, event: TypedEvent) -> Iterator[bytes]:
+        """JSON of the next event, in pieces."""
+        yield b'{"sequence_number":%d,' % self._next
         self._next += 1
-        return number + encode_json(event)[1:]
+        pieces = json_pieces(event)
+        yield next(pieces)[1:]
+        yield from pieces

@@ -1,7 +1,7 @@
 """How a response is worded: whole, or in events."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,10 @@ from legato.model.vocabulary import Vocabulary
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
 from legato.server.generation.typed_events import TypedEventWriter
-from legato.server.http.bodies import TypedEvent, encode_json
+from legato.server.http.bodies import TypedEvent
 from legato.server.http.errors import ApiError
-from legato.server.openai.logprobs import TokenLogprob, chat_logprobs
+from legato.server.http.json_pieces import in_pieces, json_pieces
+from legato.server.openai.logprobs import LogprobsWriter, TokenLogprob
 from legato.server.openai.responses.events import (
     EventNumbers,
     ResponseCompleted,
@@ -34,8 +35,10 @@ from legato.server.openai.responses.output import (
 )
 from legato.server.requests.outcome import Generation, ResponseTerms
 
-Keep = Callable[[bytes], bool]
+Keep = Callable[[bytearray], bool]
 """Is given a response at its end, in JSON; whether it could be stored."""
+
+_PIECE_BYTES = 2**16
 
 
 class ResponsesFormat:
@@ -56,7 +59,7 @@ class ResponsesFormat:
         keep: Keep | None,
     ) -> None:
         self._usage = UsageCounter(job.prompts)
-        self._vocabulary = vocabulary
+        self._logprobs = LogprobsWriter(vocabulary)
         self._reader = MessageReader(asked.message_syntax)
         self._items = OutputItems(job.arrival.answer_id)
         self._num_reasoning_tokens = 0
@@ -90,12 +93,12 @@ class ResponsesFormat:
         if message.reasoning:
             self._num_reasoning_tokens += len(delta.token_ids)
         self._finish_reason = delta.finish_reason or self._finish_reason
-        return self._items.take(message, self._logprobs(delta))
+        return self._items.take(message, self._shown_logprobs(delta))
 
     def ended(self) -> list[TypedEvent]:
         events = self._items.close(self._end_status)
         end = ResponseIncomplete if self._is_cut else ResponseCompleted
-        return [*events, end(response=msgspec.Raw(self._kept_answer()))]
+        return [*events, end(response=in_pieces(self._kept_pieces()))]
 
     def failed(self, error: ApiError) -> list[TypedEvent]:
         events = self._items.close("incomplete")
@@ -103,9 +106,9 @@ class ResponsesFormat:
         answer = self._answer("failed", usage=self._response_usage, error=problem)
         return [*events, ResponseFailed(response=answer)]
 
-    def body(self) -> bytes:
+    def pieces(self) -> Iterator[bytes]:
         self._items.close(self._end_status)
-        return self._kept_answer()
+        return self._kept_pieces()
 
     @property
     def _is_cut(self) -> bool:
@@ -119,17 +122,14 @@ class ResponsesFormat:
     def _response_usage(self) -> ResponseUsage:
         return ResponseUsage.of(self._usage.so_far, self._num_reasoning_tokens)
 
-    def _logprobs(self, delta: CompletionDelta) -> Sequence[TokenLogprob]:
-        if not self._shows_logprobs:
-            return ()
-        logprobs = chat_logprobs(self._vocabulary, delta.logprobs)
-        return () if logprobs is None else logprobs.content
+    def _shown_logprobs(self, delta: CompletionDelta) -> Sequence[TokenLogprob]:
+        return self._logprobs.chat_entries(delta.logprobs or ()) if self._shows_logprobs else ()
 
     def _answer(self, status: Status, **known: Any) -> ResponseAnswer:
         fields = {"completed_at": None, "output": list(self._items.done), **self._fixed, **known}
         return ResponseAnswer(status=status, **fields)
 
-    def _kept_answer(self) -> bytes:
+    def _kept_pieces(self) -> Iterator[bytes]:
         """The response at its end, in JSON, which says whether it is stored."""
         answer = self._answer(
             self._end_status,
@@ -137,7 +137,15 @@ class ResponsesFormat:
             completed_at=None if self._is_cut else int(time.time()),
             incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
         )
-        data = encode_json(answer)
-        if self._keep is None or self._keep(data):
-            return data
-        return encode_json(msgspec.structs.replace(answer, store=False))
+        if self._keep is None:
+            yield from json_pieces(answer)
+            return
+        data = bytearray()
+        for piece in json_pieces(answer):
+            data += piece
+            yield b""  # a pause, as after each piece
+        if self._keep(data):
+            for start in range(0, len(data), _PIECE_BYTES):
+                yield bytes(data[start : start + _PIECE_BYTES])
+        else:
+            yield from json_pieces(msgspec.structs.replace(answer, store=False))

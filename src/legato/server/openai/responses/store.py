@@ -10,19 +10,25 @@ from legato.server.http.errors import ApiError, ErrorDetail, not_found
 from legato.server.requests.outcome import InputItem, NeedsStored
 
 _PREFIX = "resp_"
+_PIECE_BYTES = 2**16
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
     """Attributes: `body` is the response in JSON."""
 
     id: str
-    body: bytes
+    body: bytearray
     input: tuple[InputItem, ...]
     previous_id: str | None
 
     @property
     def num_bytes(self) -> int:
         return len(self.body) + sum(len(item.data) for item in self.input)
+
+    def pieces(self) -> list[bytes]:
+        """The response in JSON, to be written piece by piece."""
+        starts = range(0, len(self.body), _PIECE_BYTES)
+        return [bytes(self.body[start : start + _PIECE_BYTES]) for start in starts]
 
     def input_items(self) -> list[tuple[str, bytes]]:
         """Their ids, and they in JSON with them."""

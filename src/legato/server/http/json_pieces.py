@@ -1,0 +1,105 @@
+"""JSON in pieces, each of which takes little time to make, and only when it is written."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+_NUMBERS_PER_PIECE = 1024
+
+
+class _InPieces:
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = pieces
+
+
+def in_pieces(pieces: Iterable[bytes]) -> Any:
+    """A value that stands in a struct for the one of which these are the JSON.
+
+    Args:
+        pieces: read once for each time that the struct is written.
+    """
+    return _InPieces(pieces)
+
+
+def array(items: Iterable[bytes]) -> Any:
+    """A value that stands for an array. Args: items: in JSON; read as by `in_pieces`."""
+    return _InPieces(_array_pieces(items))
+
+
+def listed(values: Iterable[object]) -> Any:
+    """A value that stands for an array. Args: values: each made when it is written."""
+    return _InPieces(_list_pieces(values))
+
+
+def numbers(values: Sequence[int]) -> Iterator[bytes]:
+    """Items for `array`, many in each."""
+    for start in range(0, len(values), _NUMBERS_PER_PIECE):
+        yield encode_json(list(values[start : start + _NUMBERS_PER_PIECE]))[1:-1]
+
+
+def _array_pieces(items: Iterable[bytes]) -> Iterator[bytes]:
+    separator = b"["
+    for item in items:
+        yield separator + item
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
+
+
+def _at_once(value: Any) -> msgspec.Raw:
+    if not isinstance(value, _InPieces):
+        raise NotImplementedError(f"{type(value)} has no JSON")
+    return msgspec.Raw(b"".join(value.pieces))
+
+
+encode_json = msgspec.json.Encoder(enc_hook=_at_once).encode
+"""The JSON of a value, all of it at once."""
+
+
+def json_pieces(value: object) -> Iterator[bytes]:
+    """The JSON of a value: structs field by field, lists item by item, and all else at once."""
+    if isinstance(value, _InPieces):
+        yield from value.pieces
+    elif isinstance(value, msgspec.Struct):
+        yield from _object_pieces(value)
+    elif isinstance(value, list):
+        yield from _list_pieces(value)
+    else:
+        yield encode_json(value)
+
+
+def _list_pieces(values: Iterable[object]) -> Iterator[bytes]:
+    separator = b"["
+    for value in values:
+        yield separator
+        yield from json_pieces(value)
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
+
+
+def _object_pieces(struct: msgspec.Struct) -> Iterator[bytes]:
+    config = struct.__struct_config__
+    tag = [] if config.tag is None else [(config.tag_field, config.tag)]
+    separator = b"{"
+    for name, value in chain(tag, ((n, getattr(struct, n)) for n in struct.__struct_fields__)):
+        if value is not UNSET:
+            yield separator + encode_json(name) + b":"
+            yield from json_pieces(value)
+            separator = b","
+    yield b"{}" if separator == b"{" else b"}"
+
+
+class Kept:
+    """Pieces that are made as they are first read, and kept for those who read them again."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._made: list[bytes] = []
+        self._rest = iter(pieces)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._made
+        for piece in self._rest:
+            self._made.append(piece)
+            yield piece

@@ -1,0 +1,61 @@
+"""Answers of any size, of which a little is made at a time, in turns with all else that waits."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from starlette.types import Receive, Scope, Send
+
+from legato.server.http.bodies import JSON, StreamedResponse
+from legato.server.http.turns import Turns
+
+_SLICE_S = 0.001
+_SLICE_BYTES = 2**16
+
+
+class PacedResponse(StreamedResponse):
+    """JSON that is made while it is sent, no faster than its client reads.
+
+    Args:
+        turns: of all answers that are being made.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], turns: Turns) -> None:
+        super().__init__({}, JSON)
+        self._pieces = iter(pieces)
+        self._turns = turns
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        first, is_all = _slice(self._pieces)
+        if is_all:
+            self.headers["Content-Length"] = str(len(first))
+        await self.begin(send)
+        await _send(send, first, is_all=is_all)
+        if not is_all:
+            await self._turns.turn()
+            await send_paced(send, self._pieces, self._turns)
+
+
+async def send_paced(send: Send, pieces: Iterable[bytes], turns: Turns) -> None:
+    """Send what is left of a body, which is made meanwhile. Args: as of `PacedResponse`."""
+    unread = iter(pieces)
+    while True:
+        data, is_all = _slice(unread)
+        await _send(send, data, is_all=is_all)
+        if is_all:
+            return
+        await turns.turn()
+
+
+def _slice(pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+    """As much as can be made before others should have their turn, and whether that is all."""
+    ends_s = time.monotonic() + _SLICE_S
+    made = bytearray()
+    for piece in pieces:
+        made += piece
+        if len(made) >= _SLICE_BYTES or time.monotonic() > ends_s:
+            return bytes(made), False
+    return bytes(made), True
+
+
+async def _send(send: Send, body: bytes, *, is_all: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not is_all})
