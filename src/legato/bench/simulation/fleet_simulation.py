@@ -399,5 +399,6 @@ class FleetSimulation:
         if replica.replica_id in self._draining and not view.num_in_flight:
             self._leave(replica, is_lost=False)
         else:
-            self._router.note_state(replica.replica_id, replica.loop.state, self.now_s)
+            if (state := replica.loop.state) is not None:
+                self._router.note_state(replica.replica_id, state, self.now_s)
             self._place_waiting()
