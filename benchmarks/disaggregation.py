@@ -131,7 +131,8 @@ def _apart(flags: str) -> Iterator[Servers]:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
     sends = f"--num-threads 1 {flags} --kv-role prefill --kv-transfer-port {port}"
-    fetches = f"--num-threads 1 {flags} --kv-role decode"
+    peers = f"--kv-transfer-peers 127.0.0.1:{port}"
+    fetches = f"--num-threads 1 {flags} --kv-role decode {peers}"
     with (
         running_server(_command(0, sends)) as prefill,
         running_server(_command(1, fetches)) as decode,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from legato.core.addresses import is_loopback
 from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
 from legato.core.ranges import Count, CountOrZero, Seconds, Share, Size, SizeOrZero
@@ -448,6 +449,13 @@ class TransferConfig(Config, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ] = None
+    kv_transfer_peers: Annotated[
+        tuple[str, ...],
+        Flag(
+            "engines on this machine that prompts may be fetched from where there is no key",
+            metavar="HOST:PORT,...",
+        ),
+    ] = ("127.0.0.1:5600",)
     kv_lease_s: Annotated[
         Seconds,
         Flag(
@@ -455,6 +463,17 @@ class TransferConfig(Config, frozen=True, kw_only=True):
             "long one may take to answer before its prompt is computed here"
         ),
     ] = 30.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for peer in self.kv_transfer_peers:
+            host, _, port = peer.rpartition(":")
+            is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+            if not (is_port and is_loopback(host.strip("[]"))):
+                raise ConfigError(
+                    f"kv_transfer_peers are HOST:PORT on this machine, got {peer!r}; engines on "
+                    "others share a --kv-transfer-key-file"
+                )
 
     @property
     def listening_port(self) -> int | None:

@@ -174,7 +174,7 @@ def check_fleet(config: EngineConfig, fleet: FleetConfig, *, is_on_cluster: bool
         is_on_cluster: whether replicas may be on several machines.
     """
     default = TransferConfig()
-    for name in ("kv_role", "kv_transfer_host", "kv_transfer_port"):
+    for name in ("kv_role", "kv_transfer_host", "kv_transfer_port", "kv_transfer_peers"):
         if getattr(config.transfer, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} is what each replica of a fleet is given: prefill_replicas and "

@@ -109,7 +109,7 @@ class Replica:
         self._is_recording = self._is_announcing = False  # for any front door
         self._started = config.scheduler.resolve(info.max_model_len, info.device)
         self._role: Role = config.transfer.kv_role or "both"
-        self._tickets = Tickets(config.transfer, info.transfer)
+        self._tickets = Tickets(config.transfer, info.transfer, is_from_router=True)
         self._supervisor = EngineSupervisor(
             config, engine, self, timeout_s=timeout_s, program=program
         )

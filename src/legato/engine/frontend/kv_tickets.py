@@ -1,7 +1,8 @@
 """What a request says of its prompt's blocks and other engines, and what it is told of them.
 
-The fields are vLLM's, so that its routers hand them from one engine to the next. A ticket is signed
-with the key that engines share: without it, anybody could have this one connect to anywhere.
+The fields are vLLM's, so that its routers hand them from one engine to the next. Clients pass them
+on, and so could have this engine connect to anywhere. So a ticket is signed with the key that
+engines share; without a key, it names one of the peers that this engine was configured with.
 """
 
 import hashlib
@@ -37,11 +38,20 @@ class Tickets:
 
     Args:
         address: of the engine; None where it neither sends nor fetches blocks.
+        is_from_router: whether tickets come from a router that chooses engines itself, and none
+            from a client. Without a key, they may name any engine on this machine then.
     """
 
-    def __init__(self, config: TransferConfig, address: TransferAddress | None) -> None:
+    def __init__(
+        self,
+        config: TransferConfig,
+        address: TransferAddress | None,
+        *,
+        is_from_router: bool = False,
+    ) -> None:
         self._role: KVRole | None = config.kv_role
         self._address = address
+        self._peers = None if is_from_router else frozenset(config.kv_transfer_peers)
         self._key = b"" if address is None else read_key(config)
 
     def transfer(self, params: KVTransferParams | None) -> KVTransfer | None:
@@ -61,7 +71,7 @@ class Tickets:
         return self._fetched(params)
 
     def told(self, transfer: KVTransfer | None) -> KVTransferParams | None:
-        """What whoever continues the prompt is to be given; None where nobody is."""
+        """The ticket for the engine that decodes; None if there is none."""
         if not isinstance(transfer, SendBlocks):
             return None
         assert self._address is not None
@@ -78,14 +88,23 @@ class Tickets:
         host, port, transfer_id = params.remote_host, params.remote_port, params.transfer_id
         if host is None or port is None or transfer_id is None:
             raise _refused("do_remote_prefill goes with remote_host, remote_port and transfer_id")
-        if not self._key and not is_loopback(host):
-            raise _refused(f"remote_host {host} is another machine, and engines share no key")
+        if not self._key:
+            self._check_peer(host, port)
         shown = (params.signature or "").encode()
         if self._key and not hmac.compare_digest(
             shown, signature(self._key, host, port, transfer_id).encode()
         ):
             raise _refused("the signature is not of an engine that shares this one's key")
         return FetchBlocks(transfer_id, host, port, params.is_early)
+
+    def _check_peer(self, host: str, port: int) -> None:
+        if not is_loopback(host):
+            raise _refused(f"remote_host {host} is another machine, and engines share no key")
+        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if self._peers is not None and peer not in self._peers:
+            raise _refused(
+                f"{peer} is none of this server's --kv-transfer-peers, and engines share no key"
+            )
 
     def _check_role(self, needed: KVRole) -> None:
         if self._role not in (needed, "both"):
