@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.core.slo import SloClass
+from legato.scheduler import turns
 from legato.scheduler.budget import MIN_CHUNK
 from legato.scheduler.order import _S_PER_TOKEN, LATE_TURN, ORDERS, rank
 from legato.scheduler.step_builder import _MAX_YIELDS, _PATIENCE_S
@@ -38,11 +39,14 @@ class BusyHarness(Harness):
         newcomer: dict[str, Any],
         num_waiting: int,
         machine: StepCosts = CONSTANT,
+        *,
+        num_blocks: int = 5000,
+        max_model_len: int = 2000,
         **settings: Any,
     ) -> None:
         super().__init__(
-            num_blocks=5000,
-            max_model_len=2000,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
             step_time=StepTimeModel(calibrate(machine, 2000)),
             step_time_s=truth(machine, lambda: 1.0),
             **settings,
@@ -193,6 +197,44 @@ def test_a_best_effort_request_gets_its_turns(
     num_turns = 1 + num_service_steps(prompt_len, 0, harness.config)
     within_s = STEP_S * (1 + _MAX_YIELDS) * _TURN * num_turns * newcomer_steps
     harness.await_first_token("R", within_s)
+
+
+@given(
+    newcomer_len=st.integers(1, 20),
+    max_tokens=st.integers(2, 30),
+    num_waiting=st.integers(1, 4),
+    prompt_len=st.integers(60, 150),
+    ttft_s=st.none() | st.floats(0.5, 4.0),
+)
+@examples(25)
+def test_a_best_effort_prompt_that_others_pass_finds_room(
+    newcomer_len: int, max_tokens: int, num_waiting: int, prompt_len: int, ttft_s: float | None
+) -> None:
+    """Newcomers with a promise always fill the cache, most of which the prompt needs.
+
+    The bound: a hold that is as long as all streams take to end, and the prompt to be computed,
+    comes after forty times as long and the patience; the next one after twice as long again.
+    """
+    newcomer = {"prompt_len": newcomer_len, "max_tokens": max_tokens}
+    promise = {"itl_slo_s": 5.0} if ttft_s is None else {"ttft_slo_s": ttft_s}
+    harness = BusyHarness(
+        newcomer,
+        num_waiting,
+        num_blocks=40,
+        max_model_len=160,
+        budget=64,
+        max_num_seqs=24,
+        **promise,
+    )
+    patience_s = 5.0
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(turns, "_PATIENCE_S", patience_s)
+        harness.warm_up(30)
+        harness.add("R", prompt_len, 1, slo_class="batch")
+        steps = num_service_steps(newcomer_len, max_tokens, harness.config)
+        steps += num_service_steps(prompt_len, 1, harness.config)
+        within_s = patience_s + 40 * STEP_S * steps
+        harness.await_first_token("R", within_s * 2 ** (1 + _MAX_YIELDS))
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ class Request:
         is_promise_waived: whether its promise was given up, as `allow_best_effort` allows.
         scheduled_s: when the step was planned from which on it ran; None before.
         stalled_since_s: since when no chunk worth having has fitted into a step.
+        passed_since_s: since when others are admitted before it, though it was the turn of this
+            best-effort request; None where its turn found room.
         foreseen_s: when it was admitted by a forecast, and the TTFT from then on that this gave;
             None where there was none, or it told little.
         first_token_s, last_token_s: when its tokens came; None before the first.
@@ -116,6 +118,7 @@ class Request:
         "num_scheduled_tokens",
         "num_tokens",
         "params",
+        "passed_since_s",
         "rank",
         "request_id",
         "scheduled_s",
@@ -143,6 +146,7 @@ class Request:
         self.is_promise_waived = False
         self.scheduled_s: float | None = None
         self.stalled_since_s: float | None = None
+        self.passed_since_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.token_due_s = math.inf

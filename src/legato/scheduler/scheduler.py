@@ -202,6 +202,7 @@ class Scheduler:
         self._config = config
         self._classes = config.classes
         self._step_time.promise(config.strictest_quantile)
+        self._turns.promise(config.classes.values())
         # Where memory has run out, that is found out again: a whole prompt could not wait for it.
         self._budget = MemoryBudget(_budget(config, self._step_time))
         self._fill = POLICIES[config.policy]

@@ -87,6 +87,7 @@ class StepBuilder:
         self._pace_s = UNLIMITED  # the tightest step that one of these wants
         self._memory: MemoryForecast | None = None  # of those that run; only where it is asked for
         self._may_admit = True
+        self._lacks_room: Request | None = None  # for which no other request is admitted
         self._serves_behind = False  # whether it holds a prompt of a tenant that is owed service
         self._gave_turn = False  # to a best-effort request, before those with a promise
         self.admitted: dict[str, int] = {}
@@ -184,6 +185,8 @@ class StepBuilder:
         if self._turns.is_best_efforts:
             self._add_prefills(best_effort=True, most=1)
             self._gave_turn = bool(self.shape.num_prefill_chunks)
+            if self._lacks_room is not None:
+                self._may_admit = self._turns.may_pass(self._lacks_room, self._now_s)
             self._serves_behind = False  # nobody with a promise waits for a turn
         self._add_prefills(best_effort=False)
 
@@ -252,8 +255,8 @@ class StepBuilder:
             if first is not waiting:
                 self._continue(first)
             elif not self._begin(waiting):
-                # Nobody overtakes one that cannot be admitted yet, or it might never be.
-                self._may_admit = False
+                # No other overtakes one that cannot be admitted yet, or it might never be.
+                self._may_admit, self._lacks_room = False, waiting
 
     def _would_delay(self, request: Request) -> bool:
         """Whether the step holds prompts of who is owed service, and the request's tenant is not.
@@ -293,7 +296,7 @@ class StepBuilder:
         elif request.stalled_since_s is None:
             request.stalled_since_s = self._now_s
         elif self._now_s - request.stalled_since_s > _PATIENCE_S:
-            self._may_admit = False
+            self._may_admit, self._lacks_room = False, request
         if num_tokens:
             self._add_prefill(request, num_tokens)
 
