@@ -1,9 +1,9 @@
 """Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
 
-The time is shared by clients of a server with small limits, large bodies, which go to one with the
-default limits, changes of settings under running streams, and broken checkpoints. Beside each
-request, a stream and /health are watched. A server fails that delays them, answers with 5xx, logs
-a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+Each part takes as long: clients of a server with small limits; large bodies; changes of settings
+under running streams; answers of all sizes; pipelines, over one connection or several; and broken
+checkpoints. Beside each request, a stream and /health are watched. A server fails that delays them, answers with 5xx, logs a
+traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers.utils import logging
 
+from tests.fuzz import answers, pipelines
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.large import overwhelm
@@ -79,6 +80,15 @@ def _settings(args: argparse.Namespace, folder: Path, console: Console) -> list[
     return _watched("settings", _LARGE_FLAGS, change_settings, args, folder, console)
 
 
+def _answers(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("answers", answers.FLAGS, answers.ask, args, folder, console)
+
+
+def _pipelines(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    attempt = pipelines.send_pipelines
+    return _watched("pipelines", pipelines.FLAGS, attempt, args, folder, console)
+
+
 def _document(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     """The OpenAPI document, which is true or not."""
     with running_server(folder, *FLAGS) as server:
@@ -111,6 +121,8 @@ _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
     "settings": _settings,
+    "answers": _answers,
+    "pipelines": _pipelines,
     "document": _document,
     "checkpoints": _checkpoints,
 }
@@ -149,7 +161,7 @@ def _seeds(args: argparse.Namespace) -> Iterable[int]:
 
 def _seconds(args: argparse.Namespace) -> float:
     """Of each part that takes as long as it is let."""
-    timed = {"clients", "large", "settings", "checkpoints"} & set(args.only or _PARTS)
+    timed = set(args.only or _PARTS) - {"document"}
     return float(args.seconds) / max(1, len(timed))
 
 

@@ -3,13 +3,13 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
 from tests.server.launch import ServerProcess
 
-_SAMPLE_S = 0.25
+_SAMPLE_S, _GROWTH_SAMPLE_S = 0.25, 0.05
 
 
 def held_bytes(server: ServerProcess) -> Counter[str]:
@@ -52,6 +52,38 @@ def watching_peak(server: ServerProcess) -> Iterator[Peak]:
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def watching_growth(server: ServerProcess) -> Iterator[dict[str, int]]:
+    """Look often, until the block ends; then value is by how many bytes the process grew.
+
+    The key is the process's command and id. One that begins meanwhile, as readers do, is measured
+    from when it was first seen.
+    """
+    first: dict[str, int] = {}
+    growth: dict[str, int] = {}
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_GROWTH_SAMPLE_S):
+            for process in _processes(server):
+                with suppress(psutil.NoSuchProcess):
+                    name, num_bytes = _name(process), process.memory_info().rss
+                    grown = num_bytes - first.setdefault(name, num_bytes)
+                    growth[name] = max(growth.get(name, 0), grown)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield growth
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _name(process: psutil.Process) -> str:
+    return f"{' '.join(process.cmdline()[:4])} ({process.pid})"
 
 
 def _resident_bytes(server: ServerProcess) -> int:

@@ -41,6 +41,7 @@ class FakeTransport(asyncio.Transport):
         self.is_read = True
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
+        assert not self.is_closed, "as uvloop's would fail"
         self.written += data
 
     def is_closing(self) -> bool:
@@ -152,6 +153,29 @@ def test_in_a_turn_of_the_loop_one_waiting_request_begins_whichever_connection_s
         for protocol, transport in connections:
             assert transport.written.count(b"HTTP/1.1 200") == _NUM_REQUESTS
             protocol.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_is_gone_has_no_turn() -> None:
+    async def run() -> None:
+        app, turns = Echo(), Turns()
+        protocol, transport = connected(app, turns)
+        protocol.data_received(GET + GET)
+        protocol.eof_received()
+        blocking = [asyncio.Event() for _ in range(_NUM_CONNECTIONS)]
+        for event in blocking:
+            turns.wait(event.set)
+        await turns_until(lambda: len(app.asked) == 1)  # the second request has its turn to come
+        transport.abort()
+        protocol.connection_lost(ConnectionResetError())
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        last = asyncio.Event()
+        turns.wait(last.set)
+        await last.wait()
+        assert not failures
+        assert len(app.asked) == 1
 
     asyncio.run(run())
 

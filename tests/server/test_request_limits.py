@@ -78,6 +78,9 @@ def test_at_the_limit_and_beyond(
 
 
 TRIED_ELSEWHERE = {
+    # tests/server/test_large_answers.py
+    "MAX_UNREAD_BYTES",
+    "MAX_WHOLE_ANSWER_BYTES",
     # tests/server/test_pipelines.py
     "MAX_PIPELINED_BYTES",
     # tests/server/test_text_processes.py

@@ -45,8 +45,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class TokenScores(msgspec.Struct, frozen=True, gc=False):
     """Log probabilities at N positions of a prompt, each of which is read as a `TokenLogprobs`.
 
-    A prompt of 8,000 tokens has 170,000 of them. As objects they would take 20 MB, and each process
-    on their way some 60 ms, in which it does nothing else.
+    A prompt of 8,000 tokens has 170,000 of them. As objects they would take 20 MB, and the process
+    that receives them 60 ms to make.
 
     Attributes:
         num_top: most likely tokens at each position.

@@ -42,6 +42,11 @@ MAX_PLAIN_BODY_BYTES = 16 * 2**10
 MAX_ANSWER_BYTES = 32 * 2**20
 """Of the answer to /tokenize or /detokenize."""
 
+MAX_WHOLE_ANSWER_BYTES = 128 * 2**20
+"""Of completions that are not streamed, and of a response: an estimate, before any is computed."""
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Of a stream's tokens that wait for a client that reads too slowly, by an estimate."""
+
 LARGE_BODY_BYTES = 32 * 2**10
 """From here on a body is read at a lower priority."""
 MAX_WAITING_BYTES = 128 * 2**20

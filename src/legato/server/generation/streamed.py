@@ -6,6 +6,7 @@ from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
 
+from legato.core.sampling_params import SamplingParams
 from legato.engine.errors import SlowReaderError
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.submission import Submission
@@ -18,6 +19,10 @@ from legato.server.http.bodies import EventResponse
 from legato.server.http.errors import ApiError, as_api_error, naming_fields
 from legato.server.http.outlet import Outlet
 from legato.server.http.paced import send_paced
+from legato.server.limits import MAX_UNREAD_BYTES
+
+_DELTA_BYTES, _SCORE_BYTES = 700, 120
+"""Of a delta that waits, and of each log probability in it."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ class StreamedAnswer(EventResponse):
         self._recorder = recorder
         self._writer = writer
         self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key choice
-        self._max_unread = job.num_choices * context.max_unread_tokens
+        self._max_unread = most_unread(job.params, job.num_choices, context.max_unread_tokens)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Raises as `running`, as long as nothing is sent."""
@@ -87,6 +92,13 @@ class StreamedAnswer(EventResponse):
     def _write(self, choice: int, delta: CompletionDelta) -> None:
         self._outlet.write(self._writer.delta(choice, delta))
         self._recorder.sent(choice, delta)
+
+
+def most_unread(params: SamplingParams, num_choices: int, max_unread_tokens: int) -> int:
+    """Deltas that may wait for the client of one stream, each of a token."""
+    num_scores = 0 if params.logprobs is None else 1 + params.logprobs
+    most_held = MAX_UNREAD_BYTES // (_DELTA_BYTES + _SCORE_BYTES * num_scores)
+    return min(num_choices * max_unread_tokens, max(num_choices, most_held))
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -121,6 +121,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse(self) -> None:
         """Parse until a request waits for the one before it, or others should have their turn."""
         self._awaits_turn = False
+        if self.transport.is_closing():
+            return
         ends_s = time.monotonic() + _TURN_S
         while num_bytes := self._num_parsable_bytes():
             if time.monotonic() > ends_s:

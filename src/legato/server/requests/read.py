@@ -17,6 +17,7 @@ from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
+from legato.server.requests.answer_size import AnswerForm, check_answer_size
 from legato.server.requests.anthropic import CountTokensRequest, MessagesRequest, TokenCount
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.chat_body import ChatBody
@@ -107,7 +108,8 @@ class RequestReader:
         return self._by_kind[kind](body)
 
     def _chat(self, body: bytes) -> Iterator[Part | End]:
-        return self._answer(self._parse(ChatRequest, body))
+        request = self._parse(ChatRequest, body)
+        return self._answer(request, is_held=not request.stream)
 
     def _responses(self, body: bytes, stored: bytes | None) -> Iterator[Part | End]:
         request = self._parse(ResponsesRequest, body)
@@ -158,10 +160,11 @@ class RequestReader:
         """A request of another API, whose chat is refused in its own words."""
         with chat.naming_fields():
             yield from self._answer(
-                _validated(ChatRequest, {**request.shared_options(), **chat.fields})
+                _validated(ChatRequest, {**request.shared_options(), **chat.fields}), is_held=True
             )
 
-    def _answer(self, request: ChatRequest) -> Iterator[Part | End]:
+    def _answer(self, request: ChatRequest, *, is_held: bool) -> Iterator[Part | End]:
+        """Args: is_held: whether the answer is held until its end."""
         self._check_completions(request.n)
         tools, prompt = request.tool_use.shown, self._prompt(request)
         held = message_form(
@@ -183,6 +186,13 @@ class RequestReader:
             params = self._with_known_tokens(params)
             max_len = self._serving.info.max_model_len
             token_ids = last_tokens(prompt.token_ids, params, max_len)
+            if is_held:
+                form = AnswerForm(
+                    is_chat=True,
+                    returns_token_ids=request.return_token_ids,
+                    shows_prompt_logprobs=request.prompt_logprobs is not None,
+                )
+                check_answer_size(form, params, [len(token_ids)], max_len)
         yield PromptTokens(token_array(token_ids))
         yield _generation(
             request,
@@ -217,11 +227,21 @@ class RequestReader:
         self._check_prompts(request)
         max_len = self._serving.info.max_model_len
         echoed: list[str] = []
+        prompt_lens: list[int] = []
         for prompt in request.prompt:
             token_ids = last_tokens(self._prompt_tokens(prompt, request), params, max_len)
             if request.echo:
                 echoed.append(self._echo(prompt, token_ids, request))
+            prompt_lens.append(len(token_ids))
             yield PromptTokens(token_array(token_ids))
+        if not request.stream:
+            form = AnswerForm(
+                is_chat=False,
+                returns_token_ids=request.return_token_ids,
+                shows_prompt_logprobs=request.prompt_logprobs is not None,
+                echoes=request.echo,
+            )
+            check_answer_size(form, params, prompt_lens, max_len)
         yield _generation(
             request,
             params=params,
