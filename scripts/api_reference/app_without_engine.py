@@ -32,7 +32,12 @@ class _TextInThisProcess:
 
     def __init__(self) -> None:
         info: Any = SimpleNamespace(max_model_len=1, vocab_size=1)
-        serving = Serving(info=info, max_completions=1, trust_request_chat_template=False)
+        serving = Serving(
+            info=info,
+            max_completions=1,
+            trust_request_chat_template=False,
+            message_special_tokens="text",
+        )
         no_tokenizer: Any = SimpleNamespace(max_token_chars=1)
         self._reader = RequestReader(
             no_tokenizer, ModelDefaults(eos_token_ids=(), sampling={}), serving

@@ -161,6 +161,14 @@ def _qwen(*, unwritten: bool) -> Backend:
     return _finished(backend, unwritten=unwritten)
 
 
+def _normalized(*, unwritten: bool) -> Backend:
+    """Its special tokens are looked for once a text is normalized."""
+    backend = _byte_level(None, nfc=True)
+    names = ["<|im_start|>", "<|im_end|>", *(UNWRITTEN if unwritten else ())]
+    backend.add_tokens([AddedToken(name, special=True, normalized=True) for name in names])
+    return backend
+
+
 def _gemma(*, unwritten: bool) -> Backend:
     backend = _sentencepiece("none")
     backend.add_tokens(_specials("<bos>", "<start_of_turn>", "<end_of_turn>"))
@@ -198,6 +206,7 @@ _TEMPLATED: dict[str, tuple[Callable[..., Backend], str, tuple[str | None, str]]
     "llama2": (_llama2("text"), LLAMA2, ("<s>", "</s>")),
     "llama3": (_llama3, LLAMA3, ("<|begin_of_text|>", "<|eot_id|>")),
     "qwen": (_qwen, QWEN, (None, "<|im_end|>")),
+    "normalized": (_normalized, QWEN, (None, "<|im_end|>")),
     "gemma": (_gemma, GEMMA, ("<bos>", "<end_of_turn>")),
     "mistral": (_mistral, MISTRAL, ("<s>", "</s>")),
     "deepseek": (_deepseek, DEEPSEEK, ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")),

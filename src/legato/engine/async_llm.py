@@ -24,6 +24,7 @@ from legato.engine.prompts import (
     ReadPrompt,
     text_of,
 )
+from legato.model.message_guard import MessageSpecialTokens
 from legato.model.source import configured_source
 
 if TYPE_CHECKING:
@@ -146,15 +147,17 @@ class AsyncLLM:
         chat_template_content_format: ContentFormat = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        message_special_tokens: MessageSpecialTokens = "text",
     ) -> AsyncGenerator[Generation]:
         """Answer a conversation; otherwise as `generate`.
 
         Args:
-            messages: as of `LLM.chat`, as are the last six.
+            messages: as of `LLM.chat`, as are the last seven.
             sampling_params, request_id, service: as of `generate`.
 
         Raises:
-            InvalidRequestError: as in `generate`, or the template refuses the messages.
+            InvalidRequestError: as in `generate`, or the template refuses the messages, or they
+                have special tokens to refuse.
             Exception: as `generate`.
         """
 
@@ -169,6 +172,7 @@ class AsyncLLM:
                 chat_template_content_format=chat_template_content_format,
                 chat_template_kwargs=chat_template_kwargs,
                 tools=tools,
+                message_special_tokens=message_special_tokens,
             )
 
         return self._answered(read, request_id)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from legato.core.errors import InvalidRequestError
 from legato.model.conversation import Message
-from legato.model.special_strings import SpecialStrings
+from legato.model.special_strings import SEPARATOR, SpecialStrings
 
 MessageSpecialTokens = Literal["text", "special", "refuse"]
 """What becomes of special tokens in the text of messages."""
@@ -71,13 +71,10 @@ class MessageGuard:
         Raises:
             InvalidRequestError: it uses all private characters, or it is nested too deeply.
         """
-        if not any(
-            strings.places(text)
-            for _, value, strings in self._placed(conversation)
-            for text in _texts(value)
-        ):
+        texts = _texts(list(conversation))
+        if not self._strings.may_be_in(SEPARATOR.join(texts)):
             return conversation, {}
-        substitution = _Substitution([self._template, *_texts(list(conversation))])
+        substitution = _Substitution([self._template, *texts])
         guarded = Conversation(
             messages=[
                 {
@@ -171,18 +168,18 @@ def unescaped(text: str, stand_ins: StandIns) -> str:
     return _ESCAPED.sub(plain, text)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a value; without recursion, for it is as deep as JSON may be."""
-    unread = [value]
-    while unread:
-        value = unread.pop()
+def _texts(values: list[Any]) -> list[str]:
+    """All strings in some values; without recursion, for they are as deep as JSON may be."""
+    texts, unread = [], list(values)
+    for value in unread:  # which grows
         if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            unread += value.keys()
-            unread += value.values()
+            texts.append(value)
         elif isinstance(value, list | tuple):
             unread += value
+        elif isinstance(value, Mapping):
+            texts += [key for key in value if isinstance(key, str)]
+            unread += value.values()
+    return texts
 
 
 def _texts_at(path: str, value: Any) -> Iterator[tuple[str, str]]:
