@@ -80,12 +80,14 @@ def invalid_key() -> ApiError:
 
 
 def admin_key_required(*, is_other_sent: bool) -> ApiError:
-    """Args: is_other_sent: whether the client has sent a key, which is none of an admin's."""
-    message = "this needs an admin key (--admin-api-key); send 'Authorization: Bearer KEY'"
-    code = "admin_key_required"
+    """Args: is_other_sent: whether the client has sent a key that is no admin's."""
+    detail = ErrorDetail(
+        "this needs an admin key (--admin-api-key); send 'Authorization: Bearer KEY'",
+        "permission_error" if is_other_sent else "authentication_error",
+        code="admin_key_required",
+    )
     if is_other_sent:
-        return ApiError(HTTPStatus.FORBIDDEN, ErrorDetail(message, "permission_error", code=code))
-    detail = ErrorDetail(message, "authentication_error", code=code)
+        return ApiError(HTTPStatus.FORBIDDEN, detail)
     return ApiError(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
 
 
