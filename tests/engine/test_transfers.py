@@ -1,6 +1,7 @@
 """One engine computes prompts and another continues them, both in this process."""
 
 import asyncio
+import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,9 +26,10 @@ from legato.engine.startup.build import load_parts
 from legato.engine.startup.transfers import cache_layout, local_mover, make_transfers
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
-from legato.transfer import fetch
-from legato.transfer.memory import CacheMemory
-from legato.transfer.mover import Mover
+from legato.transfer import fetch, transport
+from legato.transfer.local_mover import LocalMover
+from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.mover import Mover, ReadState
 from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
 from tests.kv.conservation import check_blocks
 from tests.model.conftest import TINY
@@ -370,6 +372,76 @@ def test_a_prefill_that_dies_half_way_costs_what_was_not_read(
     assert 0 < last.num_cached_tokens < 288
     assert transferred(decode).num_recomputed == 1
     assert decode.is_clean
+
+
+class StuckRead:
+    """A read that neither ends nor can be stopped, until it is freed, and writes then."""
+
+    def __init__(self, write: Callable[[], object]) -> None:
+        self.is_freed = False
+        self._write = write
+
+    def state(self) -> ReadState:
+        if not self.is_freed:
+            return "running"
+        self._write()
+        return "done"
+
+    def cancel(self) -> bool:
+        return False
+
+
+class StuckMover(LocalMover):
+    """A mover whose reads are stuck after the first."""
+
+    reads: list[StuckRead]
+
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> Any:
+        self.reads = getattr(self, "reads", [])
+        if not self.reads:
+            self.reads.append(StuckRead(lambda: None))
+            return super().read(peer, spans, gpu)
+        here = spans[:, 0].tolist(), spans[:, 2].tolist()
+
+        def write() -> None:
+            for address, num_bytes in zip(*here, strict=True):
+                ctypes.memset(address, 0x7F, num_bytes)
+
+        self.reads.append(StuckRead(write))
+        return self.reads[-1]
+
+
+@pytest.mark.parametrize("num_blocks", [32, 40, 300])
+def test_a_read_that_never_ends_costs_a_computation(
+    model: Path, patient: Engine, monkeypatch: pytest.MonkeyPatch, num_blocks: int
+) -> None:
+    """What it writes in the end harms no request. Without room for other blocks, it is awaited."""
+    movers: list[StuckMover] = []
+
+    def make_mover(_: TransferConfig, memory: CacheMemory) -> Mover:
+        movers.append(StuckMover("stuck", memory))
+        return movers[-1]
+
+    monkeypatch.setattr(transport, "_STUCK_LOOK_S", 0.01)
+    patient.go(sent("a"))
+    run(patient, until=lambda: patient.end("a") is not None)
+    room = {"kv_cache_memory_bytes": 12288 * num_blocks}
+    with closing(Engine(model, make_mover, kv_lease_s=0.3, **room)) as decode:
+        monkeypatch.setattr(fetch, "_MOST_BYTES", 2 * 16 * decode.token_bytes)
+        decode.go(*completions(patient, 2))
+        if num_blocks == 32:
+            run(decode, until=lambda: bool(decode.transfers and decode.transfers._stuck))
+            movers[0].reads[-1].is_freed = True
+        run(decode, until=lambda: decode.end("a-0") is not None and decode.end("a-1") is not None)
+        assert decode.tokens("a-0") == decode.tokens("a-1") == expected(model)
+        assert transferred(decode).num_recomputed == 1
+        if num_blocks > 32:
+            assert not decode.is_clean, "blocks that may be written to are in quarantine"
+        movers[0].reads[-1].is_freed = True
+        run(decode, until=lambda: decode.is_clean)
+        decode.go(asked("b"))
+        run(decode, until=lambda: decode.end("b") is not None)
+        assert decode.tokens("b") == expected(model)
 
 
 def test_what_nobody_fetches_is_given_up_when_its_lease_ends(prefill: Engine) -> None:

@@ -12,7 +12,8 @@ def check_blocks(kv: KVCacheManager) -> None:
     nodes = _descendants(kv._tree.root)
     cached = [b for node in nodes if not node.is_spilled for b in node.places]
     own = [b for table in tables(kv) for b in table.block_ids[table.num_shared :]]
-    taken = cached + own
+    quarantined = [b for block_ids in kv._quarantined.values() for b in block_ids]
+    taken = cached + own + quarantined
     assert len(taken) == len(set(taken)), "a block is in two places"
     assert len(taken) + kv._pool.num_free == kv.num_blocks, "blocks are conserved"
     _check_users(kv, nodes)

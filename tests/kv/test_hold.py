@@ -58,6 +58,54 @@ def test_another_salt_is_another_digest(salts: list[str | None]) -> None:
     assert prompt_digest(one) == prompt_digest(msgspec.structs.replace(one, request_id="b"))
 
 
+@pytest.mark.parametrize("num_arrived", [0, 4, 12])
+def test_what_may_still_be_written_to_has_other_blocks_in_its_place(
+    kv: KVCacheManager, num_arrived: int
+) -> None:
+    request, other, third = (transferred(name) for name in "abc")
+    hold = begun(kv, request)
+    begun(kv, other)
+    assert kv.reserve(transferred("c", None))
+    if num_arrived:
+        kv.note_arrived("a", num_arrived)
+    left = set(hold.blocks(num_arrived))
+    kept = list(hold.blocks(0, num_arrived))
+    assert kv.quarantine("a")
+    check_blocks(kv)
+    for one in (request, other, third):
+        table = kv.block_ids(one)
+        assert left.isdisjoint(table)
+        assert list(table[: num_arrived // BLOCK_SIZE]) == kept
+    kv.end_arrival("a")
+    check_blocks(kv)
+    assert kv.arriving_from(request) == request.num_tokens
+    compute(kv, request, 17)
+    assert kv.num_computed_tokens(other) == 16
+    kv.end_arrival("b")
+    for one in (request, other, third):
+        kv.release(one)
+    assert kv.num_free_blocks == kv.num_blocks - len(left)
+    kv.end_quarantine("a")
+    assert kv.num_free_blocks == kv.num_blocks
+
+
+def test_without_free_blocks_there_is_nothing_to_put_in_their_place(kv: KVCacheManager) -> None:
+    request = transferred("a")
+    begun(kv, request)
+    taken = kv.borrow(fewest=9, most=9)
+    assert not kv.quarantine("a")
+    check_blocks_without(kv, taken)
+    kv.give_back(taken)
+    assert kv.quarantine("a")
+    kv.end_quarantine("a")
+
+
+def check_blocks_without(kv: KVCacheManager, taken: list[int]) -> None:
+    kv.give_back(taken)
+    check_blocks(kv)
+    assert sorted(kv.borrow(fewest=len(taken), most=len(taken))) == sorted(taken)
+
+
 def test_what_is_fetched_is_nobodys_to_compute_until_it_arrives(kv: KVCacheManager) -> None:
     request, other = transferred("a"), transferred("b", None)
     assert kv.num_hit_tokens(request) == 16

@@ -4,6 +4,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ from legato.speculation.drafter import Drafter
 VOCAB_SIZE = 1000
 GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
 """What an executor makes of a chunk whose request has ended."""
+_OVERWRITTEN = -1
+"""What a read leaves that writes to blocks of no request any more."""
 _LONGEST_PROMPT = 100_000
 _TRANSFERS = {
     None: None,
@@ -113,6 +116,7 @@ class Harness:
         self.host: dict[int, list[int | None]] = {}
         """Key slot, value the same of the tokens of the block that was copied there."""
         self.holds: dict[str, Hold] = {}
+        self.quarantined: list[str] = []
         """Key request id, of those whose blocks another engine reads or writes."""
         self.known: set[str] = set()
         """Requests that the executor has been told of and not yet of their end."""
@@ -435,6 +439,20 @@ class Harness:
             del self.holds[request_id]
             self.kv.let_go(request_id)
 
+    def quarantine(self, request_id: str) -> None:
+        """End a transfer that may still write to blocks, and have it write to them."""
+        hold = self.holds[request_id]
+        left = hold.blocks(hold.num_arrived)
+        if self.kv.quarantine(request_id):
+            self.quarantined.append(request_id)
+            for block_id, offset in product(left, range(self.kv.block_size)):
+                self.cache[block_id, offset] = _OVERWRITTEN
+            self.end_transfer(request_id)
+
+    def end_quarantine(self, request_id: str) -> None:
+        self.quarantined.remove(request_id)
+        self.kv.end_quarantine(request_id)
+
     def step(self) -> StepPlan | None:
         """Plan as far ahead as may be, and run the oldest step."""
         while len(self.in_flight) < self.depth and self.plan() is not None:
@@ -450,8 +468,11 @@ class Harness:
             if not self.scheduler.has_work:
                 return
             if self.step() is None:
-                assert self.holds, "there is work, but no step"
-                self.end_transfer(min(self.holds))
+                assert self.holds or self.quarantined, "there is work, but no step"
+                if self.quarantined:
+                    self.end_quarantine(self.quarantined[0])
+                else:
+                    self.end_transfer(min(self.holds))
         raise AssertionError("the scheduler does not come to an end")
 
     def take(self, outputs: list[RequestOutput]) -> None:

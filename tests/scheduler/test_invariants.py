@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from legato.core.kv_transfer import SendBlocks
+from legato.core.kv_transfer import FetchBlocks, SendBlocks
 from legato.core.outputs import FinishReason
 from legato.core.slo import SloClass
+from legato.kv.hold import Hold
 from legato.scheduler.order import ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.step_costs import StepCosts
@@ -220,6 +221,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The other engine has all that it wants, or is gone."""
         self.harness.end_transfer(data.draw(st.sampled_from(sorted(self.harness.holds))))
 
+    @precondition(lambda self: any(map(_is_fetched, self.harness.holds.values())))
+    @rule(data=st.data())
+    def quarantine(self, data: st.DataObject) -> None:
+        """A read can be neither ended nor stopped."""
+        fetched = [name for name, hold in self.harness.holds.items() if _is_fetched(hold)]
+        self.harness.quarantine(data.draw(st.sampled_from(sorted(fetched))))
+
+    @precondition(lambda self: self.harness.quarantined)
+    @rule(data=st.data())
+    def end_quarantine(self, data: st.DataObject) -> None:
+        self.harness.end_quarantine(data.draw(st.sampled_from(self.harness.quarantined)))
+
     @rule(num_steps=st.integers(1, 12))
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -236,6 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if isinstance(hold.transfer, SendBlocks):
                 self.harness.read_sent(hold.request_id)
         held = {block for table in tables(kv) for block in table.block_ids}
+        held.update(*kv._quarantined.values())  # which no step in flight looks at
         for plan in self.harness.in_flight:
             flying = {block for chunk in plan.chunks for block in chunk.block_ids}
             assert flying <= held, "a block was freed under a step in flight"
@@ -247,6 +261,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         harness = self.harness
         for request_id in tuple(harness.holds):
             harness.end_transfer(request_id)
+        for request_id in tuple(harness.quarantined):
+            harness.end_quarantine(request_id)
         assert harness.kv.num_free_blocks == harness.kv.num_blocks
         assert not self.drafter.num_told, "drafters forget who ends"
         assert harness.known <= set(harness.scheduler._ended), "the executor keeps what has ended"
@@ -259,6 +275,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert harness.tokens[request_id] == expected
             else:
                 assert harness.tokens[request_id] == expected[: len(harness.tokens[request_id])]
+
+
+def _is_fetched(hold: Hold) -> bool:
+    return isinstance(hold.transfer, FetchBlocks)
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -1,7 +1,7 @@
 """Which blocks hold each request's keys and values, and which of them requests share."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from legato.core.block_ids import BlockIds, block_array
 from legato.core.kv_events import KVEvent
@@ -71,6 +71,8 @@ class KVCacheManager:
         self._holds: dict[str, Hold] = {}  # key request id
         self._new_holds: list[Hold] = []
         self._arriving: set[int] = set()  # blocks
+        # Key request id, value blocks that its transfer may still write to, and no request has.
+        self._quarantined: dict[str, BlockIds] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -174,6 +176,40 @@ class KVCacheManager:
         # What has arrived may wait for what comes before it, which the request sees to.
         if hold.is_settled or request_id not in self._tables:
             self.let_go(request_id)
+
+    def can_quarantine(self, request_id: str) -> bool:
+        """Whether there are enough free blocks for `quarantine`."""
+        hold = self._holds[request_id]
+        return len(hold.blocks(hold.num_arrived)) <= self.num_free_blocks
+
+    def quarantine(self, request_id: str) -> bool:
+        """Put other blocks in the place of those that a transfer may write to at any time.
+
+        Returns:
+            False, and nothing changed, where there are not enough free blocks.
+        """
+        hold = self._holds[request_id]
+        left = hold.blocks(hold.num_arrived)
+        fresh = _Table(self._tree.root, 0, block_array())
+        if not self._grow(fresh, len(left)):
+            return False
+        replaced = dict(zip(left, fresh.block_ids, strict=True))
+        node = hold.last
+        while node.parent is not None:
+            node.places = _renamed(node.places, replaced)
+            node = node.parent
+        owners: list[_Table | Hold] = [*self._tables.values(), *self._holds.values()]
+        owners += (table for _, table in self._leaving)
+        for owner in owners:
+            if not replaced.keys().isdisjoint(owner.block_ids):
+                owner.block_ids = _renamed(owner.block_ids, replaced)
+        self._arriving = {replaced.get(block_id, block_id) for block_id in self._arriving}
+        self._quarantined[request_id] = left
+        return True
+
+    def end_quarantine(self, request_id: str) -> None:
+        """Free the blocks that a transfer might have written to, which it does no more."""
+        self._pool.free(self._quarantined.pop(request_id))
 
     def let_go(self, request_id: str) -> None:
         """Keep its blocks no longer for a transfer."""
@@ -411,3 +447,8 @@ class KVCacheManager:
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)
+
+
+def _renamed(block_ids: BlockIds, replaced: Mapping[int, int]) -> BlockIds:
+    """A table with others in the place of some of its blocks; key and value are block ids."""
+    return block_array(replaced.get(block_id, block_id) for block_id in block_ids)

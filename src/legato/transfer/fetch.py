@@ -9,7 +9,7 @@ from typing import NamedTuple
 from legato.core.kv_transfer import FetchBlocks
 from legato.transfer.link_use import LinkUse
 from legato.transfer.memory import CacheMemory, Spans
-from legato.transfer.mover import Mover, Read, TransferError
+from legato.transfer.mover import Mover, Read, StuckReadError, TransferError
 from legato.transfer.protocol import (
     Ask,
     Challenge,
@@ -76,9 +76,10 @@ class Fetcher:
     async def fetch(self, wanted: Wanted) -> None:
         """Fill blocks as far as there is anything, and say that this reader is done.
 
-        Nothing is written to the blocks any more when this returns.
+        Nothing is written to the blocks any more when this returns or raises, but for the first of:
 
         Raises:
+            StuckReadError: a read can be neither ended nor stopped, so that it may write yet.
             TransferError: why there is no more.
         """
         source = wanted.source
@@ -210,12 +211,20 @@ class Fetcher:
                     raise TransferError("the other engine is lost")
                 await asyncio.sleep(_LOOK_S)
         except BaseException:
-            await _stopped(read)
+            await self._stop(read)
             raise
         if state == "failed":
             raise TransferError("the other engine cannot be read from")
 
+    async def _stop(self, read: Read) -> None:
+        """Wait until nothing is written any more, as long as another engine may take."""
+        ends_s = time.monotonic() + self._patience_s
+        while not is_over(read):
+            if time.monotonic() > ends_s:
+                raise StuckReadError(read)
+            await asyncio.sleep(_EARLY_LOOK_S)
 
-async def _stopped(read: Read) -> None:
-    while read.state() == "running" and not read.cancel():
-        await asyncio.sleep(_EARLY_LOOK_S)
+
+def is_over(read: Read) -> bool:
+    """Stop a read; whether nothing is written any more."""
+    return read.state() != "running" or read.cancel()

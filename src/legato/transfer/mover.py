@@ -11,6 +11,18 @@ class TransferError(Exception):
     """Another engine cannot be read from: it is gone, or not what is wanted."""
 
 
+class StuckReadError(TransferError):
+    """A copy neither ends nor can be stopped: it may write at any time.
+
+    Args:
+        read: the copy.
+    """
+
+    def __init__(self, read: "Read") -> None:
+        super().__init__("a read of the other engine can be neither ended nor stopped")
+        self.read = read
+
+
 class Read(Protocol):
     """A copy that has begun."""
 

@@ -6,21 +6,38 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import BlocksArrived, FetchBlocks
 from legato.transfer.exports import Exports
-from legato.transfer.fetch import Fetcher, Wanted
+from legato.transfer.fetch import Fetcher, Wanted, is_over
 from legato.transfer.link_use import LinkUse
 from legato.transfer.memory import CacheMemory
-from legato.transfer.mover import Mover, TransferError
+from legato.transfer.mover import Mover, StuckReadError, TransferError
 from legato.transfer.protocol import Layout
 from legato.transfer.service import ExportService
 
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
+
+_STUCK_LOOK_S = 1.0
+"""How often a read is looked at that can be neither ended nor stopped."""
+
+
+@dataclass
+class StuckFetch:
+    """A fetch that has ended while a read of it may still write to the request's blocks.
+
+    Attributes:
+        end: what the scheduler is told once the request has other blocks.
+        is_over: whether nothing is written any more.
+    """
+
+    end: BlocksArrived
+    is_over: bool = False
 
 
 class Transport:
@@ -60,6 +77,7 @@ class Transport:
         self._service = ExportService(self.exports, mover, memory, layout, key)
         self._fetcher = Fetcher(mover, memory, layout, key, patience_s=lease_s)
         self._arrived: deque[BlocksArrived] = deque()
+        self._stuck: deque[StuckFetch] = deque()
         self._told_s = 0.0  # of the link's time
         self._fetches: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -107,13 +125,20 @@ class Transport:
 
         async def fetch() -> None:
             first = start // self._block_size
+            at = f"{source.host}:{source.port}"
             try:
                 await self._fetcher.fetch(Wanted(source, prompt_digest, block_ids, first, note))
+            except StuckReadError as error:
+                logger.error("the rest of a prompt is not fetched from %s: %s", at, error)
+                stuck = StuckFetch(arrived(is_over=True))
+                self._stuck.append(stuck)
+                while not is_over(error.read):
+                    await asyncio.sleep(_STUCK_LOOK_S)
+                stuck.is_over = True
+                return
             except TransferError as error:
-                at = f"{source.host}:{source.port}"
                 logger.warning("the rest of a prompt is not fetched from %s: %s", at, error)
-            finally:
-                self._arrived.append(arrived(is_over=True))
+            self._arrived.append(arrived(is_over=True))
 
         self._begin(fetch())
 
@@ -134,14 +159,15 @@ class Transport:
     @property
     def has_arrived(self) -> bool:
         """Whether there is something to take."""
-        return bool(self._arrived)
+        return bool(self._arrived or self._stuck)
 
     def take_arrived(self) -> list[BlocksArrived]:
         """What is new since the last time."""
-        taken: list[BlocksArrived] = []
-        while self._arrived:
-            taken.append(self._arrived.popleft())
-        return taken
+        return _taken(self._arrived)
+
+    def take_stuck(self) -> list[StuckFetch]:
+        """Fetches that have ended since the last time while a read may still write."""
+        return _taken(self._stuck)
 
     def close(self) -> None:
         """End the thread; nothing is written to the cache any more."""
@@ -176,3 +202,8 @@ class Transport:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def _taken(queue: deque[Result]) -> list[Result]:
+    """All that a thread has put there; others may come meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]

@@ -10,7 +10,7 @@ from legato.core.stats import TransferStats
 from legato.core.step_record import BlocksFetched
 from legato.kv.hold import Hold, prompt_digest
 from legato.kv.manager import KVCacheManager
-from legato.transfer.transport import Transport
+from legato.transfer.transport import StuckFetch, Transport
 
 _COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -48,6 +48,8 @@ class Transfers:
         self._kv = kv
         self._transport = transport
         self._fetched: dict[str, _Fetched] = {}  # key request id
+        self._stuck: list[StuckFetch] = []  # of requests that have no other blocks yet
+        self._quarantined: list[StuckFetch] = []
         self._awaited: dict[str, AddRequest] = {}  # key request id, of those that are to fetch
         self._sent: dict[str, _Sent] = {}  # key transfer id
         self._transfer_ids: dict[str, str] = {}  # key request id, of those that are computed
@@ -62,12 +64,16 @@ class Transfers:
     @property
     def is_waiting(self) -> bool:
         """Whether blocks are on their way here, or kept for others."""
-        return bool(self._fetched or self._sent)
+        return bool(self._fetched or self._sent or self._quarantined)
 
     @property
     def has_news(self) -> bool:
         """Whether blocks have come, or need not be kept any more."""
-        return self._transport.has_arrived or self._transport.exports.has_released
+        transport = self._transport
+        if transport.has_arrived or transport.exports.has_released:
+            return True
+        is_freed = any(one.is_over for one in self._quarantined)
+        return is_freed or any(map(self._is_replaceable, self._stuck))
 
     @property
     def stats(self) -> TransferStats:
@@ -146,11 +152,34 @@ class Transfers:
             hold = self._sent.pop(transfer_id).hold
             self._transfer_ids.pop(hold.request_id, None)
             self._kv.let_go(hold.request_id)
-        arrived = self._transport.take_arrived()
+        # Before anything new is taken: what came before has been booked by now.
+        arrived = self._replace_stuck() + self._transport.take_arrived()
+        self._stuck += self._transport.take_stuck()
         for event in arrived:
             if event.is_over:
                 self._end(event, now_s)
         return arrived
+
+    def _replace_stuck(self) -> list[BlocksArrived]:
+        """Give requests other blocks, once any are free, where a read may still write to theirs.
+
+        Returns:
+            The ends of their fetches.
+        """
+        for one in [one for one in self._quarantined if one.is_over]:
+            self._quarantined.remove(one)
+            self._kv.end_quarantine(one.end.request_id)
+        ended: list[BlocksArrived] = []
+        for one in tuple(self._stuck):
+            is_over = one.is_over
+            if is_over or self._kv.quarantine(one.end.request_id):
+                self._stuck.remove(one)
+                self._quarantined += () if is_over else (one,)
+                ended.append(one.end)
+        return ended
+
+    def _is_replaceable(self, one: StuckFetch) -> bool:
+        return one.is_over or self._kv.can_quarantine(one.end.request_id)
 
     def take_fetched(self) -> list[BlocksFetched]:
         """What was fetched since the last time, to its end."""
