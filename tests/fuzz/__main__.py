@@ -1,9 +1,10 @@
 """Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
 
-A third of the time is for clients of a server with small limits, a third for large bodies, which go
-to one with the default limits, and a third for broken checkpoints. Beside each request, a stream
-and /health are watched. A server fails that delays them, answers with 5xx, logs a traceback or
-keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+A quarter of the time is for clients of a server with small limits, a quarter for large bodies,
+which go to one with the default limits, a quarter for floods by tenants of one that sheds load, and
+a quarter for broken checkpoints. Beside each request, a stream and /health are watched. A server
+fails that delays them, answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17
+--tries 1` runs a case again.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from transformers.utils import logging
 
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
+from tests.fuzz.floods import FLOOD_FLAGS, flood
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
@@ -74,6 +76,10 @@ def _large(args: argparse.Namespace, folder: Path, console: Console) -> list[str
     return _watched("large", _LARGE_FLAGS, overwhelm, args, folder, console)
 
 
+def _floods(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("floods", FLOOD_FLAGS, flood, args, folder, console)
+
+
 def _document(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     """The OpenAPI document, which is true or not."""
     with running_server(folder, *FLAGS) as server:
@@ -105,6 +111,7 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
 _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
+    "floods": _floods,
     "document": _document,
     "checkpoints": _checkpoints,
 }
@@ -143,7 +150,7 @@ def _seeds(args: argparse.Namespace) -> Iterable[int]:
 
 def _seconds(args: argparse.Namespace) -> float:
     """Of each part that takes as long as it is let."""
-    timed = {"clients", "large", "checkpoints"} & set(args.only or _PARTS)
+    timed = {"clients", "large", "floods", "checkpoints"} & set(args.only or _PARTS)
     return float(args.seconds) / max(1, len(timed))
 
 
