@@ -1,8 +1,10 @@
 """What comes and when: chats, prompts and documents as text, at random and in bursts."""
 
+import itertools
 import json
 import random
 from pydoc_data import topics
+from typing import Any
 
 import msgspec
 
@@ -44,12 +46,14 @@ def arrivals(
     burst: int,
     burst_every_s: float,
     leaving: float,
+    num_tenants: int,
     seed: int,
 ) -> list[Arrival]:
     """Requests in the order of their arrival: a Poisson process, and bursts beside it.
 
     Args:
         burst: requests that come at once.
+        num_tenants: which take turns to send them; 1 names none.
         leaving: share of the clients that go away in the middle of their streams.
     """
     rng = random.Random(seed)
@@ -59,10 +63,14 @@ def arrivals(
     while at_s < seconds:
         times_s.append(at_s)
         at_s += rng.expovariate(rate_per_s)
-    return [_arrival(rng, texts, at_s, leaving) for at_s in sorted(times_s)]
+    names = [f"tenant-{i}" for i in range(num_tenants)] if num_tenants > 1 else [None]
+    tenants = itertools.cycle(names)
+    return [_arrival(rng, texts, at_s, leaving, next(tenants)) for at_s in sorted(times_s)]
 
 
-def _arrival(rng: random.Random, texts: "_Texts", at_s: float, leaving: float) -> Arrival:
+def _arrival(
+    rng: random.Random, texts: "_Texts", at_s: float, leaving: float, tenant: str | None
+) -> Arrival:
     (kind,) = rng.choices(list(KINDS), _SHARES)
     num_prompt = rng.randint(*KINDS[kind])
     fewest, most = _OUTPUT
@@ -71,15 +79,17 @@ def _arrival(rng: random.Random, texts: "_Texts", at_s: float, leaving: float) -
     asked = (
         {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}
     )
-    more = {
+    more: dict[str, Any] = {
         "max_tokens": num_output,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if tenant is not None:
+        more["tenant"] = tenant
     return Arrival(
-        request=WorkloadRequest(at_s, num_prompt, num_output),
+        request=WorkloadRequest(at_s, num_prompt, num_output, tenant=tenant),
         path="/v1/chat/completions" if kind == "chat" else "/v1/completions",
         body=json.dumps(asked | more).encode(),
         leaves_after=rng.randint(1, num_output // 2) if rng.random() < leaving else None,

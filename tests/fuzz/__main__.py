@@ -1,10 +1,10 @@
 """Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
 
 Each part takes as long: clients of a server with small limits; large bodies; changes of settings
-under running streams; answers of all sizes; pipelines, over one connection or several; and broken
-checkpoints. Beside each request, a stream and /health are watched. A server fails that delays
-them, answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a
-case again.
+under running streams; answers of all sizes; pipelines, over one connection or several; floods by
+tenants of a server that sheds load; stopped and killed processes; and broken checkpoints. Beside
+each request, a stream and /health are watched. A server fails that delays them, answers with 5xx,
+logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case again.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from transformers.utils import logging
 from tests.fuzz import answers, pipelines
 from tests.fuzz.checkpoints import Seeds, memory_limit, try_one
 from tests.fuzz.clients import FLAGS, attack
+from tests.fuzz.floods import FLOOD_FLAGS, flood
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
@@ -77,6 +78,10 @@ def _large(args: argparse.Namespace, folder: Path, console: Console) -> list[str
     return _watched("large", _LARGE_FLAGS, overwhelm, args, folder, console)
 
 
+def _floods(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    return _watched("floods", FLOOD_FLAGS, flood, args, folder, console)
+
+
 def _settings(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
     return _watched("settings", _LARGE_FLAGS, change_settings, args, folder, console)
 
@@ -124,6 +129,7 @@ _PARTS: dict[str, Part] = {
     "settings": _settings,
     "answers": _answers,
     "pipelines": _pipelines,
+    "floods": _floods,
     "document": _document,
     "checkpoints": _checkpoints,
 }

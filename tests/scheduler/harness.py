@@ -476,6 +476,7 @@ class Harness:
         raise AssertionError("the scheduler does not come to an end")
 
     def take(self, outputs: list[RequestOutput]) -> None:
+        assert not self.scheduler.containment.num_errors, "bookkeeping erred: see the log"
         for output in outputs:
             assert not self.finish_reasons[output.request_id], "an output after the end"
             self.tokens[output.request_id] += output.new_token_ids

@@ -399,6 +399,7 @@ class FleetSimulation:
         if replica.replica_id in self._draining and not view.num_in_flight:
             self._leave(replica, is_lost=False)
         else:
-            if (state := replica.loop.state) is not None:
-                self._router.note_state(replica.replica_id, state, self.now_s)
+            state = replica.loop.state
+            assert state is not None, "the scheduler erred: see the log"
+            self._router.note_state(replica.replica_id, state, self.now_s)
             self._place_waiting()

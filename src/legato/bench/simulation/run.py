@@ -185,6 +185,7 @@ def simulate(
         if stop_when is not None and stop_when(clock.now_s, clients.records_as_sent()):
             break
     clients.cancel()
+    assert not engine.stats.num_contained_errors, "the scheduler erred: see the log"
     return SimulatedRun(
         records=[] if tally is not None else clients.records(),
         duration_s=clock.now_s,
