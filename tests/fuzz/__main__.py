@@ -1,9 +1,10 @@
 """Fuzz for as long as told, and print what came of it: `python -m tests.fuzz --seconds 600`.
 
-A third of the time is for clients of a server with small limits, a third for large bodies, which go
-to one with the default limits, and a third for broken checkpoints. Beside each request, a stream
-and /health are watched. A server fails that delays them, answers with 5xx, logs a traceback or
-keeps memory. `--only large --seed 17 --tries 1` runs a case again.
+A part of the time is for clients of a server with small limits, one for large bodies, which go to
+one with the default limits, one for broken checkpoints, and one for processes that are stopped or
+killed. Beside each request, a stream and /health are watched. A server fails that delays them,
+answers with 5xx, logs a traceback or keeps memory. `--only large --seed 17 --tries 1` runs a case
+again.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from tests.fuzz.clients import FLAGS, attack
 from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
+from tests.fuzz.stopped import stop_processes
 from tests.fuzz.watched import Attempt, attack_watched
 from tests.server.launch import ServerProcess, running_server
 
@@ -102,11 +104,22 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
     return failures
 
 
+def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    found = stop_processes(_seeds(args), _seconds(args), folder)
+    print_told("stopped", found.told, console)
+    console.print(
+        f"longest case {found.longest_s:.1f} s; /health was delayed by at most "
+        f"{1000 * found.health_s:.0f} ms, the stream by {1000 * found.stream_s:.0f} ms"
+    )
+    return [f"stopped: {failure}" for failure in found.failures]
+
+
 _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
     "document": _document,
     "checkpoints": _checkpoints,
+    "stopped": _stopped,
 }
 
 
@@ -143,7 +156,7 @@ def _seeds(args: argparse.Namespace) -> Iterable[int]:
 
 def _seconds(args: argparse.Namespace) -> float:
     """Of each part that takes as long as it is let."""
-    timed = {"clients", "large", "checkpoints"} & set(args.only or _PARTS)
+    timed = {"clients", "large", "checkpoints", "stopped"} & set(args.only or _PARTS)
     return float(args.seconds) / max(1, len(timed))
 
 
