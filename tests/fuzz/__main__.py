@@ -28,6 +28,7 @@ from tests.fuzz.large import overwhelm
 from tests.fuzz.openapi import check_answers
 from tests.fuzz.report import failures_of, print_told, print_watched
 from tests.fuzz.settings import change_settings
+from tests.fuzz.stopped import stop_processes
 from tests.fuzz.watched import Attempt, attack_watched
 from tests.server.launch import ServerProcess, running_server
 
@@ -123,6 +124,16 @@ def _checkpoints(args: argparse.Namespace, folder: Path, console: Console) -> li
     return failures
 
 
+def _stopped(args: argparse.Namespace, folder: Path, console: Console) -> list[str]:
+    found = stop_processes(_seeds(args), _seconds(args), folder)
+    print_told("stopped", found.told, console)
+    console.print(
+        f"longest case {found.longest_s:.1f} s; /health was delayed by at most "
+        f"{1000 * found.health_s:.0f} ms, the stream by {1000 * found.stream_s:.0f} ms"
+    )
+    return [f"stopped: {failure}" for failure in found.failures]
+
+
 _PARTS: dict[str, Part] = {
     "clients": _clients,
     "large": _large,
@@ -132,6 +143,7 @@ _PARTS: dict[str, Part] = {
     "floods": _floods,
     "document": _document,
     "checkpoints": _checkpoints,
+    "stopped": _stopped,
 }
 
 

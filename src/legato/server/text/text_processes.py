@@ -33,6 +33,11 @@ _RESTART_PAUSE_S = 1.0
 _FORK_PAUSE_S = 0.1
 
 
+def _taken_note_of(reading: "asyncio.Task[Outcome]") -> None:
+    if not reading.cancelled():
+        reading.exception()
+
+
 class _NoPlaceError(Exception):
     """A body is slow, and its tenant has all the places for slow bodies that it may have."""
 
@@ -175,6 +180,7 @@ class TextProcesses:
         """Have a body read, for as long as its reader computes and has a place."""
         reader, zygote = place.reader, self._zygote
         reading = asyncio.create_task(reader.read(kind, body, stored))
+        reading.add_done_callback(_taken_note_of)  # also of the end of one that is not waited for
         try:
             await asyncio.wait([reading], timeout=PATIENCE_S)
             if not reading.done() and place.lane is self._quick:
