@@ -10,7 +10,7 @@ from tokenizers.models import Model
 
 from legato.model.message_guard import StandIns
 
-_STAND_IN = "\ue000"
+_PRIVATE = 0xE000
 _CONTEXTS = ("{}", " {} ", "a{}a", "\n{}\n")
 
 
@@ -51,26 +51,29 @@ class StandInEncoder:
         ids = ((tokenizer.token_to_id(token.content), i) for i, token in self._added.items())
         return {theirs: ours for theirs, ours in ids if theirs is not None and theirs != ours}
 
+    def warm_up(self) -> None:
+        """Find the model that texts are encoded with, for which the first would otherwise wait."""
+        self._model  # noqa: B018
+
     @cached_property
     def _model(self) -> Model:
         """The model, or one that is without the special tokens, where it spells these itself.
 
         Models of whole words do, and Unigram: a piece of its vocabulary is found in any text.
         """
+        model: Model = self._backend.model
         special = {i: token.content for i, token in self._added.items() if token.special}
+        firsts = sorted({text[0] for text in special.values()})
+        stand_in_of = {first: chr(_PRIVATE + i) for i, first in enumerate(firsts)}
+        texts = [stand_in_of[text[0]] + text[1:] for text in special.values()]
+        stand_ins = {stand_in: first for first, stand_in in stand_in_of.items()}
         spelled = {
             token_id
             for context in _CONTEXTS
-            for text in special.values()
-            for token_id in self._encode(
-                self._backend.model,
-                context.format(_STAND_IN + text[1:]),
-                {_STAND_IN: text[0]},
-            )
+            for token_id in self._encode(model, "".join(map(context.format, texts)), stand_ins)
         }
-        unknown = getattr(self._backend.model, "unk_token", None)  # which stands for any text
+        unknown = getattr(model, "unk_token", None)  # which stands for any text
         if spelled.isdisjoint(token_id for token_id, text in special.items() if text != unknown):
-            model: Model = self._backend.model
             return model
         return _without(self._backend, frozenset(special.values()))
 

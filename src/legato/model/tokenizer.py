@@ -151,10 +151,11 @@ class Tokenizer:
         return told
 
     def warm_up(self) -> None:
-        """Compile the template, which the first conversation would otherwise wait for.
+        """Make all that the first conversation would otherwise wait for, and compile the template.
 
         Where it is no Jinja, that becomes the `template_problem`.
         """
+        self._stand_in_encoder.warm_up()
         try:
             self.render_chat([{"role": "user", "content": "Hello"}])
         except InvalidRequestError as error:
