@@ -249,6 +249,8 @@ CODES = {
     "context_length_exceeded": "prompt and output do not fit into the model's context",
     "unsupported_parameter": "Legato has no such parameter",
     "invalid_api_key": "the key is missing or wrong",
+    "admin_key_required": "only an `--admin-api-key` may do this",
+    "from_this_machine_only": "only clients on the server's machine may do this, without a proxy",
     "host_not_allowed": "the server does not go by the name in `Host`; see `--allowed-host`",
     "origin_not_allowed": "a web page of another origin asks; see `--allowed-origins`",
     "model_not_found": "`model` is not the served one",

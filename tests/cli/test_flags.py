@@ -94,6 +94,7 @@ def test_a_flag_is_named_as_its_field_without_the_unit() -> None:
         "slo_classes": "--slo-class",
         "tenant_weights": "--tenant-weight",
         "api_keys": "--api-key",
+        "admin_api_keys": "--admin-api-key",
         "served_model_names": "--served-model-name",
         "allowed_hosts": "--allowed-host",
         "max_trace_bytes": "--max-trace-size",

@@ -23,6 +23,7 @@ def test_no_flags_are_the_defaults() -> None:
 def test_every_flag_reaches_its_field() -> None:
     config = config_of(
         "--host", "::1", "--port", "0", "--api-key", "a,b", "--api-key", "c",
+        "--admin-api-key", "d", "--admin-api-key", "e,f",
         "--served-model-name", "m", "n", "--allowed-origins", "https://a.example,http://b:8000",
         "--allowed-host", "a.example,.b.example", "--allowed-host", "*",
         "--trust-request-chat-template", "--max-body-size", "1M", "--max-header-size", "4K",
@@ -40,6 +41,7 @@ def test_every_flag_reaches_its_field() -> None:
         host="::1",
         port=0,
         api_keys=("a", "b", "c"),
+        admin_api_keys=("d", "e", "f"),
         served_model_names=("m", "n"),
         allowed_origins=("https://a.example", "http://b:8000"),
         allowed_hosts=("a.example", ".b.example", "*"),
@@ -78,6 +80,8 @@ def test_keys_from_a_file_are_added(tmp_path: Path) -> None:
     file.write_text("b\n\nc\n")
     assert config_of("--api-key-file", str(file)).api_keys == ("b", "c")
     assert config_of("--api-key", "a", "--api-key-file", str(file)).api_keys == ("a", "b", "c")
+    admins = config_of("--api-key", "a", "--admin-api-key-file", str(file))
+    assert (admins.api_keys, admins.admin_api_keys) == (("a",), ("b", "c"))
 
 
 @pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
@@ -92,7 +96,9 @@ def test_a_file_without_keys_opens_nothing(
     assert "api-key-file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--api-key", "--allowed-origins", "--allowed-host"])
+@pytest.mark.parametrize(
+    "flag", ["--api-key", "--admin-api-key", "--allowed-origins", "--allowed-host"]
+)
 def test_an_empty_list_opens_nothing(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         config_of(flag, ",")

@@ -187,8 +187,16 @@ def test_a_file_without_keys_leaves_nothing_open(tmp_path: Path, kept: str | Non
     keys = tmp_path / "keys"
     if kept is not None:
         keys.write_text(kept)
-    with pytest.raises(ConfigError, match="api_key_file"):
-        fleet_settings({"api_key_file": str(keys)})
+    for name in ("api_key_file", "admin_api_key_file"):
+        with pytest.raises(ConfigError, match=f"^{name}"):
+            fleet_settings({name: str(keys)})
+
+
+def test_admins_have_a_file_of_keys_of_their_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("root\n")
+    server = fleet_settings({"admin_api_key_file": str(keys), "api_keys": ["one"]}).server
+    assert (server.api_keys, server.admin_api_keys) == (("one",), ("root",))
 
 
 @pytest.mark.parametrize("told", [{"replicas": 0}, {"replicsa": 2}, {"itl_slo_s": "soon"}])

@@ -101,3 +101,16 @@ def test_settings_hold_for_all(fleet: ServerProcess) -> None:
         assert set(seen.values()) == {32}
     finally:
         fleet.http.patch("/settings", json=dict.fromkeys(changed)).raise_for_status()
+
+
+def test_a_fleet_has_admins(tmp_path: Path) -> None:
+    keys = ("--api-key", "ops=sk-ops", "--admin-api-key", "sk-root")
+    fleet = launched(tmp_path, write_profile(tmp_path), *keys)
+    try:
+        for key, status in (("none", 401), ("sk-ops", 403), ("sk-root", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            for method, path in (("PATCH", "/settings"), ("POST", "/trace/start")):
+                answer = fleet.http.request(method, path, json={}, headers=headers)
+                assert answer.status_code == status
+    finally:
+        fleet.stop()

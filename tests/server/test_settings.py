@@ -121,7 +121,9 @@ def test_streams_draft_from_the_next_step_on_or_no_more(server: ServerProcess) -
 
 @given(
     name=st.sampled_from(["itl_slo_s", "tpot_slo_s", "ttft_slo_s", "max_num_batched_tokens"]),
-    value=st.floats(allow_nan=False) | st.integers() | st.sampled_from([1e-6, 86_400.0, 2**31]),
+    value=st.floats(allow_nan=False)
+    | st.integers()
+    | st.sampled_from([1e-6, 86_400.0, 2**31, 2**31 + 1]),
 )
 @examples(200)
 def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -> None:
@@ -142,7 +144,7 @@ def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: "),
         ({"max_num_batched_tokens": MOST + 1}, f"{MOST} at most"),
         ({"max_num_batched_tokens": "16"}, "max_num_batched_tokens: "),
-        ({"max_num_batched_tokens": 2**31}, "max_num_batched_tokens: "),
+        ({"max_num_batched_tokens": 2**31 + 1}, "max_num_batched_tokens: "),
         ({"itl_slo_s": -1}, "itl_slo_s: "),
         ({"itl_slo_s": 5e-324}, "itl_slo_s: "),
         ({"ttft_slo_s": 86_401}, "ttft_slo_s: "),

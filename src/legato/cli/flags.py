@@ -135,14 +135,15 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags from which `server_config` builds a `ServerConfig`."""
     groups = add_flags(parser, ServerConfig)
-    groups["server"].add_argument(
-        "--api-key-file",
-        dest="api_keys",
-        type=lines_of,
-        action="extend",
-        metavar="FILE",
-        help="the keys of a file, one a line, so that no list of processes shows them",
-    )
+    for dest in ("api_keys", "admin_api_keys"):
+        groups["server"].add_argument(
+            f"--{dest.removesuffix('s').replace('_', '-')}-file",
+            dest=dest,
+            type=lines_of,
+            action="extend",
+            metavar="FILE",
+            help="the keys of a file, one a line, so that no list of processes shows them",
+        )
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,8 @@ _DRAIN_S = 3600.0
 class BehindProxy:
     """The application as a server that is not Legato's calls it.
 
-    Ray's proxy gives each request an id, which is a header of it and of the answer.
+    Ray's proxy gives each request an id, which is a header of it and of the answer. No
+    client counts as one on this machine, whatever the proxy says: admins need a key.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -46,6 +47,7 @@ class BehindProxy:
                 await receive()
                 await send({"type": f"lifespan.{done}.complete"})
             return
+        scope["client"] = None
         scope.setdefault("state", {})["received_s"] = time.monotonic()
         outlet = AsgiOutlet(_without_id(send))
         outlet.put_into(scope)
@@ -117,7 +119,8 @@ def app(settings: dict[str, Any]) -> Application:
 
     Args:
         settings: `name=value` for fields of the engine's, the server's and the fleet's settings,
-            with underscores, such as `replicas=4`; `api_key_file` is a path, of one key a line.
+            with underscores, such as `replicas=4`; `api_key_file` and
+            `admin_api_key_file` are paths, of one key a line.
 
     Raises:
         ConfigError: as `fleet_settings`.

@@ -43,8 +43,9 @@ def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
     if elsewhere := [name for name in settings if name in _NOT_HERE]:
         raise ConfigError(f"{', '.join(elsewhere)}: {_NOT_HERE[elsewhere[0]]}")
     left = dict(settings)
-    if "api_key_file" in left:
-        left["api_keys"] = (*left.get("api_keys", ()), *_keys(left.pop("api_key_file")))
+    for name in ("api_key", "admin_api_key"):
+        if (file := f"{name}_file") in left:
+            left[f"{name}s"] = (*left.get(f"{name}s", ()), *_keys(file, left.pop(file)))
     parts = {name: _taken(part, left) for name, part in engine_parts().items()}
     server, fleet = _taken(ServerConfig, left), _taken(FleetConfig, left)
     if left:
@@ -52,13 +53,13 @@ def fleet_settings(settings: dict[str, Any]) -> FleetSettings:
     return FleetSettings(EngineConfig(**parts), server, fleet)
 
 
-def _keys(path: str) -> list[str]:
+def _keys(name: str, path: str) -> list[str]:
     try:
         keys = Path(path).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file {path} cannot be read: {error}") from error
+        raise ConfigError(f"{name} {path} cannot be read: {error}") from error
     if not keys:
-        raise ConfigError(f"api_key_file {path} is empty")
+        raise ConfigError(f"{name} {path} is empty")
     return keys
 
 

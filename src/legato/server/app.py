@@ -23,6 +23,7 @@ from legato.server.anthropic import messages
 from legato.server.anthropic.events import MessageAnswer
 from legato.server.config import ServerConfig
 from legato.server.context import Context, KVEventSource
+from legato.server.http.admins import Admins
 from legato.server.http.endpoints import no_such_endpoint
 from legato.server.http.error_responses import error_response
 from legato.server.http.errors import ApiError
@@ -142,6 +143,8 @@ def create_app(
     api.state.response_store = ResponseStore(
         config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
     )
+    names = HostNames(config)
+    api.state.admins = Admins(config, names)
     api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
     assets = dashboard.load_dashboard() | load_reference()
     routers = [*(room.router for room in _ROOMS), pages_router(assets)]
@@ -157,9 +160,9 @@ def create_app(
     app = ReadBody(app, config.max_body_bytes)  # before it is counted: draining waits for no body
     # Of what the reference describes, nothing is secret.
     open_paths = {*OPEN_PATHS, *assets, dashboard.ROOT, _OPENAPI}
-    app = RequireApiKey(app, config.api_keys, open_paths)
+    app = RequireApiKey(app, _all_keys(config), open_paths)
     app = CheckOrigin(app, config.allowed_origins)
-    app = CheckHost(app, HostNames(config))
+    app = CheckHost(app, names)
     if config.allowed_origins:
         # Around these and the keys: a browser asks whether it may before it sends any.
         app = CORSMiddleware(
@@ -170,6 +173,11 @@ def create_app(
             expose_headers=_CORS_EXPOSED,
         )
     return RequestIds(app, metrics)
+
+
+def _all_keys(config: ServerConfig) -> tuple[str, ...]:
+    """Keys of all who may use the API, none where it is open."""
+    return (*config.api_keys, *config.admin_api_keys) if config.api_keys else ()
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -46,6 +46,17 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             name="api-key",
         ),
     ] = ()
+    admin_api_keys: Annotated[
+        tuple[str, ...],
+        Flag(
+            "key for changing settings, recording traces and watching the requests of all clients "
+            "on the dashboard, which is good for everything else, too; may be repeated, or list "
+            "several with commas",
+            metavar="KEY",
+            default="clients on this machine may",
+            name="admin-api-key",
+        ),
+    ] = ()
     served_model_names: Annotated[
         tuple[ModelName, ...],
         Flag(
@@ -224,5 +235,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Without the keys, which must not come into a log."""
-        fields = msgspec.structs.asdict(self) | {"api_keys": f"{len(self.api_keys)} keys"}
+        fields = msgspec.structs.asdict(self)
+        for name in ("api_keys", "admin_api_keys"):
+            fields[name] = f"{len(fields[name])} keys"
         return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"

@@ -22,7 +22,7 @@ _BEARER, _X_API_KEY = "bearer", "x-api-key"
 _COMMON_ERRORS = {
     HTTPStatus.BAD_REQUEST: "Malformed, invalid, or not supported here.",
     HTTPStatus.UNAUTHORIZED: "The API key is missing or wrong.",
-    HTTPStatus.FORBIDDEN: "The host, or the web page's origin, is not an allowed one.",
+    HTTPStatus.FORBIDDEN: "The host, the web page's origin, or the client is not an allowed one.",
     HTTPStatus.REQUEST_TIMEOUT: "The request did not arrive in time.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
     HTTPStatus.TOO_MANY_REQUESTS: "Overloaded, or its TTFT SLO cannot be met; see Retry-After.",

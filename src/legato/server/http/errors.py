@@ -79,6 +79,25 @@ def invalid_key() -> ApiError:
     return ApiError(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
 
 
+def admin_key_required(*, is_other_sent: bool) -> ApiError:
+    """Args: is_other_sent: whether the client has sent a key, which is none of an admin's."""
+    message = "this needs an admin key (--admin-api-key); send 'Authorization: Bearer KEY'"
+    kind = "permission_error" if is_other_sent else "authentication_error"
+    detail = ErrorDetail(message, kind, code="admin_key_required")
+    if is_other_sent:
+        return ApiError(HTTPStatus.FORBIDDEN, detail)
+    return ApiError(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
+
+
+def from_this_machine_only() -> ApiError:
+    message = (
+        "only clients on the server's machine that connect to it directly, without a proxy, may "
+        "do this; --admin-api-key lets others"
+    )
+    detail = ErrorDetail(message, "permission_error", code="from_this_machine_only")
+    return ApiError(HTTPStatus.FORBIDDEN, detail)
+
+
 def host_not_allowed(host: str) -> ApiError:
     message = f"the server does not go by the name {host!r}; --allowed-host lets it"
     detail = ErrorDetail(message, _INVALID, code="host_not_allowed")

@@ -45,8 +45,10 @@ class HostNames:
 
     def __contains__(self, host: str) -> bool:
         """Args: host: with or without a port."""
-        if self._is_any_known:
-            return True
+        return self._is_any_known or self.is_own(host)
+
+    def is_own(self, host: str) -> bool:
+        """Whether it is one of the names that are known, where any other will do, too."""
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False

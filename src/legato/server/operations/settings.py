@@ -12,6 +12,7 @@ from legato.core.config import NumDrafts, Policy, PrefillOrder, Quantile, Schedu
 from legato.core.errors import ConfigError, InvalidRequestError
 from legato.engine.frontend.engine import Engine
 from legato.server.context import ContextDep
+from legato.server.http.admins import ADMINS_ONLY
 from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.openapi import responses
 from legato.server.requests.request_model import RequestModel
@@ -109,9 +110,9 @@ async def get_settings(context: ContextDep) -> Response:
     return json_response(describe(context.engine))
 
 
-@router.patch("/settings", responses=responses(SettingsAnswer))
+@router.patch("/settings", responses=responses(SettingsAnswer), dependencies=[ADMINS_ONLY])
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
-    """Change settings from the next step on; requests that run go on."""
+    """Change settings from the next step on; requests that run go on. For admins only."""
     try:
         context.engine.reconfigure(body.apply(context.engine.scheduler_config))
     except ConfigError as error:

@@ -12,6 +12,7 @@ from starlette.background import BackgroundTask
 
 from legato.engine.frontend.engine import Engine
 from legato.observe.traces.tracer import TraceFormat, Tracer
+from legato.server.http.admins import ADMINS_ONLY
 from legato.server.http.bodies import JsonRoute, json_response
 from legato.server.http.errors import trace_conflict
 from legato.server.openapi import responses
@@ -80,9 +81,13 @@ def _live_trace(request: Request) -> LiveTrace:
 LiveTraceDep = Annotated[LiveTrace, Depends(_live_trace)]
 
 
-@router.post("/trace/start", responses=responses(TraceStarted, errors=(HTTPStatus.CONFLICT,)))
+@router.post(
+    "/trace/start",
+    responses=responses(TraceStarted, errors=(HTTPStatus.CONFLICT,)),
+    dependencies=[ADMINS_ONLY],
+)
 async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
-    """Begin to record what each step holds, and how each request goes."""
+    """Begin to record what each step holds, and how each request goes. For admins only."""
     live_trace.start(body.format)
     return json_response(TraceStarted(body.format))
 
@@ -91,7 +96,8 @@ async def start_trace(body: TraceRequest, live_trace: LiveTraceDep) -> Response:
     "/trace/stop",
     response_class=FileResponse,
     responses=responses(errors=(HTTPStatus.CONFLICT,), files=tuple(_MEDIA_TYPES.values())),
+    dependencies=[ADMINS_ONLY],
 )
 async def stop_trace(live_trace: LiveTraceDep) -> Response:
-    """End the trace, and return what was recorded since it was started."""
+    """End the trace, and return what was recorded since it was started. For admins only."""
     return await live_trace.stop()

@@ -20,6 +20,7 @@ from legato.core.version import __version__
 from legato.engine.errors import EngineDeadError
 from legato.observe.traces.feed import Subscription
 from legato.server.context import Context, ContextDep
+from legato.server.http.admins import ADMINS_ONLY
 from legato.server.http.bodies import EventStream, event
 from legato.server.http.middleware import WATCH_PATH
 from legato.server.operations.dashboard.update import (
@@ -45,7 +46,7 @@ _IDLE_S = 1.0
 _encode = msgspec.json.Encoder().encode
 
 
-@router.get(WATCH_PATH)
+@router.get(WATCH_PATH, dependencies=[ADMINS_ONLY])
 async def stream_records(context: ContextDep) -> Response:
     """Records are made from the first listener on until the last has gone."""
     return EventStream(_events(context))

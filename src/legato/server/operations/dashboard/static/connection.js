@@ -6,6 +6,7 @@ import { age, counted } from "./format.js";
 const RETRY_MS = 1000;
 const SILENT_S = 4; // a server that says nothing for so long, though it speaks each second
 const UNAUTHORIZED = 401;
+const NO_ADMINS_KEY = "admin_key_required";
 const SHUTTING_DOWN = "shutting_down";
 
 /** Attributes: `isLive`: whether what the page shows is true now. */
@@ -36,8 +37,9 @@ export class Connection {
         for await (const update of events("dashboard/events")) this.#take(update);
         this.#show(this.isDraining ? "the server has drained and ends" : "reconnecting", false);
       } catch (error) {
-        if (error instanceof ApiError && error.status === UNAUTHORIZED) {
-          await this.#askForKey();
+        const isKeyWanted = error.status === UNAUTHORIZED || error.code === NO_ADMINS_KEY;
+        if (error instanceof ApiError && isKeyWanted) {
+          await this.#askForKey(error.code === NO_ADMINS_KEY ? "--admin-api-key" : "--api-key");
           continue;
         }
         this.#show(this.#reason(error), false);
@@ -81,13 +83,13 @@ export class Connection {
     }
   }
 
-  /** Resolves once a key was given. */
-  async #askForKey() {
+  /** Resolves once a key was given, of those that the flag names. */
+  async #askForKey(flag) {
     this.#show(hasKey() ? "wrong API key" : "waiting for an API key", false);
     this.button.hidden = false;
     this.dialogText.textContent = hasKey()
-      ? "The server does not know this key (--api-key)."
-      : "This server asks for a key (--api-key). It is kept until this tab is closed.";
+      ? `This key is none that the dashboard may be used with (${flag}).`
+      : `This server asks for a key (${flag}). It is kept until this tab is closed.`;
     this.dialogText.classList.toggle("is-error", hasKey());
     if (!this.dialog.open) this.dialog.showModal();
     await new Promise((resolve) => {

@@ -1,0 +1,74 @@
+"""Who may administer a server: change its settings, and see the requests of all its clients."""
+
+import ipaddress
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from legato.core.addresses import is_loopback
+from legato.server.config import ServerConfig
+from legato.server.http.api_keys import ApiKeys, sent_key
+from legato.server.http.errors import admin_key_required, from_this_machine_only
+from legato.server.http.origins import HostNames
+
+_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
+_PROXY_PREFIX = "x-forwarded-"
+
+
+class Admins:
+    """Knows them by an admin key, or without any by a connection from this machine.
+
+    What a proxy passes on is not from this machine, even if the proxy is on it. Its headers can
+    only take the right away: a client cannot send itself one that gives it.
+    """
+
+    def __init__(self, config: ServerConfig, names: HostNames) -> None:
+        self._keys = ApiKeys(config.admin_api_keys)
+        self._asks_for_key = bool(config.api_keys)
+        self._names = names
+
+    def check(self, scope: Scope) -> None:
+        """Raises `ApiError` where a request is not an admin's."""
+        headers = Headers(scope=scope)
+        if self._keys:
+            sent = sent_key(headers)
+            if not self._keys.find(sent)[0]:
+                raise admin_key_required(is_other_sent=bool(sent))
+        elif not (self._is_near(scope) and not _is_passed_on(headers) and self._is_safe(headers)):
+            raise from_this_machine_only()
+
+    def _is_near(self, scope: Scope) -> bool:
+        """Whether the peer of the connection is on this machine."""
+        peer = scope.get("client")
+        return peer is not None and is_loopback(_unmapped(peer[0]))
+
+    def _is_safe(self, headers: Headers) -> bool:
+        """Whether no page of somebody else's can have sent it, who owns the name (DNS rebinding).
+
+        A page does not have the key, where clients are asked for one.
+        """
+        return self._asks_for_key or all(map(self._names.is_own, headers.getlist("Host")))
+
+
+def _is_passed_on(headers: Headers) -> bool:
+    return any(name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX) for name in headers)
+
+
+def _unmapped(host: str) -> str:
+    """An IPv4 address as such, where a socket of both versions has it in IPv6."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+async def _check(request: Request) -> None:
+    admins: Admins = request.app.state.admins
+    admins.check(request.scope)
+
+
+ADMINS_ONLY = Depends(_check)
+"""For the `dependencies` of a route."""
