@@ -46,6 +46,9 @@ def _values(field: Field) -> st.SearchStrategy[Any]:
             return _seconds
         case "text":
             return st.text().filter(lambda text: text != "--")  # which argparse drops
+        case "texts":
+            addresses = st.integers(1, 65_535).map("127.0.0.1:{}".format)
+            return st.lists(addresses, max_size=3).map(tuple)
         case "count_or_word":
             return st.integers(1, 64) | st.sampled_from(field.choices)
         case "weights":
