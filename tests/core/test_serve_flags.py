@@ -1,7 +1,6 @@
 """Flags that are printed make the configuration that they are of."""
 
 import argparse
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
+from legato.core.ranges import LEAST_S, MOST_S
 from legato.core.serve_flags import command_line, serve_flags
 from legato.core.slo import LEAST_QUANTILE, MOST_QUANTILE, SloClass
 from tests.profiles import examples
@@ -23,7 +23,7 @@ _NEEDS: dict[str, dict[str, Any]] = {
 }
 """Key a field's name, value what it makes no sense without."""
 
-_seconds = st.floats(min_value=0.0, exclude_min=True, max_value=sys.float_info.max)
+_seconds = st.floats(LEAST_S, MOST_S)
 _promise = st.none() | _seconds
 _quantiles = st.floats(LEAST_QUANTILE, MOST_QUANTILE)
 _classes = st.builds(SloClass, itl_s=_promise, tpot_s=_promise, ttft_s=_promise) | st.builds(
@@ -31,32 +31,31 @@ _classes = st.builds(SloClass, itl_s=_promise, tpot_s=_promise, ttft_s=_promise)
 )
 
 
+_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}", fullmatch=True)
+_ADDRESSES = st.integers(1, 65_535).map("127.0.0.1:{}".format)
+_COUNTS = st.integers(1, 2) | st.integers(1, 2**62)
+_OF_KIND: dict[str, st.SearchStrategy[Any]] = {
+    "switch": st.booleans(),
+    "count": _COUNTS,
+    "size": _COUNTS,
+    "duration": _seconds,
+    "text": st.text().filter(lambda text: text != "--"),  # which argparse drops
+    "texts": st.lists(_ADDRESSES, max_size=3).map(tuple),
+    "weights": st.dictionaries(_NAMES, st.floats(0.001, 1000.0), max_size=3),
+    "classes": st.dictionaries(st.text(min_size=1), _classes, max_size=3),
+}
+
+
 def _values(field: Field) -> st.SearchStrategy[Any]:
     """Of the field's type; few are out of its range."""
     match field.kind:
-        case "switch":
-            return st.booleans()
         case "choice":
             return st.sampled_from(field.choices)
-        case "count" | "size":
-            return st.integers(1, 2) | st.integers(1, 2**62)
         case "number":
             return _quantiles if field.flag.behind else st.floats(0.0, 1.0)
-        case "duration":
-            return _seconds
-        case "text":
-            return st.text().filter(lambda text: text != "--")  # which argparse drops
-        case "texts":
-            addresses = st.integers(1, 65_535).map("127.0.0.1:{}".format)
-            return st.lists(addresses, max_size=3).map(tuple)
         case "count_or_word":
             return st.integers(1, 64) | st.sampled_from(field.choices)
-        case "weights":
-            names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}", fullmatch=True)
-            return st.dictionaries(names, st.floats(0.001, 1000.0), max_size=3)
-        case "classes":
-            return st.dictionaries(st.text(min_size=1), _classes, max_size=3)
-    raise AssertionError(f"nothing is drawn for {field}")
+    return _OF_KIND[field.kind]
 
 
 def _go_together(settings: dict[str, Any]) -> bool:

@@ -444,6 +444,7 @@ class Harness:
         hold = self.holds[request_id]
         left = hold.blocks(hold.num_arrived)
         if self.kv.quarantine(request_id):
+            self.move(self.kv.take_moves())  # as the next plan would have
             self.quarantined.append(request_id)
             for block_id, offset in product(left, range(self.kv.block_size)):
                 self.cache[block_id, offset] = _OVERWRITTEN
