@@ -199,7 +199,7 @@ def test_of_replicas_that_die_nothing_is_lost_silently(split: Split) -> None:
 
 @pytest.mark.parametrize("routing", ROUTING_POLICIES)
 def test_a_replica_that_hangs_gets_few_requests(routing: str) -> None:
-    """It takes requests for a minute, of which eight a second come, and does nothing."""
+    """The replica takes requests for a minute, eight a second, and does nothing."""
     crowd = with_poisson_arrivals(draw_mix("chat", 300, seed=5), 8.0, seed=5)
     hang = Hang(place=1, from_s=5.0, until_s=65.0)
     server = SimulatedServer(

@@ -40,7 +40,7 @@ _OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     "size": _COUNTS,
     "duration": _seconds,
     "text": st.text().filter(lambda text: text != "--"),  # which argparse drops
-    "texts": st.lists(_ADDRESSES, max_size=3).map(tuple),
+    "texts": st.lists(_ADDRESSES, min_size=1, max_size=3).map(tuple),
     "weights": st.dictionaries(_NAMES, st.floats(0.001, 1000.0), max_size=3),
     "classes": st.dictionaries(st.text(min_size=1), _classes, max_size=3),
 }

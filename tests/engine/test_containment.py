@@ -38,7 +38,7 @@ AT_ARRIVAL: Parts = {
     "recorder": lambda engine: (engine._recorder, "note_events"),
     "grammars": lambda engine: (engine.grammars, "hold_back"),
 }
-"""Parts that are told of a request when it comes; value an object and its method."""
+"""Parts that note a request when it comes; value an object and its method."""
 
 LATER: Parts = {
     "drafts": lambda engine: (engine._scheduler._drafting, "advance"),
@@ -47,7 +47,7 @@ LATER: Parts = {
     "drafters": lambda engine: (engine._scheduler._drafters[0], "forget"),
     "release": lambda engine: (engine._scheduler, "_note_end"),
 }
-"""Parts that are told of its tokens, or its end."""
+"""Parts that note its tokens, or its end."""
 
 
 def names_poison(argument: Any) -> bool:

@@ -211,7 +211,8 @@ def test_drafts_are_verified_as_far_as_masks_are_known(monkeypatch: pytest.Monke
         drafts = expected.output[before : before + 3]
         hand.step({"it": drafts}, it=1, free=len(free.tokens) - free.num_computed)
         assert len(stream.output) <= before + 1
-        gate.let_one_pass()
+        if gate.num_waiting:  # a permit that none waits for would let a later call through
+            gate.let_one_pass()
     gate.open()
     hand.finish()
     assert stream.output == expected.output

@@ -18,6 +18,7 @@ from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.channel import pack, unpacker
+from legato.engine.process.pulse import Pulse
 from legato.fleet import link as link_module
 from legato.fleet import replica as replica_module
 from legato.fleet.messages import Brought, FromReplica, Joined, Sent
@@ -75,8 +76,10 @@ async def test_a_killed_engine_ends_what_has_begun_and_nothing_else(
 
 
 async def test_a_replica_that_hangs_gets_nothing_and_what_waits_there_is_run_elsewhere(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its supervisor does not notice, as where the whole replica hangs."""
+    monkeypatch.setattr(Pulse, "is_stuck", False)
     async with fleet(tmp_path, 2, "round-robin") as (engine, replicas):
         async with begun(engine, [1, 2, 3]) as stream:
             hung = home(engine)

@@ -75,7 +75,7 @@ def _wild(rng: random.Random, most: int) -> Iterable[bytes]:
 
 
 def _broken(rng: random.Random, _most: int) -> Iterable[bytes]:
-    """Requests none of which is HTTP/1.1."""
+    """Requests that are not HTTP/1.1."""
     request = rng.choice(
         [b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n", b"\0", b"GET / HTTP/1.1\r\n:\r\n\r\n"]
     )

@@ -88,7 +88,7 @@ def test_asking_changes_nothing_and_an_engine_that_knows_nothing_says_so() -> No
 def test_the_work_of_a_forecast_is_bounded(
     promise: dict[str, Any], prompt_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams hundreds of which end one after the other, and a queue whose prompts take minutes."""
+    """Hundreds of streams that end one by one, and a queue whose prompts take minutes."""
     harness = loaded(200, 0, **promise, shed_load=True, ttft_slo_s=600.0)
     for i in range(40):
         harness.add(f"one of many {i}", prompt_len, 1 + i)

@@ -210,7 +210,7 @@ def test_a_best_effort_request_gets_its_turns(
 def test_a_best_effort_prompt_that_others_pass_finds_room(
     newcomer_len: int, max_tokens: int, num_waiting: int, prompt_len: int, ttft_s: float | None
 ) -> None:
-    """Newcomers with a promise always fill the cache, most of which the prompt needs.
+    """Newcomers with a promise always fill the cache; the prompt needs most of it.
 
     The bound: a hold that is as long as all streams take to end, and the prompt to be computed,
     comes after forty times as long and the patience; the next one after twice as long again.

@@ -20,7 +20,7 @@ def test_nothing_is_lost_and_nobody_waits_without_bound(
     tmp_path: Path, calibration_dir: Path
 ) -> None:
     traffic = arrivals(
-        seconds=9.0, rate_per_s=5.0, burst=12, burst_every_s=4.0, leaving=0.1, seed=0
+        seconds=9.0, rate_per_s=5.0, burst=12, burst_every_s=4.0, leaving=0.1, num_tenants=1, seed=0
     )
     with running_server(tmp_path, *SLOS, "--calibration-dir", str(calibration_dir)) as server:
         load = Load(urlsplit(server.url).port or 0)

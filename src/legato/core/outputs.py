@@ -43,7 +43,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class TokenScores(msgspec.Struct, frozen=True, gc=False):
-    """Log probabilities at N positions of a prompt, each of which is read as a `TokenLogprobs`.
+    """Log probabilities at N positions of a prompt; each is read as a `TokenLogprobs`.
 
     A prompt of 8,000 tokens has 170,000 of them. As objects they would take 20 MB, and the process
     that receives them 60 ms to make.

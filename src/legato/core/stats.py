@@ -110,8 +110,8 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
 
     Attributes:
         num_failed_steps: that raised at their first attempt, from the start.
-        num_contained_errors: that bookkeeping raised, each of which ended one request, or left one
-            question without an answer, from the start.
+        num_contained_errors: errors of bookkeeping from the start. Each ended one request, or left
+            one question without an answer.
         kv_usage: fraction of the cache's blocks in use, in [0, 1].
         num_cached_blocks: that are kept for later requests, of those not in use.
         transfer: None where there are no other engines to send to or fetch from.

@@ -15,7 +15,7 @@ are alike, any number tells which has less to do."""
 _LEAST_S = 1e-9
 
 STATE_EVERY_S = 1.0
-"""How often replicas tell of themselves."""
+"""Seconds between two reports of a replica."""
 _DOUBTFUL_AFTER, _GONE_AFTER = 3.0, 15.0
 """Periods without a state: a step may last two of them. After the second, requests that wait there
 are run elsewhere."""
@@ -44,7 +44,7 @@ class ReplicaView:
         transfer_token_s: what a token's keys and values take to come there as long as it tells
             nothing of that, where it has them from another replica instead of computing them; else
             None.
-        state_every_s: how often it tells of itself.
+        state_every_s: seconds between two of its reports.
 
     Attributes:
         is_accepting: False where it is not to be sent anything new.

@@ -55,7 +55,7 @@ class Router:
     Args:
         policy: a key of `ROUTING_POLICIES`; each role has one of its own.
         weights: of tenants; all others weigh 1.
-        state_every_s: how often replicas tell of themselves.
+        state_every_s: seconds between two reports of a replica.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class _Pace:
             heapq.heappush(self._dues, (due_s, last_step))
 
     def steady_s(self, caution: float = 1.0) -> float:
-        """The longest that each of many steps may be allowed, of which `caution` keeps a part.
+        """The most seconds that each of many steps may be allowed; `caution` keeps a part of them.
 
         A step that takes less than the pace wants makes its streams be ahead.
         """

@@ -75,7 +75,7 @@ class SimulatedFleet(msgspec.Struct, frozen=True, kw_only=True):
         server: each replica is one; they differ in what is random.
         routing: a key of `ROUTING_POLICIES`.
         kv_token_bytes: of a token's keys and values; None where nobody sends them.
-        state_every_s: how often replicas tell the router of themselves.
+        state_every_s: seconds between two reports of a replica to the router.
         prefill: what replicas are that only compute prompts; None for as `server`.
         max_replicas: up to so many are started where promises are in danger; None for none.
         mtbf_s: how long a replica serves, on average, until it dies; None where none does.

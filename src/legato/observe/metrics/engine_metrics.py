@@ -122,7 +122,7 @@ def declare_engine_metrics(
     )
     steps.read_counter(
         "num_contained_errors",
-        "Errors of bookkeeping, each of which ended one request; the log has their tracebacks.",
+        "Errors of bookkeeping; each ended one request, and the log has its traceback.",
         lambda: stats().num_contained_errors,
         own=True,
     )

@@ -39,7 +39,7 @@ class EventWriter(Protocol):
         """The events that word one delta; with the first delta, those that begin the stream."""
 
     def end(self) -> Iterable[bytes]:
-        """The pieces of what follows the last delta, each of which is made when it is read."""
+        """The pieces that follow the last delta; each is made when it is read."""
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         """The same for a stream that has begun and is ended by an error."""

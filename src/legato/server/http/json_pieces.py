@@ -1,4 +1,4 @@
-"""JSON in pieces, each of which takes little time to make, and only when it is written."""
+"""JSON in pieces: each takes little time to make, and is made when it is written."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,7 +16,7 @@ class _InPieces:
 
 
 def in_pieces(pieces: Iterable[bytes]) -> Any:
-    """A value that stands in a struct for the one of which these are the JSON.
+    """Stands in a struct for the value whose JSON these pieces are.
 
     Args:
         pieces: read once for each time that the struct is written.

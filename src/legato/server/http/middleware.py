@@ -170,7 +170,7 @@ class ReadBody:
         await self._app(scope, receive_body_first, send)
 
     def _check_length(self, headers: Headers) -> None:
-        """Raise `ApiError` for a length of which not even the rest would be read."""
+        """Raise `ApiError` for a body so long that the server would not even skip it."""
         if int(headers.get("Content-Length", 0)) > _READ_ON * self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
 

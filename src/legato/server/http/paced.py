@@ -1,4 +1,4 @@
-"""Answers of any size, of which a little is made at a time, in turns with all else that waits."""
+"""Answers of any size, made a little at a time, in turns with all else that waits."""
 
 import time
 from collections.abc import Iterable, Iterator

@@ -89,7 +89,7 @@ class LogprobsWriter:
         return None if entries is None else ChatLogprobs(array(map(self._chat_entry, entries)))
 
     def chat_entries(self, entries: Iterable[TokenLogprobs]) -> list[Any]:
-        """The same, each of which stands for a `TokenLogprob`."""
+        """The same as JSON; each piece stands for a `TokenLogprob`."""
         return [msgspec.Raw(self._chat_entry(entry)) for entry in entries]
 
     def prompt(self, scored: Sequence[TokenScores]) -> Iterator[bytes]:
