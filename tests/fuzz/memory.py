@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -39,19 +39,12 @@ class Peak:
 def watching_peak(server: ServerProcess) -> Iterator[Peak]:
     """Look often, until the block ends."""
     peak = Peak()
-    is_over = threading.Event()
 
     def look() -> None:
-        while not is_over.wait(_SAMPLE_S):
-            peak.num_bytes = max(peak.num_bytes, _resident_bytes(server))
+        peak.num_bytes = max(peak.num_bytes, _resident_bytes(server))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with _calling(look, _SAMPLE_S):
         yield peak
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @contextmanager
@@ -63,20 +56,31 @@ def watching_growth(server: ServerProcess) -> Iterator[dict[str, int]]:
     """
     first: dict[str, int] = {}
     growth: dict[str, int] = {}
-    is_over = threading.Event()
 
     def look() -> None:
-        while not is_over.wait(_GROWTH_SAMPLE_S):
-            for process in _processes(server):
-                with suppress(psutil.NoSuchProcess):
-                    name, num_bytes = _name(process), process.memory_info().rss
-                    grown = num_bytes - first.setdefault(name, num_bytes)
-                    growth[name] = max(growth.get(name, 0), grown)
+        for process in _processes(server):
+            with suppress(psutil.NoSuchProcess):
+                name, num_bytes = _name(process), process.memory_info().rss
+                grown = num_bytes - first.setdefault(name, num_bytes)
+                growth[name] = max(growth.get(name, 0), grown)
 
-    thread = threading.Thread(target=look)
+    with _calling(look, _GROWTH_SAMPLE_S):
+        yield growth
+
+
+@contextmanager
+def _calling(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call `look` on a thread every so many seconds, until the block ends."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield growth
+        yield
     finally:
         is_over.set()
         thread.join()

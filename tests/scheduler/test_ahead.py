@@ -1,6 +1,7 @@
 """What is forecast to go before a request that has not come is what goes before it."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,13 +89,16 @@ class Line:
         return served
 
 
+LINES: dict[str, st.SearchStrategy[Any]] = {
+    "prompts": st.lists(PROMPTS, max_size=40),
+    "counters": st.lists(st.integers(0, 4), min_size=12, max_size=12),
+    "new": PROMPTS,
+    "most": st.integers(1, 45),
+}
+
+
 @pytest.mark.parametrize("order", ORDERS)
-@given(
-    prompts=st.lists(PROMPTS, max_size=40),
-    counters=st.lists(st.integers(0, 4), min_size=12, max_size=12),
-    new=PROMPTS,
-    most=st.integers(1, 45),
-)
+@given(**LINES)
 @examples(60)
 def test_the_forecast_is_the_order_in_which_the_queue_serves(
     order: str,
@@ -115,12 +119,7 @@ def test_the_forecast_is_the_order_in_which_the_queue_serves(
         assert 0 <= num_more <= num_promised - most
 
 
-@given(
-    prompts=st.lists(PROMPTS, max_size=40),
-    counters=st.lists(st.integers(0, 4), min_size=12, max_size=12),
-    new=PROMPTS,
-    most=st.integers(1, 45),
-)
+@given(**LINES)
 @examples(100)
 def test_the_number_is_exact_where_all_prompts_cost_the_same(
     prompts: list[tuple[int, int, SloClass, int, bool]],
