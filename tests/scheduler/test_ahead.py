@@ -46,22 +46,25 @@ class Line:
         counters: list[int],
         new: tuple[int, int, SloClass, int, bool],
         order: str,
+        *,
+        keeps_deadlines: bool = False,
     ) -> None:
+        """Args: keeps_deadlines: and all of them are urgent, as they are when it matters."""
         self.tenants = Tenants(WEIGHTS)
         self.queues = Queues(ORDERS[order], self.tenants)  # type: ignore[index]
+        self.queues.keeps_deadlines = self.queues.is_urgent = keeps_deadlines
         self.now_s = 0.0
         # Counters of tenants differ: among equals the queue may take either first.
         for i, counter in enumerate(counters):
-            self.tenants.see(f"t{i}", 0.0).counter_s = counter + i / 2**14
+            self.tenants.see(f"t{i}", 0.0).counter_s = counter + i / 2**20
         for i, prompt in enumerate(prompts):
             self.now_s += 0.125
             request = self.request(str(i), prompt)
             if prompt[-1]:
                 request.num_preemptions = 1
             self.queues.add(request)
-        self.new = self.request(
-            "new", (*new[:2], SLOS[0] if new[2] is SLOS[-1] else new[2], 0, False)
-        )
+        is_asked = new[2].ttft_s if keeps_deadlines else new[2] is not SLOS[-1]
+        self.new = self.request("new", (*new[:2], new[2] if is_asked else SLOS[0], 0, False))
 
     def request(self, name: str, prompt: tuple[int, int, SloClass, int, bool]) -> Request:
         tenant, size, slo, priority, _ = prompt
@@ -97,17 +100,19 @@ LINES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.parametrize("keeps_deadlines", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @given(**LINES)
 @examples(60)
 def test_the_forecast_is_the_order_in_which_the_queue_serves(
     order: str,
+    keeps_deadlines: bool,
     prompts: list[tuple[int, int, SloClass, int, bool]],
     counters: list[int],
     new: tuple[int, int, SloClass, int, bool],
     most: int,
 ) -> None:
-    line = Line(prompts, counters, new, order)
+    line = Line(prompts, counters, new, order, keeps_deadlines=keeps_deadlines)
     first, num_more = line.queues.waiting_before(line.new, cost_s, most)
     num_promised = sum(prompt[2] is not SLOS[-1] for prompt in prompts)
     served = line.served_before()

@@ -1,6 +1,7 @@
 """The queues against a naive model that looks at every request."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from legato.core.request import Request
 from legato.core.slo import SloClass
 from legato.core.tenant import DEFAULT_TENANT
-from legato.scheduler.order import ORDERS, PREEMPTED, rank
+from legato.scheduler.order import ORDERS, PREEMPTED, edf, rank
 from legato.scheduler.queues import Queues
 from legato.scheduler.tenants import Tenants
 from tests.profiles import examples
@@ -22,11 +23,12 @@ SLOS = [SloClass(ttft_s=2.0), SloClass(ttft_s=5.0), SloClass(itl_s=0.1), SloClas
 class QueuesMachine(RuleBasedStateMachine):
     """`waiting` and `running` are in the order in which the requests came to be there."""
 
-    @initialize(order=st.sampled_from(sorted(ORDERS)))
-    def start(self, order: str) -> None:
+    @initialize(order=st.sampled_from(sorted(ORDERS)), keeps_deadlines=st.booleans())
+    def start(self, order: str, keeps_deadlines: bool) -> None:
         self.tenants = Tenants({"heavy": 3.0})
         self.queues = Queues(ORDERS[order], self.tenants)  # type: ignore[index]
         self.queues.is_lost = self.is_lost
+        self.queues.keeps_deadlines = keeps_deadlines
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.ids = map(str, itertools.count())
@@ -93,6 +95,11 @@ class QueuesMachine(RuleBasedStateMachine):
         tenant.charge(service_s)
         tenant.num_timely_steps = 0 if is_late else tenant.num_timely_steps + 1
 
+    @precondition(lambda self: self.queues.keeps_deadlines)
+    @rule()
+    def turn(self) -> None:
+        self.queues.is_urgent = not self.queues.is_urgent
+
     def is_lost(self, request: Request) -> bool:
         deadline_s = request.ttft_deadline_s
         return deadline_s is not None and deadline_s < self.now_s
@@ -113,6 +120,8 @@ class QueuesMachine(RuleBasedStateMachine):
             assert place[:2] == min(self.queues.place(r)[:2] for r in queue)
             own = [r for r in queue if self.queues.tenant(r) is self.queues.tenant(found)]
             assert place == min(map(self.queues.place, own))
+            if place[1] == -math.inf:
+                assert place == min(map(self.queues.place, queue))
         assert all(self.is_lost(r) for r in self.waiting if r.is_late), "late, but in time"
         for name in TENANTS:
             self.check_counts(name)
@@ -138,7 +147,10 @@ class QueuesMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(TENANTS),
     )
     def look_ahead(self, prompt_len: int, slo: SloClass, tenant: str) -> None:
-        """Of its tenant all that go before it do, others' as far as their counters are less."""
+        """Of its tenant all that go before it do, others' as far as their counters are less.
+
+        Where deadlines are kept, all go before it that are due before it, of whichever tenant.
+        """
         self.tenants.see(tenant, self.now_s)
         new = waiting_request(
             "new", arrival_s=self.now_s, prompt_len=prompt_len, slo=slo, tenant=tenant
@@ -149,7 +161,13 @@ class QueuesMachine(RuleBasedStateMachine):
         assert num_more == 0
         own = [r for r in promised if r.rank[0] == PREEMPTED or self.is_of(r, tenant)]
         before = [r for r in own if r.rank <= self.rank(new)]
-        assert [r for r in found if r in own] == sorted(before, key=self.by_group)
+        key = self.by_group
+        if self.queues.keeps_deadlines and new.slo.ttft_s is not None:
+            own, key = promised, self.by_due
+            before = [
+                r for r in promised if r.num_preemptions or (r.slo.ttft_s and edf(r) <= edf(new))
+            ]
+        assert [r for r in found if r in own] == sorted(before, key=key)
         assert len(set(found)) == len(found)
         for most in range(1, len(found) + 1):
             ahead = self.queues.waiting_before(new, lambda _: cost_s, most)
@@ -161,6 +179,11 @@ class QueuesMachine(RuleBasedStateMachine):
     def by_group(self, request: Request) -> tuple[bool, float, int]:
         group, rank_s = request.rank
         return group != PREEMPTED, rank_s, self.waiting.index(request)
+
+    def by_due(self, request: Request) -> tuple[bool, float, int]:
+        is_preempted = request.rank[0] == PREEMPTED
+        rank_s = request.rank[1] if is_preempted else edf(request)
+        return not is_preempted, rank_s, self.waiting.index(request)
 
     def is_of(self, request: Request, tenant: str) -> bool:
         return request.message.service.tenant == tenant
@@ -175,7 +198,8 @@ class QueuesMachine(RuleBasedStateMachine):
 
     @property
     def rank(self) -> Callable[[Request], tuple[float, float]]:
-        return lambda request: rank(request, self.queues.order)
+        gives_up = not self.queues.keeps_deadlines
+        return lambda request: rank(request, self.queues.order, gives_up=gives_up)
 
 
 TestQueues = QueuesMachine.TestCase

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -109,6 +109,12 @@ class FairQueue:
         self._by_tenant.clear()
         self._heap.clear()
 
+    @property
+    def preempted(self) -> Sequence[Request]:
+        """In the order in which they go."""
+        preempted: Sequence[Request] = self._preempted
+        return preempted
+
     def first(self) -> Request | None:
         if self._preempted:
             first: Request = self._preempted[0]
@@ -121,18 +127,14 @@ class FairQueue:
         name = self._least()
         return None if name is None else self._tenants[name]
 
-    def last_of(self, tenant: Tenant) -> Request | None:
-        """Which of a tenant's requests goes last."""
-        queue = self._by_tenant.get(tenant.name)
-        return queue[-1] if queue else None
+    def lines(self) -> Iterator[tuple[Tenant, Sequence[Request]]]:
+        """Each tenant's requests in the order in which they go, but for preempted ones."""
+        for name, queue in self._by_tenant.items():
+            yield self._tenants[name], queue
 
     def has_late(self, tenant: Tenant) -> bool:
         queue = self._by_tenant.get(tenant.name)
         return queue is not None and queue[-1].rank[0] == LATE
-
-    def names(self) -> Iterator[str]:
-        """Whose requests wait, but for preempted ones."""
-        return iter(self._by_tenant)
 
     def ahead(
         self, request: Request, rank: Rank, cost_s: Callable[[Request], float], most: int

@@ -1,7 +1,7 @@
 """When a new request would get its first token, by the step-time model and the queue."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import Request
@@ -12,6 +12,7 @@ from legato.scheduler.order import LATE_TURN
 from legato.scheduler.queues import Queues
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES
 
 _ALONE, _TOGETHER, _MOST_PLAYED = 8, 4, 40
 """Waiting requests that are played one by one, how many of those after them are played as if they
@@ -51,14 +52,20 @@ class Forecast:
         self._budget = budget
         self._fetch_time = fetch_time
 
-    def ttft_s(self, request: Request, now_s: float, up_to_s: float) -> float | None:
+    def ttft_s(
+        self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
+    ) -> float | None:
         """Seconds until the request's first token; at least `up_to_s` where it is later than that.
 
         None as long as the model knows nothing. The request does not wait yet.
+
+        Args:
+            without: requests that wait, and will not any more.
         """
         if not self._model.is_known:
             return None
-        return self._ttft_s(request, self._streams_after_queue(request, now_s, up_to_s), up_to_s)
+        streams = self._streams_after_queue(request, now_s, up_to_s, without)
+        return self._ttft_s(request, streams, now_s, up_to_s)
 
     def two_ttfts_s(
         self, shorter: Request, longer: Request, now_s: float, up_to_s: float
@@ -72,8 +79,8 @@ class Forecast:
         else:
             before_longer = self._streams_after_queue(longer, now_s, up_to_s)
         return (
-            self._ttft_s(shorter, before_shorter, up_to_s),
-            self._ttft_s(longer, before_longer, up_to_s),
+            self._ttft_s(shorter, before_shorter, now_s, up_to_s),
+            self._ttft_s(longer, before_longer, now_s, up_to_s),
         )
 
     def next_end_s(self, now_s: float) -> float | None:
@@ -107,13 +114,14 @@ class Forecast:
         return ForeseenStreams(self._idle_limit_s, running, now_s)
 
     def _streams_after_queue(
-        self, request: Request, now_s: float, up_to_s: float
+        self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
     ) -> ForeseenStreams:
         """The streams once all has been served that goes before a request."""
         streams = self._streams(now_s)
         for ahead in self._begun_before(request):
             self._serve([ahead], streams, up_to_s)
-        waiting, num_more = self._queues.waiting_before(request, self._cost_s, _MOST_PLAYED)
+        waiting, num_more = self._queues.waiting_before(request, self.prompt_s, _MOST_PLAYED)
+        waiting = [one for one in waiting if one not in without]
         for ahead in waiting[:_ALONE]:
             self._await_place([ahead], streams)
             self._serve([ahead], streams, up_to_s)
@@ -126,8 +134,11 @@ class Forecast:
             streams.elapsed_s += (streams.elapsed_s - begun_s) * num_more / len(others)
         return streams
 
-    def _ttft_s(self, request: Request, streams: ForeseenStreams, up_to_s: float) -> float:
-        self._await_place([request], streams)
+    def _ttft_s(
+        self, request: Request, streams: ForeseenStreams, now_s: float, up_to_s: float
+    ) -> float:
+        leaves_room = self._queues.tenants.may_come(self._queues.tenant(request), now_s)
+        self._await_place([request], streams, for_others=leaves_room)
         self._prefill([request], streams, up_to_s, is_ahead=False)
         ttft_s = streams.elapsed_s + streams.rest_of_step * self._model.seconds(streams.shape)
         if self._queues.has_late(self._queues.tenant(request)):
@@ -136,12 +147,11 @@ class Forecast:
 
     def _begun_before(self, request: Request) -> Iterator[Request]:
         """Begun prompts whose prefill goes before the request's."""
-        place = self._queues.place(request)
         for running in self._queues.running.values():
             if (
                 not running.is_stream
                 and not running.is_best_effort
-                and self._queues.place(running) <= place
+                and self._queues.goes_before(running, request)
             ):
                 yield running
 
@@ -149,26 +159,35 @@ class Forecast:
         if self._prefill(ahead, streams, up_to_s, is_ahead=True):
             streams.add(ahead)
 
-    def _cost_s(self, request: Request) -> float:
+    def prompt_s(self, request: Request) -> float:
+        """What is left of its prompt takes, in a step that begins anyway."""
         start = request.num_tokens - request.num_missing_tokens
         return self._model.chunk_s(_NOTHING, start, request.num_missing_tokens)
 
-    def _await_place(self, requests: Sequence[Request], streams: ForeseenStreams) -> None:
-        """Until enough streams have ended for these to run, and be paced, beside them."""
+    def _await_place(
+        self, requests: Sequence[Request], streams: ForeseenStreams, *, for_others: bool = False
+    ) -> None:
+        """Until enough streams have ended for these to run, and be paced, beside them.
+
+        Args:
+            for_others: whether they must leave places to other tenants.
+        """
+        kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
+        most_running = max(1, int((1.0 - kept_places) * self._max_num_seqs))
         while streams:
-            num_missing = len(streams) + len(requests) - self._max_num_seqs
-            if num_missing <= 0 and self._can_join(requests, streams):
+            num_missing = len(streams) + len(requests) - most_running
+            if num_missing <= 0 and self._can_join(requests, streams, kept_pace):
                 return
             num_steps = streams.until_end_of(num_missing) if num_missing > 0 else streams.num_steps
             streams.advance(num_steps, self._model.seconds(streams.shape))
 
-    def _can_join(self, requests: Sequence[Request], streams: ForeseenStreams) -> bool:
+    def _can_join(self, requests: Sequence[Request], streams: ForeseenStreams, kept: float) -> bool:
         limit_s = min(streams.steady_limit_s, *[request.step_s for request in requests])
         if limit_s == UNLIMITED:
             return True
         shape = streams.shape.copy()
         shape.add_decodes([request.num_tokens for request in requests])
-        return self._budget.paces(shape, limit_s * (1.0 - _SPARE) / self._model.slowness)
+        return self._budget.paces(shape, limit_s * (1.0 - max(_SPARE, kept)) / self._model.slowness)
 
     def _prefill(
         self,

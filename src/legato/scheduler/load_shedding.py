@@ -1,4 +1,10 @@
-"""Whether a new request may wait, is refused at once, or loses its promise."""
+"""Whether a new request may wait, and who is refused: it, or others for its sake."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from legato.core.config import SchedulerConfig
 from legato.core.outputs import FinishReason, RefusalReason, RequestOutput
@@ -6,6 +12,11 @@ from legato.core.request import Request
 from legato.scheduler.forecast import Forecast
 from legato.scheduler.queues import Queues
 from legato.scheduler.recent_quantile import RecentQuantile
+from legato.scheduler.tenants import Tenant
+
+_DISPLACED = "requests have come that go before: of more priority, or of tenants with less waiting"
+_MOST_DISPLACED = 8
+"""Waiting requests that give way to one."""
 
 _HORIZON_S = 60.0
 """How far beyond a deadline a forecast looks for the time at which to come again."""
@@ -17,7 +28,7 @@ _TELLING = 0.5
 """Share of the time left that a forecast must come to: of shorter ones the part of a step in which
 a request arrives is most."""
 _WINDOW, _ENOUGH = 100, 20
-_QUANTILE = 0.95
+_QUANTILE = 0.99
 _UNKNOWN_MARGIN, _MAX_MARGIN = 0.2, 0.5
 
 
@@ -43,11 +54,21 @@ class ForecastErrors:
         self._recent.add(min(_MAX_MARGIN, (now_s - since_s) / ttft_s - 1.0))
 
 
+class Refusal(NamedTuple):
+    """A request that ends before it has run, and what its client is told."""
+
+    request: Request
+    output: RequestOutput
+
+
 class LoadShedding:
     """Checks a request against the length of the queue and, with `shed_load`, its TTFT SLO.
 
-    Who is admitted is owed the promise, so a forecast counts with its margin; but where nothing
-    else is there, a request may try.
+    An admitted request is owed its promise, so a forecast counts with its margin; but where nothing
+    else is there, a request may try. Where there is no room for a request, it takes that of its own
+    tenant's of less priority, or that of other tenants of which more wait and that have had as
+    much: pushing out of the longest queue shares a buffer without keeping any of it free (Choudhury
+    and Hahne, 1998).
     """
 
     def __init__(
@@ -58,72 +79,103 @@ class LoadShedding:
         self._forecast = forecast
         self._errors = errors
 
-    def check(self, request: Request, now_s: float) -> RequestOutput | None:
-        """The refusal, or None for a request that may wait; it may have become best-effort."""
-        if self._is_full and self._crowding(request) is None:
-            error = f"{self._queues.num_waiting} requests are waiting already"
-            retry_after_s = self._forecast.next_end_s(now_s)
-            return _refused(request, RefusalReason.QUEUE_FULL, error, retry_after_s)
-        return self._check_ttft(request, now_s)
+    def judge(self, request: Request, now_s: float) -> list[Refusal]:
+        """Return what a new request brings: its own refusal, or those of requests that wait.
 
-    def make_room(self, request: Request, now_s: float) -> tuple[Request, RequestOutput] | None:
-        """The waiting request that is refused for another tenant's, and the refusal, if one is.
+        Instead of being refused for its TTFT, either kind becomes best-effort where it allows that.
+        """
+        crowding = None
+        if self._queues.num_waiting >= self._config.max_waiting:
+            crowding = next(self._crowding(request, promised=False), None)
+            if crowding is None:
+                error = f"{self._queues.num_waiting} requests are waiting already"
+                return [self._for_queue(request, error, now_s)]
+        refused = self._judge_ttft(request, now_s)
+        if crowding is None or refused:
+            return refused
+        return [self._for_queue(crowding, _DISPLACED, now_s)]
+
+    def _crowding(self, request: Request, *, promised: bool) -> Iterator[Request]:
+        """Waiting requests that may give way, the last first: of less priority, then of others.
 
         Args:
-            request: that has passed the check.
+            promised: whether only those with a promise count; else those without one go first.
         """
-        crowding = self._crowding(request) if self._is_full else None
-        if crowding is None:
-            return None
-        error = "other tenants' requests have come, of which fewer wait"
-        retry_after_s = self._forecast.next_end_s(now_s)
-        return crowding, _refused(crowding, RefusalReason.QUEUE_FULL, error, retry_after_s)
+        own = self._queues.tenant(request)
+        lines: defaultdict[Tenant, list[Request]] = defaultdict(list)
+        for best_effort in (False,) if promised else (False, True):
+            for tenant, line in self._queues.lines(best_effort=best_effort):
+                if tenant.counter_s >= own.counter_s:
+                    lines[tenant] += [one for one in line if not one.message.is_rerun]
+        num_own = (len(lines[own]) + 1) / own.weight
+        for last in reversed(lines.pop(own, [])):
+            if last.message.service.priority > request.message.service.priority:
+                yield last
+        while lines:
+            most = max(lines, key=lambda tenant: len(lines[tenant]) / tenant.weight)
+            if num_own >= len(lines[most]) / most.weight:
+                return
+            yield lines[most].pop()
 
-    @property
-    def _is_full(self) -> bool:
-        return self._queues.num_waiting >= self._config.max_waiting
-
-    def _crowding(self, request: Request) -> Request | None:
-        """The last of the tenant with most waiting, if that is more than the request's would have.
-
-        Pushing out of the longest queue shares a buffer without keeping any of it free (Choudhury
-        and Hahne, 1998).
-        """
-        own, most = self._queues.tenant(request), self._queues.most_waiting()
-        if most is None or (own.num_waiting + 1) / own.weight >= most.num_waiting / most.weight:
-            return None
-        last = self._queues.last_waiting(most)
-        return None if last is None or last.message.is_rerun else last
-
-    def _check_ttft(self, request: Request, now_s: float) -> RequestOutput | None:
+    def _judge_ttft(self, request: Request, now_s: float) -> list[Refusal]:
         if not self._config.shed_load or request.ttft_deadline_s is None:
-            return None
+            return []
         left_s = request.ttft_deadline_s - now_s
+        stretch = 1.0 + self._errors.margin if self._queues else 1.0
         ttft_s = self._forecast.ttft_s(request, now_s, left_s + _HORIZON_S)
         if ttft_s is None:
-            return None
-        latest_s = ttft_s * (1.0 + self._errors.margin) if self._queues else ttft_s
-        if latest_s <= left_s:
-            if ttft_s > _TELLING * left_s:
-                request.foreseen_s = now_s, ttft_s
-            return None
-        if request.message.service.allow_best_effort:
-            request.give_up_promise()
-            return None
-        error = (
-            f"the first token could take {latest_s:.1f} s, longer than the TTFT SLO of "
-            f"{request.slo.ttft_s:g} s allows"
-        )
-        return _refused(request, RefusalReason.TTFT_SLO, error, latest_s - left_s)
+            return []
+        excess_s, displaced = stretch * ttft_s - left_s, list[Request]()
+        if excess_s > 0.0:
+            displaced = self._displaced(request, excess_s)
+            if displaced:
+                ttft_s = self._forecast.ttft_s(request, now_s, left_s, displaced) or math.inf
+            if not displaced or stretch * ttft_s > left_s:
+                error = (
+                    f"the first token could take {left_s + excess_s:.1f} s, longer than the TTFT "
+                    f"SLO of {request.slo.ttft_s:g} s allows"
+                )
+                return self._for_ttft([request], error, excess_s)
+        if ttft_s > _TELLING * left_s:
+            request.foreseen_s = now_s, ttft_s
+        return self._for_ttft(displaced, _DISPLACED, excess_s)
+
+    def _displaced(self, request: Request, excess_s: float) -> list[Request]:
+        """Those whose prompts take as long as is lacking; none where these are not enough."""
+        found: list[Request] = []
+        crowding = self._crowding(request, promised=True)
+        due = (one for one in crowding if one.ttft_deadline_s is not None)
+        for one in islice(due, _MOST_DISPLACED):
+            found.append(one)
+            excess_s -= self._forecast.prompt_s(one)
+            if excess_s <= 0.0:
+                return found
+        return []
+
+    def _for_ttft(
+        self, requests: Iterable[Request], error: str, retry_after_s: float
+    ) -> list[Refusal]:
+        refused: list[Refusal] = []
+        for request in requests:
+            if request.message.service.allow_best_effort:
+                self._queues.waive(request)
+            else:
+                refused.append(_refusal(request, RefusalReason.TTFT_SLO, error, retry_after_s))
+        return refused
+
+    def _for_queue(self, request: Request, error: str, now_s: float) -> Refusal:
+        retry_after_s = self._forecast.next_end_s(now_s)
+        return _refusal(request, RefusalReason.QUEUE_FULL, error, retry_after_s)
 
 
-def _refused(
-    request: Request, refusal: RefusalReason, error: str, retry_after_s: float | None
-) -> RequestOutput:
-    return RequestOutput(
+def _refusal(
+    request: Request, reason: RefusalReason, error: str, retry_after_s: float | None
+) -> Refusal:
+    output = RequestOutput(
         request_id=request.request_id,
         finish_reason=FinishReason.REFUSED,
-        refusal=refusal,
+        refusal=reason,
         error=error,
         retry_after_s=_RETRY_AFTER_S if retry_after_s is None else retry_after_s,
     )
+    return Refusal(request, output)

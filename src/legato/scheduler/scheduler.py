@@ -41,6 +41,9 @@ from legato.scheduler.tenants import Tenants
 from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
+_MOST_DUE = 64
+"""Waiting requests whose deadlines a step looks at."""
+
 _LOOKED_UP = 2
 """Waiting requests a step whose hits are brought up to date, in orders that look at them."""
 
@@ -213,7 +216,7 @@ class Scheduler:
             self._step_time, config.max_num_batched_tokens, self._idle_limit_s
         )
         self._queues.is_lost = self._lateness.is_lost
-        self._queues.gives_up = not config.shed_load
+        self._queues.keeps_deadlines = config.shed_load
         forecast = Forecast(config, self._queues, self._step_time, self._budget, self._fetch_time)
         self._outlook = Outlook(
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
@@ -277,6 +280,7 @@ class Scheduler:
         self._lateness.begin_step(now_s, is_idle=not self._queues.running)
         self._budget.recover(now_s)
         self._look_up_waiting()
+        self._queues.is_urgent = self._is_urgent()
         begins_s = self._look_ahead(now_s)
         step = StepBuilder(
             self._queues,
@@ -453,25 +457,22 @@ class Scheduler:
         if not self.has_work:
             self._step_time.forget_present()
         begins_s = self._look_ahead(now_s)
-        tenant = self._tenants.see(message.service.tenant, now_s)
-        refusal = None if message.is_rerun else self._shedding.check(request, begins_s)
-        if refusal is not None:
-            tenant.count_refused()
-            outputs.append(refusal)
-            return
-        if not message.is_rerun:
-            outputs += self._make_room(request, begins_s)
-        self._queues.add(request)
+        self._tenants.see(message.service.tenant, now_s)
+        refusals = [] if message.is_rerun else self._shedding.judge(request, begins_s)
+        for refused, output in refusals:
+            self._queues.tenant(refused).count_refused()
+            outputs.append(output)
+            if refused is not request:
+                self._end(refused)
+        if not any(refused is request for refused, _ in refusals):
+            self._queues.add(request)
 
-    def _make_room(self, request: Request, now_s: float) -> list[RequestOutput]:
-        """Where the queue is full, refuse what another tenant has too much of in it."""
-        found = self._shedding.make_room(request, now_s)
-        if found is None:
-            return []
-        crowding, refusal = found
-        self._queues.tenant(crowding).count_refused()
-        self._end(crowding)
-        return [refusal]
+    def _is_urgent(self) -> bool:
+        """Whether prompts must be computed by their deadlines for all to be in time."""
+        if not self._queues.keeps_deadlines:
+            return False
+        due = self._queues.due(_MOST_DUE)
+        return self._lateness.slack_s(due, self._forecast_errors.margin) < 0.0
 
     def _look_up_waiting(self) -> None:
         """See what the cache has come to hold of a few waiting requests, a bounded number a step.

@@ -12,17 +12,13 @@ from legato.scheduler.memory_forecast import MemoryForecast
 from legato.scheduler.output_lengths import OutputLengths
 from legato.scheduler.queues import Place, Queues
 from legato.scheduler.step_shape import StepShape
+from legato.scheduler.tenants import KEPT_PACE, KEPT_PLACES
 from legato.scheduler.turns import PrefillTurns
 from legato.speculation.drafter import Draft
 
 _PATIENCE_S = 10.0
 """How long a begun prompt may go without a chunk worth having, because that does not fit beside the
 streams that run, before no new ones are admitted, so that it comes to fit."""
-
-_KEPT_PLACES, _KEPT_PACE = 0.25, 0.5
-"""Shares of the places and the cache, and of the time of a step, that a tenant's streams leave to
-others that may come. Their next request then waits for no stream to end, and its prompt has half of
-each step."""
 
 _KEPT_TIME = 0.6
 """Share of the time of a step that a tenant's prompts leave free while others may come: these wait
@@ -263,8 +259,9 @@ class StepBuilder:
 
         They would end later by what its prompt takes.
         """
-        tenants = self._queues.tenants
-        return self._serves_behind and not tenants.is_behind(self._queues.tenant(request))
+        if not self._serves_behind or self._queues.is_urgent:
+            return False
+        return not self._queues.tenants.is_behind(self._queues.tenant(request))
 
     def _next_waiting(self, best_effort: bool) -> Request | None:
         request = self._queues.next_waiting(best_effort=best_effort) if self._may_admit else None
@@ -345,7 +342,7 @@ class StepBuilder:
 
     def _lacks(self, request: Request, *, for_others: bool = False) -> Obstacle | None:
         """What it does not find, be it for what is kept for other tenants."""
-        kept_places, kept_pace = (_KEPT_PLACES, _KEPT_PACE) if for_others else (0.0, 0.0)
+        kept_places, kept_pace = (KEPT_PLACES, KEPT_PACE) if for_others else (0.0, 0.0)
         if not self._has_place(request, kept_places):
             is_full = len(self._queues.running) >= self._most_running
             return "max_num_seqs" if is_full else "memory"
@@ -356,6 +353,7 @@ class StepBuilder:
         tenants = self._queues.tenants
         return (
             len(tenants) > 1
+            and not self._queues.is_urgent
             and not request.num_preemptions
             and tenants.may_come(self._queues.tenant(request), self._now_s)
         )

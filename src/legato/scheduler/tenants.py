@@ -13,6 +13,11 @@ from legato.core.stats import OTHER_TENANTS, TenantStats
 NEWCOMER = ""
 """A tenant that nobody is: it has had what it is owed, and nothing more."""
 
+KEPT_PLACES, KEPT_PACE = 0.25, 0.5
+"""Shares of the places and the cache, and of the time of a step, that a tenant's streams leave to
+others that may come. Their next request then waits for no stream to end, and its prompt has half of
+each step."""
+
 _CREDIT_S = 5.0
 """Most service that a tenant is owed for the time in which nothing of it waited, as a task of
 Linux' that has slept: who takes less than its share goes first, and a burst holds up the others for
@@ -148,13 +153,22 @@ class Tenants:
         return tenant.counter_s < self._reached_s
 
     def may_come(self, tenant: Tenant, now_s: float) -> bool:
-        """Whether another that has had no more, and has less running, may soon send a request."""
+        """Whether another may soon send a request for which a tenant should leave room.
+
+        The other has had no more and has less running. A tenant leaves no room as long as it does
+        not have at least one request more running than its share of all that run.
+        """
+        if tenant.num_running <= 1:
+            return False
+        recent = [*self._recent(now_s)]
+        whole = max(tenant.weight, sum([other.weight for other in recent]))
+        share = sum([other.num_running for other in recent]) * tenant.weight / whole
         running, counter_s = tenant.running_by_weight, tenant.counter_s
-        return any(
+        return tenant.num_running >= 1.0 + share and any(
             other.num_waiting == 0
             and other.counter_s <= counter_s
             and other.running_by_weight < running
-            for other in self._recent(now_s)
+            for other in recent
         )
 
     def _recent(self, now_s: float) -> Iterable[Tenant]:
