@@ -16,17 +16,17 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.servers import SERVE_AS_PEERS_DO, Server, add_peer_flag, running_server, servers
-from legato.bench.capacity.search import Capacity
-from legato.bench.load.client import Address
-from legato.bench.load.sessions import ask_model, random_prompts, search_capacity
-from legato.bench.report.console import print_table
-from legato.bench.report.page import render_page
-from legato.bench.report.report_file import CapacityReport, write_report
-from legato.bench.report.tables import tables
-from legato.cli.bench_flags import add_search_flags
-from legato.cli.capacity_settings import search_settings
+from legato.cli.table import print_table
 from legato.cli.values import count
-from legato.cli.workload_flags import add_workload_flags, trial_choice
+from legato.lab.capacity.search import Capacity
+from legato.lab.commands.bench_flags import add_search_flags
+from legato.lab.commands.capacity_settings import search_settings
+from legato.lab.commands.workload_flags import add_workload_flags, trial_choice
+from legato.lab.load.client import Address
+from legato.lab.load.sessions import ask_model, random_prompts, search_capacity
+from legato.lab.report.page import render_page
+from legato.lab.report.report_file import CapacityReport, write_report
+from legato.lab.report.tables import tables
 
 _LEAST_REQUESTS = 40
 _NOT_SETTINGS = {"peer", "out"}

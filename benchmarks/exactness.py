@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.plan import ScheduledChunk
 from legato.core.request import AddRequest
@@ -25,9 +27,7 @@ from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.batch import pack
 from legato.executor.sequence import SequenceState
 from legato.model.base import Model
-from legato.model.loader import load_model, open_checkpoint
-from legato.model.source import resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 BLOCK_SIZE = 16
 CPU = torch.device("cpu")

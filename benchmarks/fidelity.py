@@ -17,18 +17,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.report.report_file import RunReport, read_report, write_report
-from legato.bench.report.summary import Slos, Summary, summarize
-from legato.bench.simulation.machine import Machine, MeasuredServer
-from legato.bench.simulation.machine_file import load_machine, write_machine
-from legato.bench.simulation.run import simulate
-from legato.bench.workload.requests import RandomPrompts, Workload, cut_to, rescaled
-from legato.bench.workload.traces import read_workload
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig
 from legato.engine.startup.build import model_context
-from legato.tune.learn import learn
-from legato.tune.real import run_real
+from legato.lab.report.report_file import RunReport, read_report, write_report
+from legato.lab.tune.learn import learn
+from legato.lab.tune.real import run_real
+from legato.lab.workload.traces import read_workload
+from legato.simulation.machine import Machine, MeasuredServer
+from legato.simulation.machine_file import load_machine, write_machine
+from legato.simulation.run import simulate
+from legato.simulation.summary import Slos, Summary, summarize
+from legato.simulation.workload import RandomPrompts, Workload, cut_to, rescaled
 
 _NUM_SEEDS = 8
 _VOCAB_SIZE = 32_000

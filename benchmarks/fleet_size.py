@@ -21,19 +21,18 @@ import matplotlib.pyplot as plt
 import msgspec
 from rich.console import Console
 
-from legato.bench.report.console import print_table
-from legato.bench.report.summary import Slos
-from legato.bench.report.table import Table, duration
-from legato.bench.report.tally import Tally
-from legato.bench.simulation.fleet import SimulatedFleet, Split
-from legato.bench.simulation.fleet_run import simulate_fleet
-from legato.bench.simulation.profiled_server import SimulatedServer
-from legato.bench.simulation.profiles import PROFILES
-from legato.bench.workload.mixes import MIXES, draw_mix
-from legato.bench.workload.requests import with_poisson_arrivals
+from legato.cli.table import Table, duration, print_table
 from legato.cli.values import count, counts, positive
 from legato.core.config import SchedulerConfig
 from legato.core.slo import INTERACTIVE
+from legato.lab.workload.mixes import MIXES, draw_mix
+from legato.simulation.fleet import SimulatedFleet, Split
+from legato.simulation.fleet_run import simulate_fleet
+from legato.simulation.profiled_server import SimulatedServer
+from legato.simulation.profiles import PROFILES
+from legato.simulation.summary import Slos
+from legato.simulation.tally import Tally
+from legato.simulation.workload import with_poisson_arrivals
 
 _PROFILE = "llama-3-8b-h100"
 _PROMISED = SchedulerConfig(itl_slo_s=0.05, ttft_slo_s=5.0)

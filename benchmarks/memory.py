@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from legato import LLM, SamplingParams
+from legato.checkpoint.loader import open_checkpoint
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig, Kernels, ModelConfig, SchedulerConfig
 from legato.engine.prompts import TokensPrompt
-from legato.model.loader import open_checkpoint
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
 
 _LENGTHS = {DEFAULT_MODEL: (1024, 2048, 4096, 8000), "random, small": (16_384, 65_000)}
 _WAYS = {

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE, add_peer_flag, running_server, servers
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, CacheConfig
-from legato.model.source import resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 LEGATO = {
     "Legato": SERVE,

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from legato.bench.simulation.profiles import PROFILES
 from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
@@ -34,6 +33,7 @@ from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato.simulation.profiles import PROFILES
 
 _COSTS = PROFILES["llama-3-8b-h100"].costs
 _MAX_MODEL_LEN = 8192

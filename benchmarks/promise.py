@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE, running_server
-from legato.bench.probe import Probe, ProbeResult
+from legato.lab.probe import Probe, ProbeResult
 
 
 class Shape(msgspec.Struct, frozen=True):

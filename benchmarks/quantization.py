@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from legato import LLM, SamplingParams
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, Quantization
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
 
 STREAMS = (1, 8, 32)
 _WINDOW = 1024

@@ -18,13 +18,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.capacity.search import Capacity, SearchSettings, TrialLength
-from legato.bench.simulation.policies import parse_policy
-from legato.bench.simulation.profiled_server import SimulatedServer
-from legato.bench.simulation.profiles import load_profile
-from legato.bench.simulation.sessions import simulate_search
-from legato.bench.workload.choice import WorkloadChoice
 from legato.core.config import SchedulerConfig
+from legato.lab.capacity.search import Capacity, SearchSettings, TrialLength
+from legato.lab.load.simulated_sessions import simulate_search
+from legato.lab.workload.choice import WorkloadChoice
+from legato.simulation.policies import parse_policy
+from legato.simulation.profiled_server import SimulatedServer
+from legato.simulation.profiles import load_profile
 
 PROFILE = "mistral-7b-a100"
 SHAREGPT = "prompt p50=1730 p90=5696, output p50=415 p90=834"

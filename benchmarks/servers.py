@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
-from legato.bench.load import local_server
 from legato.core.config import DEFAULT_MODEL
+from legato.lab.load import local_server
 
 Server = tuple[str, str, str]
 """Its name, that of the model it serves, and the command that starts it."""

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
-from legato.bench.load.client import Address, Client, connect
-from legato.bench.workload.requests import RandomPrompts
+from legato.lab.load.client import Address, Client, connect
+from legato.simulation.workload import RandomPrompts
 
 LEGATO = {
     "Legato": SERVE_AS_PEERS_DO,

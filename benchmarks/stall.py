@@ -2,7 +2,7 @@
 
     python -m benchmarks.stall [--out out] [--peer 'NAME=MODEL=COMMAND with {port}' ...]
 
-Starts one server after the other, asks each the same question (`legato.bench.probe`), prints a
+Starts one server after the other, asks each the same question (`legato.lab.probe`), prints a
 table and writes stall.json and stall.png.
 """
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE_AS_PEERS_DO, add_peer_flag, running_server, servers
-from legato.bench.probe import Probe, ProbeResult
+from legato.lab.probe import Probe, ProbeResult
 
 LEGATO = {
     name: f"{SERVE_AS_PEERS_DO} {flags}"

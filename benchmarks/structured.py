@@ -25,13 +25,13 @@ from rich.progress import Progress
 
 from benchmarks.servers import SERVE, running_server
 from legato import AsyncLLM, SamplingParams, StructuredOutputs
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
 from legato.engine.errors import RequestFailedError
 from legato.engine.frontend.completion import Completion
 from legato.grammar.check import GrammarChecker
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
 
 _MAX_TOKENS = 700
 _NUM_STREAMS = 32

@@ -20,20 +20,20 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.servers import SERVE, running_server
-from legato.bench.load.client import Address, connect
-from legato.bench.load.open_loop import send_workload, warm_up
-from legato.bench.load.record import OnProgress, RequestRecord, Status, gaps_s
-from legato.bench.simulation.policies import parse_policy
-from legato.bench.simulation.profiled_server import SimulatedServer
-from legato.bench.simulation.profiles import PROFILES
-from legato.bench.simulation.run import simulate
-from legato.bench.workload.requests import (
+from legato.core.config import SchedulerConfig
+from legato.lab.load.client import Address, connect
+from legato.lab.load.open_loop import send_workload, warm_up
+from legato.simulation.policies import parse_policy
+from legato.simulation.profiled_server import SimulatedServer
+from legato.simulation.profiles import PROFILES
+from legato.simulation.record import OnProgress, RequestRecord, Status, gaps_s
+from legato.simulation.run import simulate
+from legato.simulation.workload import (
     RandomPrompts,
     Workload,
     WorkloadRequest,
     with_poisson_arrivals,
 )
-from legato.core.config import SchedulerConfig
 
 LIGHT, FLOOD = "light", "flood"
 _QUANTILES = (50, 95)

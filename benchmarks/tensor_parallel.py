@@ -29,9 +29,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.made_up_steps import MadeUpSteps
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
 from legato.engine.startup.build import load_parts
+from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
 
 _PROMPT = 512

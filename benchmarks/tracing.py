@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import SERVE, running_server
-from legato.bench.load.token_stream import TokenStream
+from legato.lab.load.token_stream import TokenStream
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
 

@@ -18,17 +18,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from legato.bench.report.report_file import RunReport, read_report, write_report
-from legato.bench.report.summary import Slos
-from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.cli.flags import add_engine_flags, engine_config
-from legato.cli.workload_flags import add_workload_flags, workload_choice
 from legato.core.config import EngineConfig
 from legato.core.slo import INTERACTIVE
-from legato.tune.candidate import Candidate, Steps
-from legato.tune.real import run_real
-from legato.tune.report import TuneReport
-from legato.tune.tables import describe
+from legato.lab.commands.workload_flags import add_workload_flags, workload_choice
+from legato.lab.report.report_file import RunReport, read_report, write_report
+from legato.lab.tune.candidate import Candidate, Steps
+from legato.lab.tune.real import run_real
+from legato.lab.tune.report import TuneReport
+from legato.lab.tune.tables import describe
+from legato.simulation.summary import Slos
+from legato.simulation.workload import RandomPrompts, Workload
 
 _MAX_MODEL_LEN = 8192
 _VOCAB_SIZE = 32_000

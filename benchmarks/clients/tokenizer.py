@@ -4,9 +4,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
 
 
 def save_tokenizer(folder: Path) -> None:

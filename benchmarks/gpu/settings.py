@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import torch
 
-from legato.bench.work import Roofline
-from legato.bench.workload.requests import RandomPrompts
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig
-from legato.model.loader import open_checkpoint
+from legato.lab.work import Roofline
+from legato.simulation.workload import RandomPrompts
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

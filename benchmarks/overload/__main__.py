@@ -31,8 +31,7 @@ from benchmarks.overload.client import Load
 from benchmarks.overload.report import figures, plot, stretches, tables
 from benchmarks.overload.traffic import Arrival, arrivals
 from benchmarks.servers import SERVE, server_process
-from legato.bench.report.console import print_table
-from legato.bench.report.tables import duration
+from legato.cli.table import duration, print_table
 from legato.cli.values import duration_s
 from legato.core.slo import SloClass
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from benchmarks.overload.traffic import Arrival
-from legato.bench.load.record import RequestError, RequestRecord, Status
-from legato.bench.load.token_stream import TokenStream
+from legato.lab.load.token_stream import TokenStream
+from legato.simulation.record import RequestError, RequestRecord, Status
 
 _PATIENCE_S = 180.0
 """After which a request that has not ended is lost."""

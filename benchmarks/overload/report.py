@@ -9,11 +9,11 @@ import numpy as np
 from benchmarks.overload.busy import Span
 from benchmarks.overload.client import Answer
 from benchmarks.overload.traffic import KINDS, kind_of
-from legato.bench.load.record import gaps_s
-from legato.bench.report.plots import log_durations, new_figure
-from legato.bench.report.summary import Slos, distribution
-from legato.bench.report.tables import Table, duration
+from legato.cli.table import Table, duration
 from legato.core.slo import SloClass
+from legato.lab.report.plots import log_durations, new_figure
+from legato.simulation.record import gaps_s
+from legato.simulation.summary import Slos, distribution
 
 _ROWS = {
     "sent": "sent",

@@ -24,15 +24,15 @@ from rich.console import Console
 from benchmarks.routing.fleets import Fleet, in_real_time, on_a_virtual_clock
 from benchmarks.routing.report import figures, plot, table
 from benchmarks.routing.traffic import MAX_MODEL_LEN, RATES_PER_S, TRAFFIC
-from legato.bench.load.record import RequestRecord
-from legato.bench.report.console import print_table, progress_bar
-from legato.bench.report.page import render_page
-from legato.bench.report.report_file import RunReport
-from legato.bench.report.tables import duration
-from legato.bench.workload.choice import WorkloadChoice
-from legato.bench.workload.requests import Workload
+from legato.cli.table import duration, print_table
 from legato.cli.values import duration_s
+from legato.lab.report.console import progress_bar
+from legato.lab.report.page import render_page
+from legato.lab.report.report_file import RunReport
+from legato.lab.workload.choice import WorkloadChoice
 from legato.routing.router import ROUTING_POLICIES
+from legato.simulation.record import RequestRecord
+from legato.simulation.workload import Workload
 
 _ROUTINGS = tuple(reversed(ROUTING_POLICIES))
 """The simplest first."""

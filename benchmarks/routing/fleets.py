@@ -12,16 +12,16 @@ import msgspec
 import psutil
 
 from benchmarks.servers import server_process
-from legato.bench.load.client import Address, connect
-from legato.bench.load.open_loop import send_workload
-from legato.bench.load.record import OnProgress, RequestRecord
-from legato.bench.report.summary import Slos
-from legato.bench.simulation.fleet import SimulatedFleet, Split
-from legato.bench.simulation.fleet_run import simulate_fleet
-from legato.bench.simulation.machine import MeasuredServer
-from legato.bench.simulation.machine_file import load_machine
-from legato.bench.workload.requests import RandomPrompts, Workload
 from legato.core.config import SchedulerConfig
+from legato.lab.load.client import Address, connect
+from legato.lab.load.open_loop import send_workload
+from legato.simulation.fleet import SimulatedFleet, Split
+from legato.simulation.fleet_run import simulate_fleet
+from legato.simulation.machine import MeasuredServer
+from legato.simulation.machine_file import load_machine
+from legato.simulation.record import OnProgress, RequestRecord
+from legato.simulation.summary import Slos
+from legato.simulation.workload import RandomPrompts, Workload
 
 _RAY_CPUS = 0.01
 """Of each replica: they share what cores there are."""

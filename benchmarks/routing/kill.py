@@ -21,12 +21,12 @@ import psutil
 from benchmarks.routing.__main__ import add_fleet_flags, fleet_of
 from benchmarks.routing.fleets import running, send
 from benchmarks.routing.traffic import conversations
-from legato.bench.load.record import RequestRecord
-from legato.bench.report.console import print_table, progress_bar
-from legato.bench.report.tables import Table
-from legato.bench.simulation import engine_process
-from legato.bench.workload.requests import Workload
+from legato.cli.table import Table, print_table
+from legato.lab.report.console import progress_bar
 from legato.routing.router import ROUTING_POLICIES
+from legato.simulation import engine_process
+from legato.simulation.record import RequestRecord
+from legato.simulation.workload import Workload
 
 _DIED = "engine_dead"
 """Code of the error that says so."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 
-from legato.bench.simulation.engine_process import program
+from legato.checkpoint.defaults import ModelDefaults
 from legato.cli.flags import (
     add_engine_flags,
     add_flags,
@@ -27,9 +27,9 @@ from legato.fleet.config import FleetConfig
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
-from legato.model.defaults import ModelDefaults
-from legato.model.vocabulary import Vocabulary
 from legato.server.run import serve
+from legato.simulation.engine_process import program
+from legato.text.vocabulary import Vocabulary
 
 
 class LocalReplicas:

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from matplotlib.figure import Figure
 
-from legato.bench.load.record import RequestRecord
-from legato.bench.report.summary import Slos, summarize
-from legato.bench.report.tables import Table, duration
+from legato.cli.table import Table, duration
+from legato.simulation.record import RequestRecord
+from legato.simulation.summary import Slos, summarize
 
 _BARS = {
     "attainment": "SLO attained, %",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from legato.bench.workload.quantiles import draw_quantiles
-from legato.bench.workload.requests import (
+from legato.lab.workload.quantiles import draw_quantiles
+from legato.simulation.workload import (
     HASH_BLOCK,
     Workload,
     WorkloadRequest,

@@ -38,7 +38,7 @@ from benchmarks.speculation.rounds import (
     speed_ups,
 )
 from benchmarks.speculation.workloads import WORKLOADS, Chat
-from legato.bench.report.console import print_table
+from legato.cli.table import print_table
 
 _CACHE = "2G"
 """Of each of Legato's sides, taken when it starts: more than a run fills, as all of them run."""

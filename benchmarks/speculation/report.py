@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter
 
 from benchmarks.speculation.client import Figures
 from benchmarks.speculation.rounds import Measured, by_case, same_answers, speed_ups
-from legato.bench.report.tables import Table, duration
+from legato.cli.table import Table, duration
 
 _WIDTH_INCHES, _ROW_INCHES, _GROUP = 10, 2.6, 0.8
 

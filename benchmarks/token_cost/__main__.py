@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.token_cost.client import REQUESTS, Streams
-from legato.bench.load.local_server import local_server
+from legato.lab.load.local_server import local_server
 
 _ENGINE = "benchmarks.token_cost.engine"
 _HERE = Path(__file__).parents[2]

@@ -8,9 +8,6 @@ All else is the engine's own. What it takes of a processor is what a token costs
 import sys
 import time
 
-from legato.bench.simulation.profiled_server import calibrate
-from legato.bench.simulation.profiles import PROFILES
-from legato.bench.simulation.run import simulated_engine
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
 from legato.engine.loop.engine_loop import EngineLoop
@@ -18,6 +15,9 @@ from legato.engine.process import main as engine_process
 from legato.engine.process.messages import EngineInfo
 from legato.engine.startup import build
 from legato.executor.simulated import VirtualClock
+from legato.simulation.profiled_server import calibrate
+from legato.simulation.profiles import PROFILES
+from legato.simulation.run import simulated_engine
 
 _PROFILE = PROFILES["llama-3-8b-h100"]
 _VOCAB_SIZE = 2**16

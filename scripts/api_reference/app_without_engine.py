@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from legato.model.defaults import ModelDefaults
+from legato.checkpoint.defaults import ModelDefaults
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.requests.read import RequestReader

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.simulation.machine_file import write_machine
 from legato.cli.main import main
+from legato.simulation.machine_file import write_machine
 from tests.cli.test_main import legato
-from tests.tune.machines import CPU
+from tests.lab.tune.machines import CPU
 
 CODE = ("--workload", "prompt p50=300 p90=900, output p50=4 p90=8", "--rate", "2")
 SLOS = ("--itl-slo", "300ms", "--ttft-slo", "3s")

@@ -14,7 +14,7 @@ build_engine(EngineConfig(
     model=ModelConfig(max_model_len=64), cache=CacheConfig(kv_cache_memory_bytes=2**24)
 ))
 # The package `tokenizers` itself comes with transformers' configurations.
-names = ("legato.model.tokenizer", "legato.model.gguf_tokenizer",
+names = ("legato.text.tokenizer", "legato.text.gguf_tokenizer",
          "transformers.tokenization_utils_tokenizers")
 print(*(name for name in names if name in sys.modules))
 for name in names:

@@ -10,6 +10,8 @@ import msgspec
 import psutil
 import pytest
 
+from legato.checkpoint.defaults import ModelDefaults, load_defaults
+from legato.checkpoint.source import resolve_source
 from legato.core.block_hash import BlockHash, block_hashes
 from legato.core.config import (
     DEFAULT_MODEL,
@@ -29,11 +31,8 @@ from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.deliveries import RecentGaps
 from legato.engine.frontend.submission import Submission
-from legato.model.checkpoint_defaults import load_defaults
-from legato.model.defaults import ModelDefaults
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
-from legato.model.vocabulary import Vocabulary
+from legato.text.tokenizer import load_tokenizer
+from legato.text.vocabulary import Vocabulary
 from tests.kv.cache_watcher import CacheWatcher
 
 CONFIG = EngineConfig(

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.frontend.completion import Completion, CompletionDelta, CompletionStream
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve_source(DEFAULT_MODEL))
 EOS = 2

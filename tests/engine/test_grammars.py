@@ -13,7 +13,7 @@ from legato.core.token_ids import token_array
 from legato.engine.loop import grammars as module
 from legato.engine.loop.grammars import Grammars
 from legato.grammar.compiled import compile_grammar
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.of((bytes([i]) for i in range(256)), frozenset())
 

@@ -15,6 +15,7 @@ from legato.engine.startup.transfers import nixl_mover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import nixl_package
+from tests.checkpoint.test_dummy import described
 from tests.engine.killed_peer import CACHE_BYTES, WIDE, Struck
 from tests.engine.test_transfers import (
     Engine,
@@ -26,7 +27,6 @@ from tests.engine.test_transfers import (
     transferred,
 )
 from tests.model.conftest import TINY
-from tests.model.test_dummy import described
 
 pytestmark = [
     pytest.mark.fleet,

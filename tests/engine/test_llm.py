@@ -12,7 +12,7 @@ from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason
 from legato.engine.errors import RequestFailedError
 from legato.engine.prompts import PromptReader
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -9,8 +9,8 @@ from legato.core.config import EngineConfig, Speculative
 from legato.engine.startup import calibration
 from legato.engine.startup.build import EngineParts, load_parts
 from legato.engine.startup.step_times import calibration_file, new_calibration
+from tests.checkpoint.test_dummy import described
 from tests.model.conftest import TINY
-from tests.model.test_dummy import described
 
 _KINDS: tuple[Speculative, ...] = ("auto", 4, "off")
 

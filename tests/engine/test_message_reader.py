@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.message import Message, MessageReader, read_message
-from legato.model.message_syntax import (
+from legato.text.message_syntax import (
     HERMES,
     LLAMA,
     MISTRAL,

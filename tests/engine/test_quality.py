@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from psutil import cpu_count
 
-from legato.bench.simulation.profiles import load_profile
 from legato.cli.main import main
 from legato.core.plan import StepPlan
 from legato.core.rows import CPU_ROWS
@@ -22,6 +21,7 @@ from legato.engine.startup.quality import MOST_ERROR, Quality
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
+from legato.simulation.profiles import load_profile
 from tests.engine.test_calibration import COSTS
 from tests.scheduler.step_times import step_shape
 

@@ -31,9 +31,9 @@ from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory, Spans
 from legato.transfer.mover import Mover, ReadState
 from legato.transfer.protocol import Challenge, Connection, FromExporter, Hello, Refusal, new_nonce
+from tests.checkpoint.test_dummy import described
 from tests.kv.conservation import check_blocks
 from tests.model.conftest import TINY
-from tests.model.test_dummy import described
 
 LEASE_S = 1.0
 PROMPT = [7 * i % 61 for i in range(300)]

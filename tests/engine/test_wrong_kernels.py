@@ -12,8 +12,8 @@ from legato.core.errors import ConfigError
 from legato.engine.startup.build import build_engine
 from legato.executor import kernel_check
 from legato.model.native import NativeLinear, native_instructions
+from tests.checkpoint.test_dummy import described
 from tests.model.conftest import TINY
-from tests.model.test_dummy import described
 
 pytestmark = pytest.mark.skipif(not native_instructions(), reason="no native kernels run here")
 

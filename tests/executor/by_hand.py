@@ -18,7 +18,7 @@ from legato.grammar.compiled import Grammar, compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import grammar_tokenizer
 from legato.model.base import Model, StepAttention
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 from tests.executor.backends import BLOCK_SIZE, Backend
 from tests.model.random_models import VOCAB_SIZE, decoder_spec
 

@@ -8,9 +8,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from legato.checkpoint.gguf_blocks import split_blocks
 from legato.executor import kernel_check
 from legato.executor.kernel_check import ALL_COUNTS, START_COUNTS, choose_kernels, disagreements
-from legato.model.gguf_blocks import split_blocks
 from legato.model.native import (
     NativeKernels,
     NativeLinear,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.bench.simulation.engine_process import program
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
@@ -20,9 +20,9 @@ from legato.fleet.config import replica_config
 from legato.fleet.engine import FleetEngine
 from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
-from legato.model.defaults import ModelDefaults
-from legato.model.vocabulary import Vocabulary
 from legato.routing.request import Role
+from legato.simulation.engine_process import program
+from legato.text.vocabulary import Vocabulary
 
 STEP_S = 0.004
 

@@ -10,9 +10,9 @@ from legato.core.sampling_params import SamplingParams
 from legato.fleet.engine import FleetEngine
 from legato.routing.request import Role
 from legato.transfer.nixl_mover import nixl_package
+from tests.checkpoint.test_dummy import described
 from tests.fleet.in_process import InProcessReplicas, complete, joined, no_text
 from tests.model.conftest import TINY
-from tests.model.test_dummy import described
 
 pytestmark = [
     pytest.mark.fleet,

@@ -19,17 +19,17 @@ from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from legato.checkpoint.defaults import load_defaults
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.executor.attention.torch_backend import TorchAttentionBackend
 from legato.executor.first_pass import check_forward
-from legato.model.checkpoint_defaults import load_defaults
-from legato.model.loader import load_model, open_checkpoint
-from legato.model.source import ModelSource
-from legato.model.tokenizer import load_tokenizer
+from legato.text.tokenizer import load_tokenizer
+from tests.checkpoint.test_gguf import write_gguf
 from tests.fuzz.bodies import mutated
-from tests.model.test_gguf import write_gguf
-from tests.model.test_tokenizer import byte_level_metadata
+from tests.text.test_tokenizer import byte_level_metadata
 
 _CONFIG = LlamaConfig(
     vocab_size=264, hidden_size=32, intermediate_size=32, num_hidden_layers=1,

@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu.parts import attention, fp8, steps
 from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes
 
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
-from legato.model.loader import open_checkpoint
 from tests.gpu.executors import make_executor
 
 TINY = {

@@ -10,9 +10,9 @@ from benchmarks.gpu.settings import LLAMA_3_1_8B
 from safetensors.torch import save_file
 
 from legato import LLM, SamplingParams
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
 from legato.engine.prompts import TokensPrompt
-from legato.model.loader import open_checkpoint
 
 SHAPE = {
     "vocab_size": 4096,

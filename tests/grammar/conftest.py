@@ -1,10 +1,10 @@
 import pytest
 from llguidance import LLTokenizer
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.grammar.tokens import grammar_tokenizer
-from legato.model.source import resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
+from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")

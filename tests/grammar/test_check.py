@@ -10,7 +10,7 @@ import pytest
 from legato import SamplingParams, StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.grammar.check import GrammarChecker
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 
 AHEAD = {"type": "string", "pattern": "(?=a)b"}
 

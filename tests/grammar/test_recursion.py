@@ -11,7 +11,7 @@ from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.grammar.check import GrammarChecker
 from legato.grammar.recursion import endless_place
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 from tests.profiles import examples
 
 SELF = {"$ref": "#"}

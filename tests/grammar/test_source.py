@@ -12,7 +12,7 @@ from legato.grammar.check import GrammarChecker
 from legato.grammar.compiled import compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import special_token_texts
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 
 PERSON = {
     "type": "object",

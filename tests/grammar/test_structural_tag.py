@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 from legato import StructuredOutputs
 from legato.core.errors import InvalidRequestError
 from legato.grammar.source import grammar_source
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 from tests.grammar.test_source import takes
 
 TAGS = [

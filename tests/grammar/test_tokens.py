@@ -2,7 +2,7 @@
 
 from legato.grammar.compiled import compile_grammar
 from legato.grammar.tokens import grammar_tokenizer, small_tokenizer
-from legato.model.tokenizer import Tokenizer
+from legato.text.tokenizer import Tokenizer
 
 
 def test_each_token_has_its_bytes(tokenizer: Tokenizer) -> None:

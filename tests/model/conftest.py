@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from legato.checkpoint.loader import load_model, open_checkpoint, resolve_dtype
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.model.decoder import Decoder
-from legato.model.loader import load_model, open_checkpoint, resolve_dtype
-from legato.model.source import resolve_source
 
 TINY = {
     "vocab_size": 320,

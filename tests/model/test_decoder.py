@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
-from legato.model.loader import open_checkpoint
 
 from .conftest import TINY, SaveTiny, assert_same_logits, load, reference_logits
 from .dense import packed_logits

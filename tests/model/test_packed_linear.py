@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from legato.model import loader
+from legato.checkpoint import loader
 from legato.model.layers import Linear
 from legato.model.packed_linear import can_pack
 

@@ -10,15 +10,15 @@ from gguf.quants import quantize as quantize_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legato.checkpoint.gguf import _read_quantized
+from legato.checkpoint.gguf_blocks import split_blocks
+from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.loader import load_model, open_checkpoint
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
-from legato.model.checkpoint_gguf import _read_quantized
 from legato.model.decoder import Decoder
-from legato.model.gguf_blocks import split_blocks
-from legato.model.gguf_file import GGUFFile
-from legato.model.loader import load_model, open_checkpoint
 from legato.model.quantization import BLOCK, QuantizedWeight, concatenate, quantize
-from legato.model.source import resolve_source
 
 KINDS = {kind: GGMLQuantizationType[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")}
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.loader import load_model
 from legato.core.errors import ConfigError
 from legato.model import sharding
 from legato.model.base import StepAttention
-from legato.model.checkpoint import Checkpoint
 from legato.model.communicator import ALONE, Communicator
-from legato.model.loader import load_model
 from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.sharding import shard
 from legato.model.spec import DecoderSpec

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError
-from legato.model.message_syntax import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolCallSyntax
-from legato.model.source import resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
 from legato.server.requests.chat_prompt import ChatPrompt, ChatPrompts
 from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
+from legato.text.message_syntax import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, ToolCallSyntax
+from legato.text.tokenizer import Tokenizer, load_tokenizer
 from tests.server import chat_templates
 
 _TOOL = Tool.model_validate(

@@ -20,7 +20,6 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
 from legato.engine.process.channel import pack, unpacker
 from legato.engine.process.messages import FromEngine, StepOutputs
-from legato.model.vocabulary import Vocabulary
 from legato.server.generation.streamed import most_unread
 from legato.server.http.json_pieces import Kept, array, encode_json, in_pieces, json_pieces, listed
 from legato.server.http.paced import PacedResponse
@@ -32,6 +31,7 @@ from legato.server.openai.logprobs import (
     LogprobsWriter,
 )
 from legato.server.requests.answer_size import AnswerForm
+from legato.text.vocabulary import Vocabulary
 from tests.server.launch import ServerProcess
 from tests.server.wire import connect, post
 

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato.model.message_syntax import (
+from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
+from legato.server.requests.tools import Choice, Tool, tool_use
+from legato.text.message_syntax import (
     HERMES,
     LLAMA,
     MISTRAL,
@@ -16,10 +19,7 @@ from legato.model.message_syntax import (
     MessageSyntax,
     ToolCallSyntax,
 )
-from legato.model.source import resolve_source
-from legato.model.tokenizer import Tokenizer, load_tokenizer
-from legato.server.requests.message_grammar import MAX_PARALLEL_CALLS, message_grammar
-from legato.server.requests.tools import Choice, Tool, tool_use
+from legato.text.tokenizer import Tokenizer, load_tokenizer
 from tests.server.written_calls import written
 
 _UNIT = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}

@@ -6,10 +6,9 @@ import httpx
 import pytest
 from scripts.api_reference import limits
 
+from legato.checkpoint.source import resolve_source
 from legato.core import sampling_params, slo
 from legato.core.config import DEFAULT_MODEL
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
 from legato.server.limits import (
     MAX_ANSWER_BYTES,
     MAX_DETOKENIZED,
@@ -19,6 +18,7 @@ from legato.server.limits import (
     MAX_METADATA_VALUE_CHARS,
     MAX_NAME_CHARS,
 )
+from legato.text.tokenizer import load_tokenizer
 
 
 def _entries(number: int) -> dict[str, int]:

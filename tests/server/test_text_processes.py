@@ -18,10 +18,10 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
-from legato.model.source import resolve_source
-from legato.model.tokenizer import load_tokenizer
 from legato.server import limits
+from legato.text.tokenizer import load_tokenizer
 from tests.server.launch import ServerProcess, running_server, wait_until
 
 LOOP = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from legato.model.message_syntax import ToolCallSyntax
+from legato.text.message_syntax import ToolCallSyntax
 
 
 def written(syntax: ToolCallSyntax, *calls: tuple[str, dict[str, Any]]) -> str:

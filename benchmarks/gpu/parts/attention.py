@@ -10,10 +10,10 @@ from torch.nn.attention.bias import causal_lower_right
 from benchmarks.gpu.clock import median_s
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
-from legato.bench.work import Roofline, Work
+from legato.checkpoint.loader import open_checkpoint
 from legato.gpu.kernels.attention import attend, make_scratch
 from legato.gpu.work_items import Span, Tiling, section_size, work_lists, write_work
-from legato.model.loader import open_checkpoint
+from legato.lab.work import Roofline, Work
 from legato.model.spec import DecoderSpec
 
 _BLOCK_SIZE = 32

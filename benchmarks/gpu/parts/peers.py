@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from benchmarks.gpu.clock import median_s
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.loader import open_checkpoint
 from legato.model.base import StepAttention
-from legato.model.checkpoint import Checkpoint
 from legato.model.decoder import Decoder
-from legato.model.loader import open_checkpoint
 
 
 def run(settings: Settings) -> Figures:

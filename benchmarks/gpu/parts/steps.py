@@ -9,12 +9,12 @@ import msgspec
 
 from benchmarks.gpu.figures import Figures, Row
 from benchmarks.gpu.settings import Settings
-from legato.bench.made_up_steps import MadeUpSteps, TimedStep
-from legato.bench.work import operators_of
 from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
 from legato.engine.startup.build import EngineParts, load_parts
+from legato.lab.made_up_steps import MadeUpSteps, TimedStep
+from legato.lab.work import operators_of
 from legato.scheduler.step_shape import StepShape
 
 _WARM_UP = 5

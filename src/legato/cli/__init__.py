@@ -1,1 +1,1 @@
-"""Floor 8: the `legato` command."""
+"""Floor 11: the `legato` command."""

@@ -103,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
 def _explain_all(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from legato.bench.report.console import print_table
     from legato.cli.explain_all import tables
+    from legato.cli.table import print_table
     from legato.observe.traces.attribution import read_waits
 
     with Console(stderr=True).status("reading the trace"):

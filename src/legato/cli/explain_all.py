@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from legato.bench.report.tables import Table, duration
+from legato.cli.table import Table, duration
 from legato.observe.traces.attribution import Cause, Span, Waits, total_parts
 from legato.observe.traces.drafted import drafted_by_all
 

@@ -8,9 +8,9 @@ from legato.core.errors import ConfigError
 from legato.routing.router import ROUTING_POLICIES
 
 if TYPE_CHECKING:
-    from legato.bench.simulation.fleet import SimulatedFleet
-    from legato.bench.simulation.link import Link
-    from legato.bench.simulation.run import Simulable
+    from legato.simulation.fleet import SimulatedFleet
+    from legato.simulation.link import Link
+    from legato.simulation.run import Simulable
 
 _DEFAULT_ROUTING = "kept-promise"
 
@@ -96,7 +96,7 @@ def add_link_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def link(args: argparse.Namespace) -> "Link":
-    from legato.bench.simulation.link import Link
+    from legato.simulation.link import Link
 
     return Link(bytes_per_s=args.link_bandwidth, latency_s=args.link_latency)
 
@@ -113,7 +113,7 @@ def simulated_fleets(
     Raises:
         ConfigError: there is no such fleet, or what is set contradicts itself.
     """
-    from legato.bench.simulation.fleet import SimulatedFleet, Split
+    from legato.simulation.fleet import SimulatedFleet, Split
 
     if args.routing and not args.fleets:
         raise ConfigError("--routing is how a fleet's router chooses, but there is no --fleet")

@@ -10,21 +10,22 @@ from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedMode
 from legato.core.memory import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
-_COMMANDS = (
-    "serve",
-    "fleet",
-    "generate",
-    "chat",
-    "demo",
-    "calibrate",
-    "bench",
-    "simulate",
-    "tune",
-    "explain",
-    "trace",
-    "completion",
-)
-"""Each is a module of this package."""
+_SERVING, _LAB = "legato.cli", "legato.lab.commands"
+_COMMANDS = {
+    "serve": _SERVING,
+    "fleet": _SERVING,
+    "generate": _SERVING,
+    "chat": _SERVING,
+    "demo": _LAB,
+    "calibrate": _SERVING,
+    "bench": _LAB,
+    "simulate": _LAB,
+    "tune": _LAB,
+    "explain": _SERVING,
+    "trace": _SERVING,
+    "completion": _SERVING,
+}
+"""Key a command, value the package of the module that is named after it."""
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -53,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def full_parser() -> CommandParser:
     """What reads all commands."""
-    return _parser(_COMMANDS)
+    return _parser([*_COMMANDS])
 
 
 def _asked_for(argv: Sequence[str]) -> Sequence[str]:
     """The command that is named first, which need not wait for the others' imports; or all."""
-    return argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
+    return argv[:1] if argv and argv[0] in _COMMANDS else [*_COMMANDS]
 
 
 def _parser(commands: Sequence[str]) -> CommandParser:
@@ -66,5 +67,5 @@ def _parser(commands: Sequence[str]) -> CommandParser:
     parser.add_argument("--version", action="version", version=f"legato {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
-        import_module(f"legato.cli.{command}").add_parser(subparsers)
+        import_module(f"{_COMMANDS[command]}.{command}").add_parser(subparsers)
     return parser

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from legato.checkpoint.source import configured_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
@@ -24,8 +25,7 @@ from legato.engine.prompts import (
     ReadPrompt,
     text_of,
 )
-from legato.model.message_guard import MessageSpecialTokens
-from legato.model.source import configured_source
+from legato.text.message_guard import MessageSpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -4,7 +4,7 @@ import copy
 
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import Completion
-from legato.model.message_syntax import MessageSyntax
+from legato.text.message_syntax import MessageSyntax
 
 
 class Generation:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from legato.checkpoint.defaults import within_vocabulary
+from legato.checkpoint.source import configured_source
 from legato.core.config import DEFAULT_MODEL, EngineConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.outputs import FinishReason, RequestOutput
@@ -30,9 +32,7 @@ from legato.engine.prompts import (
     text_of,
 )
 from legato.engine.startup.build import build_engine
-from legato.model.defaults import within_vocabulary
-from legato.model.message_guard import MessageSpecialTokens
-from legato.model.source import configured_source
+from legato.text.message_guard import MessageSpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

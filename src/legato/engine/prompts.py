@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDi
 
 import msgspec
 
+from legato.checkpoint.defaults import ModelDefaults, load_defaults
+from legato.checkpoint.source import ModelSource
 from legato.core.config import ModelConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
@@ -12,17 +14,14 @@ from legato.core.slo import ServiceParams
 from legato.engine.frontend.requests import last_tokens, with_bad_words
 from legato.engine.process.messages import EngineInfo
 from legato.grammar.check import GrammarChecker
-from legato.model.chat import rendered_chat
-from legato.model.checkpoint_defaults import load_defaults
-from legato.model.conversation import arguments_object, content_text
-from legato.model.defaults import ModelDefaults
-from legato.model.message_guard import MessageSpecialTokens
-from legato.model.message_syntax import MessageSyntax
-from legato.model.source import ModelSource
-from legato.model.vocabulary import Vocabulary
+from legato.text.chat import rendered_chat
+from legato.text.conversation import arguments_object, content_text
+from legato.text.message_guard import MessageSpecialTokens
+from legato.text.message_syntax import MessageSyntax
+from legato.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # it takes two thirds of a second to import
-    from legato.model.tokenizer import Tokenizer
+    from legato.text.tokenizer import Tokenizer
 
 ContentFormat = Literal["auto", "string", "openai"]
 
@@ -97,8 +96,8 @@ def text_of(config: ModelConfig, source: ModelSource, *, skip_tokenizer_init: bo
     has_own = source.has_tokenizer or config.load_format != "dummy"
     if skip_tokenizer_init or not (has_own or config.tokenizer):
         return Text(None, _NO_VOCABULARY, load_defaults(source, None))
-    from legato.model.text_loader import load_text
-    from legato.model.text_source import text_source
+    from legato.text.loader import load_text
+    from legato.text.text_source import text_source
 
     tokenizer, defaults = load_text(text_source(config, source))
     return Text(tokenizer, tokenizer.vocabulary, defaults)

@@ -1,4 +1,4 @@
-"""Floor 7: several engines that are served as one, on Ray Serve."""
+"""Floor 10: several engines that are served as one, on Ray Serve."""
 
 from typing import Any
 

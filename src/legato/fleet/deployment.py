@@ -9,7 +9,6 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from legato.bench.simulation.engine_process import program
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.autoscaling import STRAIN, keep_promises, strain
@@ -19,6 +18,7 @@ from legato.fleet.replica import Replica
 from legato.fleet.replicas import Line
 from legato.fleet.request_router import FleetRequestRouter
 from legato.routing.request import Role
+from legato.simulation.engine_process import program
 
 POOL_NAMES: dict[Role, str] = {"both": "replicas", "prefill": "prefill", "decode": "decode"}
 """What the deployment of a pool is called."""

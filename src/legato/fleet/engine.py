@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
 from legato.core.config import EngineConfig, SchedulerConfig, TransferConfig
 from legato.core.errors import ConfigError
 from legato.core.kv_transfer import KVTransfer
@@ -43,10 +44,9 @@ from legato.fleet.placements import told_id
 from legato.fleet.records import lost, on_our_clock, output_on_our_clock, renamed
 from legato.fleet.replicas import Replicas
 from legato.fleet.totals import Totals
-from legato.model.defaults import ModelDefaults, within_vocabulary
-from legato.model.vocabulary import Vocabulary
 from legato.routing.replica_view import STATE_EVERY_S
 from legato.routing.router import Router
+from legato.text.vocabulary import Vocabulary
 from legato.transfer.keys import read_key
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from legato.checkpoint.source import configured_source
 from legato.core.config import EngineConfig
 from legato.engine.process.channel import pack, unpacker
 from legato.fleet.config import check_fleet
@@ -17,8 +18,6 @@ from legato.fleet.deployment import RayReplicas, replicas_app
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, open_on_this_node
 from legato.fleet.settings import fleet_settings
-from legato.model.source import configured_source
-from legato.model.text_source import text_source
 from legato.server.app import create_app
 from legato.server.config import ServerConfig
 from legato.server.http.middleware import REQUEST_ID, Lifecycle
@@ -26,6 +25,7 @@ from legato.server.http.outlet import AsgiOutlet
 from legato.server.http_server import begin_tracing, metrics_of
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
+from legato.text.text_source import text_source
 
 _MOST_ONGOING = 100_000
 _DRAIN_S = 3600.0

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.addresses import is_loopback
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
@@ -14,10 +15,9 @@ from legato.fleet.config import FleetConfig, check_fleet
 from legato.fleet.engine import FleetEngine
 from legato.fleet.exposure import check_reach, keep_to_this_machine
 from legato.fleet.replicas import Replicas
-from legato.model.defaults import ModelDefaults
-from legato.model.vocabulary import Vocabulary
 from legato.server.config import ServerConfig
 from legato.server.run import Announce, serve
+from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Floor 2: forms that outputs must have: from what a request says to which tokens may come next."""
+"""Floor 4: forms that outputs must have: from what a request says to which tokens may come next."""

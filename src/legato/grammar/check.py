@@ -17,7 +17,7 @@ from legato.grammar.place import faulty_place
 from legato.grammar.source import grammar_source, parse_json
 from legato.grammar.spelling import missing_bytes, unspelled
 from legato.grammar.tokens import small_tokenizer, special_token_texts
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 _LINE = re.compile(r"at (\d+)\((\d+)\): ")
 _SCHEMA = "failed to compile JSON schema: "

@@ -3,7 +3,7 @@
 from typing import Any
 
 from legato.grammar.place import schemas_within
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 _CONTROL_CHARS = 0x20
 """Below this JSON writes escapes, which every vocabulary has."""

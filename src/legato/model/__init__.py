@@ -1,1 +1,1 @@
-"""Floor 1: packed decoder models, their layers, and loading of checkpoints and tokenizers."""
+"""Floor 1: packed decoder models and their layers."""

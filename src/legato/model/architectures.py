@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from legato.core.errors import UnsupportedModelError
+from legato.core.validation import check_fields
 from legato.model.description import Description
 from legato.model.rope import rope_frequencies
 from legato.model.spec import DecoderSpec
-from legato.model.validation import check_fields
 
 
 def llama(described: Description) -> DecoderSpec:

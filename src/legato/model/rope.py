@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from legato.core.errors import UnsupportedModelError
-from legato.model.validation import check_fields
+from legato.core.validation import check_fields
 
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 _BETA_FAST, _BETA_SLOW = 32, 1

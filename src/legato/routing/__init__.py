@@ -1,1 +1,1 @@
-"""Floor 3: which replica of a fleet serves a request, for routers and simulators alike."""
+"""Floor 5: which replica of a fleet serves a request, for routers and simulators alike."""

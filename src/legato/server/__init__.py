@@ -1,1 +1,1 @@
-"""Floor 6: the OpenAI-compatible HTTP API."""
+"""Floor 9: the OpenAI-compatible HTTP API."""

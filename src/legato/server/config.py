@@ -10,9 +10,9 @@ import msgspec
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
 from legato.core.ranges import Count, Seconds, Size
-from legato.model.message_guard import MessageSpecialTokens
 from legato.observe.metrics.prefix import MetricsPrefix
 from legato.observe.traces.tracer import trace_format
+from legato.text.message_guard import MessageSpecialTokens
 
 MIN_BODY_BYTES_S = 1024
 """The slowest that a body may come once its time is up."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import uvloop
 
+from legato.checkpoint.defaults import ModelDefaults
+from legato.checkpoint.source import configured_source
 from legato.core import signals
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
@@ -20,14 +22,12 @@ from legato.engine.errors import EngineDeadError
 from legato.engine.frontend.client import EngineClient
 from legato.engine.frontend.engine import Engine
 from legato.engine.process.messages import EngineInfo
-from legato.model.defaults import ModelDefaults
-from legato.model.source import configured_source
-from legato.model.text_source import TextSource, text_source
-from legato.model.vocabulary import Vocabulary
 from legato.observe.traces.spans import check_spans_can_be_made
 from legato.server.config import ServerConfig
 from legato.server.requests.serving import Serving
 from legato.server.text.text_processes import TextProcesses
+from legato.text.text_source import TextSource, text_source
+from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Floor 3: blocks of the KV cache on their way from one engine to another."""
+"""Floor 5: blocks of the KV cache on their way from one engine to another."""

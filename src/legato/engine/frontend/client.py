@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 
 import msgspec
 
+from legato.checkpoint.defaults import ModelDefaults, within_vocabulary
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.kv_events import AllBlocksCleared, KVEvent
 from legato.core.kv_transfer import KVTransfer
@@ -33,8 +34,7 @@ from legato.engine.process.messages import (
     WatchCache,
 )
 from legato.engine.process.supervisor import EngineSupervisor
-from legato.model.defaults import ModelDefaults, within_vocabulary
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

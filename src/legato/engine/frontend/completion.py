@@ -15,8 +15,8 @@ from legato.core.outputs import (
 from legato.core.request import AddRequest
 from legato.engine.frontend.message import Message, read_message
 from legato.engine.frontend.output_text import Detokenizer, StopStrings
-from legato.model.message_syntax import MessageSyntax
-from legato.model.vocabulary import Vocabulary
+from legato.text.message_syntax import MessageSyntax
+from legato.text.vocabulary import Vocabulary
 
 
 class CompletionDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -14,7 +14,7 @@ from legato.engine.frontend.activity import Activity
 from legato.engine.frontend.kv_tickets import Tickets
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.messages import EngineInfo
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 
 class Engine(Protocol):

@@ -6,7 +6,7 @@ from legato.core.outputs import FinishReason
 from legato.engine.frontend.output_text import overlap
 from legato.engine.frontend.spaced_text import SpacedText
 from legato.engine.frontend.tool_call import ToolCallReader
-from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
+from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
 
 TOOL_CALLS = "tool_calls"
 """The finish reason of a message that stops with calls."""

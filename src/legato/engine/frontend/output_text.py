@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 
 class Detokenizer:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.kv_transfer import KVTransfer
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AddRequest
@@ -18,8 +19,7 @@ from legato.engine.frontend.deliveries import StreamDelivery
 from legato.engine.frontend.requests import build_requests
 from legato.engine.frontend.submission import Submission, Take
 from legato.engine.process.messages import EngineInfo
-from legato.model.defaults import ModelDefaults
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

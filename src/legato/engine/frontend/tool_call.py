@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from legato.model.message_syntax import ToolCallSyntax
+from legato.text.message_syntax import ToolCallSyntax
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _MAX_HEAD_CHARS = 512

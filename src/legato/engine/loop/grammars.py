@@ -16,7 +16,7 @@ from legato.core.worker import Worker
 from legato.grammar.compiled import STACK_BYTES, Grammar, GrammarError, compile_grammar
 from legato.grammar.source import grammar_source
 from legato.grammar.tokens import grammar_tokenizer, special_token_texts
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 _LOW_BY = 10
 """The thread that compiles is this much nicer: those of a step go first."""

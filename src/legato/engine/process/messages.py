@@ -12,7 +12,7 @@ from legato.core.slo import SloClass
 from legato.core.stats import CacheInfo, EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
 from legato.engine.process.channel import Ping, Pong
-from legato.model.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary
 
 ANY_NAME = "*"
 

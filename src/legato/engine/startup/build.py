@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import msgspec
 import torch
 
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.stats import CacheInfo
@@ -19,8 +21,6 @@ from legato.engine.startup.parts import StartParts
 from legato.engine.startup.step_times import known_steps, recalibration
 from legato.engine.startup.transfers import cache_layout, make_transfers
 from legato.engine.startup.wanted import wanted_of, within_model
-from legato.model.checkpoint import Checkpoint
-from legato.model.loader import open_checkpoint
 from legato.model.spec import DecoderSpec
 from legato.scheduler.scheduler import Scheduler
 from legato.scheduler.step_time import StepTimeModel

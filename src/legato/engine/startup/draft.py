@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from legato.checkpoint.loader import open_checkpoint, resolve_dtype
+from legato.checkpoint.source import ModelSource, configured_source, resolve_tokenizer
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError
 from legato.engine.startup.host import load_host_model, make_attention
@@ -11,9 +13,7 @@ from legato.engine.startup.machinery import Wanted, wanted_cache
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
 from legato.model.base import CacheSpec, Model
-from legato.model.loader import open_checkpoint, resolve_dtype
 from legato.model.native import NativeKernels, why_not_native
-from legato.model.source import ModelSource, configured_source, resolve_tokenizer
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _check_tokens(model: ModelConfig, draft: ModelConfig) -> None:
     if source == own or not (source.has_tokenizer and own.has_tokenizer):
         return
     # Imported here because nothing else in this process takes a tokenizer.
-    from legato.model.tokenizer import load_tokenizer
+    from legato.text.tokenizer import load_tokenizer
 
     ours, theirs = (load_tokenizer(one).vocabulary for one in (source, own))
     for token_id in range(min(ours.num_ids, theirs.num_ids)):

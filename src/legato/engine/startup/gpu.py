@@ -2,6 +2,7 @@
 
 import torch
 
+from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
 from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory, wanted_cache
@@ -16,7 +17,6 @@ from legato.gpu.step_program import StepProgram
 from legato.gpu.warm_up import warm_up
 from legato.model.base import CacheSpec
 from legato.model.communicator import ALONE, Communicator
-from legato.model.loader import fill_model
 
 _DEFAULT_UTILIZATION = 0.9
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from legato.checkpoint.loader import load_model
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.rows import CPU_ROWS
@@ -25,7 +26,6 @@ from legato.executor.torch_executor import TorchExecutor
 from legato.executor.untaken_pages import UntakenPages
 from legato.model.base import CacheSpec, Model
 from legato.model.communicator import ALONE, Communicator
-from legato.model.loader import load_model
 from legato.model.native import (
     NativeKernels,
     NativeModel,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from legato.checkpoint.base import Checkpoint
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
 from legato.core.memory import advice
@@ -19,7 +20,6 @@ from legato.executor.untaken_pages import UntakenPages
 from legato.grammar.compiled import Grammar
 from legato.kv.manager import KVCacheManager
 from legato.model.base import SCALE_BYTES, CacheSpec, Model
-from legato.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from legato.checkpoint.base import Checkpoint
 from legato.core.addresses import is_loopback
 from legato.core.config import TransferConfig
 from legato.engine.loop.transfers import Transfers
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
-from legato.model.checkpoint import Checkpoint
 from legato.transfer.keys import read_key
 from legato.transfer.local_mover import LocalMover
 from legato.transfer.memory import CacheMemory

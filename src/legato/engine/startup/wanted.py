@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import torch
 
+from legato.checkpoint.loader import open_checkpoint, resolve_dtype
 from legato.core.config import EngineConfig, Kernels
 from legato.core.errors import ConfigError
 from legato.engine.startup.machinery import Wanted
 from legato.engine.startup.parts import StartParts
 from legato.executor.kernel_check import choose_kernels
 from legato.grammar.compiled import Grammar
-from legato.model.loader import open_checkpoint, resolve_dtype
 from legato.model.native import native_instructions
 from legato.model.spec import DecoderSpec
 

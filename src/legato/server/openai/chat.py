@@ -20,7 +20,6 @@ from legato.engine.frontend.message import (
     ToolCallDelta,
     read_message,
 )
-from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import Usage
@@ -36,6 +35,7 @@ from legato.server.openai.logprobs import (
 from legato.server.openapi import responses, takes
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.outcome import Generation
+from legato.text.vocabulary import Vocabulary
 
 router = APIRouter(tags=["OpenAI"])
 

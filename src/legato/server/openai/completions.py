@@ -13,7 +13,6 @@ from msgspec import UNSET, Raw, UnsetType
 from legato.core.outputs import TokenScores
 from legato.engine.frontend.completion import Completion, CompletionDelta
 from legato.engine.frontend.kv_tickets import KVTransferParams
-from legato.model.vocabulary import Vocabulary
 from legato.server.context import ArrivalDep, ContextDep
 from legato.server.generation.answer import respond
 from legato.server.generation.answer_format import Usage
@@ -31,6 +30,7 @@ from legato.server.openai.logprobs import (
 from legato.server.openapi import responses, takes
 from legato.server.requests.completion import CompletionRequest
 from legato.server.requests.outcome import Generation
+from legato.text.vocabulary import Vocabulary
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -12,8 +12,8 @@ import msgspec
 
 from legato.core.outputs import TokenLogprobs, TokenScores, entries_of
 from legato.engine.frontend.output_text import Detokenizer
-from legato.model.vocabulary import Vocabulary
 from legato.server.http.json_pieces import array, encode_json
+from legato.text.vocabulary import Vocabulary
 
 # JSON has no infinity.
 _LOWEST = -9999.0

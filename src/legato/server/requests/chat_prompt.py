@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import InvalidRequestError
-from legato.model.chat import rendered_chat
-from legato.model.message_guard import MessageSpecialTokens
-from legato.model.message_syntax import MessageSyntax
-from legato.model.tokenizer import Tokenizer
 from legato.server.requests.messages import ChatMessage, TemplateOptions
 from legato.server.requests.tools import Tool
+from legato.text.chat import rendered_chat
+from legato.text.message_guard import MessageSpecialTokens
+from legato.text.message_syntax import MessageSyntax
+from legato.text.tokenizer import Tokenizer
 
 _NO_REASONING = "none"
 

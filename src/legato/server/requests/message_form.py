@@ -8,12 +8,12 @@ from legato.core.errors import InvalidRequestError
 from legato.core.structured_outputs import StructuredOutputs
 from legato.grammar.check import GrammarChecker
 from legato.grammar.source import rule_of
-from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import naming_fields
 from legato.server.requests.chat import ChatRequest
 from legato.server.requests.message_grammar import message_grammar
 from legato.server.requests.output_form import enforced
 from legato.server.requests.tools import Tool
+from legato.text.message_syntax import MessageSyntax
 
 
 class MessageForm(msgspec.Struct, frozen=True):

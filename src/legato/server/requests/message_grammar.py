@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from legato.grammar.json_schema import guided
-from legato.model.message_syntax import MessageSyntax, ToolCallSyntax
 from legato.server.requests.tools import ToolUse
+from legato.text.message_syntax import MessageSyntax, ToolCallSyntax
 
 Token = Callable[[str], int | None]
 """Id of a text that is a special token, None of any other."""

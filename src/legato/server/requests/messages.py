@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.core.errors import InvalidRequestError
-from legato.model.conversation import arguments_object
 from legato.server.limits import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -22,6 +21,7 @@ from legato.server.requests.request_model import (
     only,
 )
 from legato.server.requests.tools import Tools
+from legato.text.conversation import arguments_object
 
 # Arguments of the template renderer that are not for the template.
 _RESERVED = frozenset(

@@ -6,8 +6,8 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import TokenIds
 from legato.engine.frontend.kv_tickets import KVTransferParams
-from legato.model.message_syntax import MessageSyntax
 from legato.server.http.errors import ErrorDetail
+from legato.text.message_syntax import MessageSyntax
 
 
 class PromptTokens(msgspec.Struct, frozen=True, tag=True):

@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import ValidationError
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
 from legato.engine.frontend.requests import check_token_ids, last_tokens, with_bad_words
 from legato.grammar.check import GrammarChecker
-from legato.model.defaults import ModelDefaults
-from legato.model.tokenizer import Tokenizer
 from legato.server.http.errors import first_problem, naming_fields, unknown_model
 from legato.server.http.json_body import parse_json
 from legato.server.limits import MAX_ANSWER_BYTES
@@ -52,6 +51,7 @@ from legato.server.requests.tokenization import (
     TokenizeRequest,
 )
 from legato.server.requests.truncation import truncated
+from legato.text.tokenizer import Tokenizer
 
 _PIECE_BYTES = 2**18
 

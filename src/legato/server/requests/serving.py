@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from legato.engine.process.messages import EngineInfo
-from legato.model.message_guard import MessageSpecialTokens
+from legato.text.message_guard import MessageSpecialTokens
 
 Kind = Literal[
     "chat",

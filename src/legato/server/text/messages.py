@@ -2,11 +2,11 @@
 
 import msgspec
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.engine.process.channel import Ping, Pong
-from legato.model.defaults import ModelDefaults
-from legato.model.text_source import TextSource
-from legato.model.vocabulary import Vocabulary
 from legato.server.requests.serving import Kind, Serving
+from legato.text.text_source import TextSource
+from legato.text.vocabulary import Vocabulary
 
 LOW_BY = 10
 """How much nicer the reader of a large or slow body is: the engine's threads go first."""

@@ -7,15 +7,13 @@ import signal
 from collections import Counter
 from functools import partial
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import InvalidRequestError
 from legato.core.tenant import DEFAULT_TENANT
 from legato.core.token_ids import TokenIds
 from legato.engine.errors import RequestFailedError
 from legato.engine.process.child_process import status_words
 from legato.engine.process.pulse import TICK_S
-from legato.model.defaults import ModelDefaults
-from legato.model.text_source import TextSource
-from legato.model.vocabulary import Vocabulary
 from legato.server.http.errors import ApiError, out_of_memory, readers_dead
 from legato.server.limits import LARGE_BODY_BYTES
 from legato.server.requests.outcome import Generation, Piece, Refused
@@ -24,6 +22,8 @@ from legato.server.text.lane import PATIENCE_S, Lane, Place
 from legato.server.text.messages import LoadText, Serve
 from legato.server.text.reader_process import Outcome, ReaderLostError, ReaderProcess
 from legato.server.text.zygote_process import ZygoteProcess
+from legato.text.text_source import TextSource
+from legato.text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

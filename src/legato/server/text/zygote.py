@@ -14,11 +14,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from legato.checkpoint.defaults import ModelDefaults
 from legato.core.errors import UnsupportedModelError
 from legato.engine.process.channel import ChannelClosedError, FrameDecoder, Ping, Pong, pack_frame
-from legato.model.defaults import ModelDefaults
-from legato.model.text_loader import load_text
-from legato.model.tokenizer import Tokenizer
 from legato.server.requests.read import RequestReader
 from legato.server.text import reader
 from legato.server.text.messages import (
@@ -32,6 +30,8 @@ from legato.server.text.messages import (
     TextLoaded,
     ToZygote,
 )
+from legato.text.loader import load_text
+from legato.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

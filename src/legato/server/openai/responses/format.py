@@ -9,7 +9,6 @@ import msgspec
 from legato.core.outputs import FinishReason
 from legato.engine.frontend.completion import CompletionDelta
 from legato.engine.frontend.message import MessageReader
-from legato.model.vocabulary import Vocabulary
 from legato.server.generation.answer_format import UsageCounter
 from legato.server.generation.job import Job
 from legato.server.generation.typed_events import TypedEventWriter
@@ -34,6 +33,7 @@ from legato.server.openai.responses.output import (
     Status,
 )
 from legato.server.requests.outcome import Generation, ResponseTerms
+from legato.text.vocabulary import Vocabulary
 
 Keep = Callable[[bytearray], bool]
 """Is given a response at its end, in JSON; whether it could be stored."""

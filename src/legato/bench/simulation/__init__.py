@@ -1,1 +1,0 @@
-"""Runs a workload on a virtual clock."""

@@ -1,0 +1,64 @@
+"""Random weights of a model whose description is all there is: how fast it runs depends on no more.
+
+They are as large as those of models that were trained. A matrix keeps the size of the rows that it
+multiplies, so that no step overflows, and the best logits lie apart.
+"""
+
+import zlib
+from functools import partial
+
+import torch
+
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.gguf import open_gguf_checkpoint
+from legato.checkpoint.hugging_face import read_description, said_dtype
+from legato.checkpoint.source import ModelSource
+from legato.core.config import ModelConfig
+from legato.core.errors import ConfigError
+from legato.model.base import NamedWeights
+from legato.model.decoder import Decoder
+from legato.model.spec import DecoderSpec
+
+
+def open_dummy_checkpoint(config: ModelConfig, source: ModelSource) -> Checkpoint:
+    """Of config.json beside which nothing has to lie, or of a GGUF file's description.
+
+    The weights are the same at every start, on devices of the same kind.
+
+    Raises:
+        ConfigError: weights are to stay as a file has them, but none is read.
+        UnsupportedModelError: the model is one that Legato cannot run.
+    """
+    if config.quantization == "gguf":
+        raise ConfigError("quantization gguf keeps a file's weights, which load_format dummy skips")
+    spec, dtype = _described(source)
+    on_paper = Decoder(spec, dtype=dtype, device=torch.device("meta"))
+    shapes = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+    return Checkpoint(
+        name=f"dummy weights for {source.path}",
+        spec=spec,
+        dtype=dtype,
+        shapes=shapes,
+        tensors=partial(_random_tensors, shapes, dtype),
+    )
+
+
+def _described(source: ModelSource) -> tuple[DecoderSpec, torch.dtype]:
+    if source.is_gguf:
+        checkpoint = open_gguf_checkpoint(source.path)
+        return checkpoint.spec, checkpoint.dtype
+    description, spec = read_description(source.path)
+    return spec, said_dtype(description) or torch.bfloat16
+
+
+def _random_tensors(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> NamedWeights:
+    """Each from a seed of its own, made where it is to be: a large model's take a CPU a minute."""
+    for name, shape in shapes.items():
+        if name.endswith("norm.weight"):
+            yield name, torch.ones(shape, dtype=dtype, device=device)
+            continue
+        seeded = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=dtype, device=device)
+        yield name, values.normal_(std=shape[-1] ** -0.5, generator=seeded)

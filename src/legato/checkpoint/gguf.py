@@ -1,0 +1,219 @@
+"""Checkpoints in llama.cpp's format: one GGUF file."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.gguf_file import GGUFFile
+from legato.core.errors import UnsupportedModelError
+from legato.core.validation import check_sizes, refusing_what_fails
+from legato.model.architectures import described
+from legato.model.base import NamedWeights
+from legato.model.quantization import QuantizedWeight
+from legato.model.spec import DecoderSpec
+
+_SIZES = (
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+)
+_ROPE_FACTORS = "rope_freqs.weight"
+_GLOBAL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def open_gguf_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file. Weights of type Q8_0, Q4_0 and Q4_1 are read as they are quantized.
+
+    Raises:
+        UnsupportedModelError: the file is broken, or the model is one that Legato cannot run.
+    """
+    file = GGUFFile(path)
+    if file.architecture not in _CONFIGS:
+        raise UnsupportedModelError(
+            f"unsupported GGUF architecture {file.architecture!r}; Legato supports "
+            + ", ".join(_CONFIGS)
+        )
+    shapes = {
+        _transformers_name(name): tensor.shape
+        for name, tensor in file.tensors.items()
+        if name != _ROPE_FACTORS
+    }
+    check_sizes(path, file.get("block_count"), **{name: file.get(name) for name in _SIZES})
+    with refusing_what_fails(path):
+        _, spec = described(_CONFIGS[file.architecture](file))
+    return Checkpoint(
+        name=path.name,
+        spec=spec,
+        dtype=torch.bfloat16,
+        shapes=shapes,
+        tensors=partial(_read_tensors, file, spec),
+    )
+
+
+def _llama_config(file: GGUFFile) -> dict[str, Any]:
+    """Mistral calls itself "llama" too; only a window tells them apart."""
+    window = file.get("attention.sliding_window")
+    if window:
+        return {
+            **_common_config(file),
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": window,
+        }
+    return {
+        **_common_config(file),
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+    }
+
+
+def _qwen2_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {**_common_config(file), "architectures": ["Qwen2ForCausalLM"]}
+
+
+def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
+    _refuse_window(file)
+    return {
+        **_common_config(file),
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+# Key `general.architecture`, value what says the metadata in the words of config.json.
+_CONFIGS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
+    "llama": _llama_config,
+    "qwen2": _qwen2_config,
+    "qwen3": _qwen3_config,
+}
+
+
+def _common_config(file: GGUFFile) -> dict[str, Any]:
+    metadata, prefix = file.metadata, file.architecture
+    hidden_size = metadata[f"{prefix}.embedding_length"]
+    num_heads = metadata[f"{prefix}.attention.head_count"]
+    head_dim = file.get("attention.key_length", hidden_size // num_heads)
+    if not head_dim == file.get("attention.value_length", head_dim) == _rope_size(file, head_dim):
+        raise UnsupportedModelError(
+            f"{file.path}: keys, values and rope of different sizes are not supported"
+        )
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": metadata[f"{prefix}.feed_forward_length"],
+        "num_hidden_layers": metadata[f"{prefix}.block_count"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.get("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata[f"{prefix}.attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": metadata[f"{prefix}.context_length"],
+        "rope_parameters": _rope_parameters(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+
+
+def _rope_size(file: GGUFFile, head_dim: int) -> int:
+    return int(file.get("rope.dimension_count", head_dim))
+
+
+def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
+    """Llama 3's scaling comes as a tensor of divisors: LongRoPE with one set of factors."""
+    context_length = file.get("context_length")
+    original_length = file.get("rope.scaling.original_context_length", context_length)
+    parameters: dict[str, Any] = {"rope_theta": file.get("rope.freq_base", 10000.0)}
+    scaling = file.get("rope.scaling.type", "none")
+    if _ROPE_FACTORS in file.tensors:
+        factors = file.read(_ROPE_FACTORS).tolist()
+        return parameters | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": context_length,
+        }
+    if scaling == "none":
+        return parameters | {"rope_type": "default"}
+    if scaling not in ("linear", "yarn"):
+        raise UnsupportedModelError(f"{file.path}: unsupported rope scaling {scaling!r}")
+    parameters |= {"rope_type": scaling, "factor": file.get("rope.scaling.factor", 1.0)}
+    if scaling == "yarn":
+        parameters["original_max_position_embeddings"] = original_length
+    return parameters
+
+
+def _refuse_window(file: GGUFFile) -> None:
+    # The format does not say which of the layers have it.
+    if file.get("attention.sliding_window"):
+        raise UnsupportedModelError(
+            f"{file.path}: a sliding window is not supported for {file.architecture!r} GGUF files"
+        )
+
+
+def _read_tensors(file: GGUFFile, spec: DecoderSpec, _: torch.device) -> NamedWeights:
+    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
+    for name in file.tensors:
+        if name == _ROPE_FACTORS:
+            continue
+        tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
+        match = _LAYER_TENSOR.fullmatch(name)
+        if match and match[2] in heads and file.architecture == "llama":
+            undo = partial(_undo_interleaving, num_heads=heads[match[2]])
+            tensor = tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
+        yield _transformers_name(name), tensor
+
+
+def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
+    shape = file.tensors[name].shape
+    blocks = file.read_blocks(name) if len(shape) == 2 else None
+    if blocks is None:
+        return None
+    num_rows = shape[0]
+    codes, scales, minima = (torch.from_numpy(part).reshape(num_rows, -1) for part in blocks[:3])
+    return QuantizedWeight(codes, scales, minima, blocks.bits)
+
+
+def _transformers_name(name: str) -> str:
+    """A name that has no counterpart stays as it is, for the loader to refuse."""
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match and match[2] in _LAYER_NAMES:
+        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    stem, _, suffix = name.rpartition(".")
+    return f"{_GLOBAL_NAMES[stem]}.{suffix}" if stem in _GLOBAL_NAMES else name
+
+
+def _undo_interleaving(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """llama.cpp turns neighbouring rows (2i, 2i + 1) of a head together, transformers (i, i + D/2).
+
+    Args:
+        tensor: [num_heads * D, ...] weight or bias of queries or keys.
+    """
+    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)

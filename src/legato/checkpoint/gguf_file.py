@@ -1,0 +1,216 @@
+"""Reading a GGUF file: its metadata and its tensors. Torch-free.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `gguf.GGUFReader` makes an array
+of every string, which takes seconds for a vocabulary; this reads the header in one pass.
+"""
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf.quants import dequantize
+
+from legato.checkpoint.gguf_blocks import Blocks, split_blocks
+from legato.core.errors import UnsupportedModelError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+# Far more than any model has, and few enough to be held as Python objects.
+_MAX_METADATA = 2**16
+_MAX_TENSORS = 2**17
+_MAX_ITEMS = 2**23  # of all arrays
+_MAX_DIMENSIONS = 4
+_SCALAR_FORMATS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.FLOAT64: "d",
+    GGUFValueType.BOOL: "?",
+}
+
+
+class GGUFTensor(msgspec.Struct, frozen=True):
+    """Place and type of one tensor.
+
+    Attributes:
+        shape: slowest dimension first, as in torch; the file has it the other way round.
+        offset: bytes from the start of the file.
+    """
+
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        return math.prod(self.shape) // int(block_size) * int(block_bytes)
+
+
+class GGUFFile:
+    """A memory-mapped GGUF file.
+
+    Attributes:
+        metadata: key the metadata key, value a number, string, bool or list of these.
+        tensors: key the tensor's name in the file, value its place.
+
+    Raises:
+        UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or one whose tensors
+            do not lie in it. Whatever the header says, reading it takes no more memory than a
+            multiple of the file's size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            try:
+                # Private pages rather than read-only ones, which torch would warn about.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except ValueError as error:
+                raise UnsupportedModelError(f"{path} is empty") from error
+        header = _Header(self._data)
+        try:
+            self.metadata, self.tensors = header.read()
+        except (struct.error, ValueError, KeyError) as error:
+            raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
+        for name, tensor in self.tensors.items():
+            if tensor.offset + tensor.num_bytes > len(self._data):
+                raise UnsupportedModelError(f"{path} is cut short: {name} lies past its end")
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", "unknown"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The metadata value `<architecture>.<key>`."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def read(self, name: str) -> np.ndarray:
+        """Dequantize one tensor to float32 (numbers stored as F16 stay float16).
+
+        Raises:
+            UnsupportedModelError: its type is one that cannot be dequantized.
+        """
+        tensor, raw = self.tensors[name], self._bytes(name)
+        if tensor.type == GGMLQuantizationType.F16:
+            return raw.view(np.float16).reshape(tensor.shape)
+        rows = raw.view(np.float32) if tensor.type == GGMLQuantizationType.F32 else raw
+        try:
+            values = dequantize(rows.reshape(*tensor.shape[:-1], -1), tensor.type)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(
+                f"{self.path}: {name} has the unsupported type {tensor.type.name}"
+            ) from error
+        return np.asarray(values).reshape(tensor.shape)
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        """One tensor as it is quantized; None if it is not, or in a way that has no such blocks."""
+        kind = self.tensors[name].type
+        return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
+
+    def _bytes(self, name: str) -> np.ndarray:
+        tensor = self.tensors[name]
+        return np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
+
+
+class _Header:
+    """A cursor over the header."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._position = 0
+        self._num_items = 0  # of arrays, so far
+
+    def read(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+        if self._data[:4] != _MAGIC:
+            raise ValueError("it does not start with the letters GGUF")
+        self._position = 4
+        version = self._scalar("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version} instead of {_VERSIONS}")
+        num_tensors, num_metadata = self._scalar("Q"), self._scalar("Q")
+        if num_tensors > _MAX_TENSORS or num_metadata > _MAX_METADATA:
+            raise ValueError(f"it claims {num_tensors} tensors and {num_metadata} metadata entries")
+        metadata = {self._string(): self._value(self._type()) for _ in range(num_metadata)}
+        entries = [self._tensor() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment < 1 or alignment.bit_count() != 1:
+            raise ValueError(f"its alignment is {alignment!r}, which is no power of two")
+        start = -(-self._position // alignment) * alignment
+        tensors: dict[str, GGUFTensor] = {}
+        for name, tensor in entries:
+            if name in tensors or tensor.offset % alignment:
+                raise ValueError(f"tensor {name!r} is not where it should be, or twice")
+            tensors[name] = msgspec.structs.replace(tensor, offset=start + tensor.offset)
+        return metadata, tensors
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self._position)
+        self._position += struct.calcsize("<" + code)
+        return value
+
+    def _type(self) -> GGUFValueType:
+        return GGUFValueType(self._scalar("I"))
+
+    def _string(self) -> str:
+        length = self._scalar("Q")
+        start = self._position
+        if start + length > len(self._data):
+            raise ValueError("it is cut short")
+        self._position += length
+        return self._data[start : self._position].decode("utf-8", errors="replace")
+
+    def _value(self, value_type: GGUFValueType) -> Any:
+        if value_type == GGUFValueType.STRING:
+            return self._string()
+        if value_type == GGUFValueType.ARRAY:
+            return self._array(self._type(), self._scalar("Q"))
+        return self._scalar(_SCALAR_FORMATS[value_type])
+
+    def _array(self, item_type: GGUFValueType, length: int) -> list[Any]:
+        self._num_items += length
+        if self._num_items > _MAX_ITEMS:
+            raise ValueError(f"its arrays have over {_MAX_ITEMS} items")
+        if item_type == GGUFValueType.ARRAY:
+            raise ValueError("it has an array of arrays")
+        if item_type == GGUFValueType.STRING:
+            return self._strings(length)
+        numbers = struct.Struct(f"<{length}{_SCALAR_FORMATS[item_type]}")
+        start, self._position = self._position, self._position + numbers.size
+        return list(numbers.unpack_from(self._data, start))
+
+    def _strings(self, length: int) -> list[str]:
+        """As many times `_string`, of which a vocabulary has a hundred thousand."""
+        data, position, size = self._data, self._position, len(self._data)
+        length_at = struct.Struct("<Q").unpack_from
+        strings: list[str] = []
+        for _ in range(length):
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            if position > size:
+                raise ValueError("it is cut short")
+            strings.append(data[start:position].decode("utf-8", errors="replace"))
+        self._position = position
+        return strings
+
+    def _tensor(self) -> tuple[str, GGUFTensor]:
+        name, num_dimensions = self._string(), self._scalar("I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
+        dimensions = [self._scalar("Q") for _ in range(num_dimensions)]
+        tensor_type = GGMLQuantizationType(self._scalar("I"))
+        if 0 in dimensions or (dimensions or [1])[0] % GGML_QUANT_SIZES[tensor_type][0]:
+            raise ValueError(f"tensor {name!r} of type {tensor_type.name} has shape {dimensions}")
+        return name, GGUFTensor(tuple(reversed(dimensions)), tensor_type, self._scalar("Q"))

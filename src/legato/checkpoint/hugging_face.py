@@ -1,0 +1,141 @@
+"""Checkpoints in transformers' format: config.json beside safetensors files."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.json_file import read_json
+from legato.core.errors import UnsupportedModelError
+from legato.core.validation import check_sizes, refusing_what_fails
+from legato.model.architectures import check_supported, described
+from legato.model.base import NamedWeights
+from legato.model.description import Description
+from legato.model.spec import DecoderSpec
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+class _Header(NamedTuple):
+    """Attributes: `dtype` in safetensors' spelling."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def open_hf_checkpoint(folder: Path) -> Checkpoint:
+    """Open a folder with config.json and safetensors files, one or sharded.
+
+    Raises:
+        UnsupportedModelError: files are missing or broken, the weights are pickled, or the model is
+            one that Legato cannot run.
+    """
+    description, spec = read_description(folder)
+    files = _weight_files(folder)
+    headers = _headers(files)
+    return Checkpoint(
+        name=str(folder),
+        spec=spec,
+        dtype=said_dtype(description) or _used_dtype(headers),
+        shapes={name: header.shape for name, header in headers.items()},
+        tensors=partial(_read_tensors, files),
+    )
+
+
+def read_description(folder: Path) -> tuple[Description, DecoderSpec]:
+    """What config.json says.
+
+    Raises:
+        UnsupportedModelError: there is none, or the model is one that Legato cannot run.
+    """
+    path = folder / "config.json"
+    contents = read_json(path)
+    if not contents:
+        raise UnsupportedModelError(f"{folder} has no config.json")
+    with refusing_what_fails(path):
+        check_supported(contents)
+        sizes = {name: contents.get(name) for name in _SIZES}
+        check_sizes(path, contents.get("num_hidden_layers"), **sizes)
+        return described(contents)
+
+
+def said_dtype(description: Description) -> torch.dtype | None:
+    """What the configuration says, if Legato computes in that."""
+    name = description.torch_dtype if description.dtype is None else description.dtype
+    return next((dtype for dtype in _FLOAT_TYPES.values() if str(dtype) == f"torch.{name}"), None)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = read_json(folder / _INDEX_FILE)
+    names = _shards(folder, index) if index else [_SINGLE_FILE]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        return [folder / name for name in names]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise UnsupportedModelError(
+            f"{folder} has only pickled weights, which can run code when loaded; convert them to "
+            "safetensors with transformers' save_pretrained"
+        )
+    raise UnsupportedModelError(f"{folder} lacks {', '.join(missing)}")
+
+
+def _shards(folder: Path, index: dict[str, Any]) -> list[str]:
+    """The files that an index names; they lie beside it and nowhere else."""
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(
+        isinstance(name, str) and name == Path(name).name for name in shards.values()
+    ):
+        raise UnsupportedModelError(f"{folder / _INDEX_FILE} does not name files of its folder")
+    return sorted(set(shards.values()))
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise UnsupportedModelError(
+            f"{path} is not a readable safetensors file: {error}"
+        ) from error
+
+
+def _headers(files: Sequence[Path]) -> dict[str, _Header]:
+    """Key the tensor's name."""
+    headers: dict[str, _Header] = {}
+    for path in files:
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                tensor = file.get_slice(name)
+                headers[name] = _Header(tensor.get_dtype(), tuple(tensor.get_shape()))
+    unsupported = {header.dtype for header in headers.values()} - _FLOAT_TYPES.keys()
+    if unsupported:
+        raise UnsupportedModelError(
+            f"weights of type {', '.join(sorted(unsupported))} are not supported"
+        )
+    return headers
+
+
+def _used_dtype(headers: Mapping[str, _Header]) -> torch.dtype:
+    """That of the weights themselves, or the narrowest of several."""
+    used = {header.dtype for name, header in headers.items() if name.endswith(".weight")}
+    return next((dtype for name, dtype in _FLOAT_TYPES.items() if name in used), torch.float32)
+
+
+def _read_tensors(files: Sequence[Path], _: torch.device) -> NamedWeights:
+    for path in files:
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                yield name, file.get_tensor(name)

@@ -1,0 +1,223 @@
+"""Opening a checkpoint and loading it into a model."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from legato.checkpoint.base import Checkpoint
+from legato.checkpoint.dummy import open_dummy_checkpoint
+from legato.checkpoint.finite import check_finite
+from legato.checkpoint.gguf import open_gguf_checkpoint
+from legato.checkpoint.hugging_face import open_hf_checkpoint
+from legato.checkpoint.source import configured_source
+from legato.core.config import ModelConfig, Quantization
+from legato.core.errors import ConfigError, UnsupportedModelError
+from legato.model.base import Model, NamedWeights
+from legato.model.communicator import ALONE, Communicator
+from legato.model.decoder import Decoder
+from legato.model.native import NativeKernels, NativeModel
+from legato.model.packed_linear import PackedDecoder, can_pack
+from legato.model.quantization import QuantizedWeight, can_quantize, quantize
+from legato.model.sharding import shard
+from legato.model.spec import DecoderSpec
+
+logger = logging.getLogger(__name__)
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+_MAX_NAMES = 5
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def open_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Find a model and read its description, not yet its weights.
+
+    Raises:
+        ConfigError: there is no such model.
+        UnsupportedModelError: Legato cannot run it.
+    """
+    source = configured_source(config)
+    if config.load_format == "dummy":
+        return open_dummy_checkpoint(config, source)
+    if source.is_gguf:
+        return open_gguf_checkpoint(source.path)
+    if config.quantization == "gguf":
+        raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
+    return open_hf_checkpoint(source.path)
+
+
+def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype of weights and cache: the configured one, or the checkpoint's for "auto"."""
+    if config.dtype == "auto":
+        return checkpoint.dtype
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: NativeKernels | None = None,
+    quantization: Quantization | None = None,
+    communicator: Communicator = ALONE,
+) -> Model:
+    """Make the model, or a rank's part of it, and fill it, one weight at a time.
+
+    Args:
+        kernels: what native layers run on; None takes PyTorch's, which compute with quantized
+            weights as with others.
+        communicator: to the other ranks; nothing is told them yet.
+
+    Raises:
+        ConfigError: the device cannot compute with weights quantized like that.
+        UnsupportedModelError: tensors are missing, unexpected, of the wrong shape, or have values
+            that are no finite numbers.
+    """
+    if quantization == "fp8" and device.type == "cpu":
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8 and int4")
+    with _one_thread() if kernels is not None else nullcontext():
+        return fill_model(
+            lambda: _empty_model(checkpoint.spec, dtype, device, kernels, communicator),
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            communicator=communicator,
+        )
+
+
+def fill_model(
+    make: Callable[[], AnyModel],
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+    communicator: Communicator = ALONE,
+) -> AnyModel:
+    """Have a model made, unless its checkpoint is not as it should be, and fill it.
+
+    Raises:
+        UnsupportedModelError: as `load_model`.
+    """
+    _check_shapes(checkpoint)
+    model = make()
+    model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
+    return model
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute alone; native layers are packed beside each other.
+
+    Its threads wait for each other at every small tensor, and for the processor meanwhile where
+    the server's other processes start beside this one.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _empty_model(
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: NativeKernels | None,
+    communicator: Communicator,
+) -> Model:
+    if kernels is not None:
+        return NativeModel(spec, kernels, communicator)
+    kind = PackedDecoder if can_pack(dtype, device) else Decoder
+    return kind(spec, dtype=dtype, device=device, communicator=communicator)
+
+
+def _check_shapes(checkpoint: Checkpoint) -> None:
+    """Compare what the headers say with what the model needs, before memory is taken for either."""
+    on_paper = Decoder(checkpoint.spec, dtype=torch.float32, device=torch.device("meta"))
+    needed = {name: tuple(slot.shape) for name, slot in on_paper.checkpoint_slots().items()}
+    for name, shape in checkpoint.shapes.items():
+        if _is_redundant(name, checkpoint):
+            continue
+        if name not in needed:
+            raise UnsupportedModelError(f"{checkpoint.name}: unexpected tensor {name}")
+        if shape != needed[name]:
+            raise UnsupportedModelError(
+                f"{checkpoint.name}: {name} has shape {shape} instead of {needed[name]}"
+            )
+    missing = [name for name in needed if name not in checkpoint.shapes]
+    if missing:
+        raise UnsupportedModelError(f"{checkpoint.name} lacks {_some_of(missing)}")
+
+
+def _read_weights(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None,
+    communicator: Communicator,
+) -> NamedWeights:
+    """A rank keeps no more than its part, and reads no more unless weights are to be quantized."""
+    for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
+        if not _is_redundant(name, checkpoint):
+            weight = shard(name, _as_wanted(name, tensor, quantization), communicator)
+            check_finite(f"{checkpoint.name}: {name}", weight, dtype)
+            yield name, weight
+
+
+def _as_wanted(
+    name: str, tensor: torch.Tensor | QuantizedWeight, quantization: Quantization | None
+) -> torch.Tensor | QuantizedWeight:
+    """Quantized if it is to be; embeddings, which suffer most, to 8 bits at least."""
+    if isinstance(tensor, QuantizedWeight):
+        if quantization in (None, "gguf"):
+            return replace(tensor, is_stored_only=quantization is None)
+        tensor = tensor.dequantize()
+    if not can_quantize(tensor):
+        return tensor
+    if quantization == "int4" and name not in (_EMBEDDING, _HEAD):
+        return quantize(tensor, 4)
+    return quantize(tensor, 8) if quantization in ("int8", "int4") else tensor
+
+
+def _is_redundant(name: str, checkpoint: Checkpoint) -> bool:
+    """Old checkpoints hold computed frequencies, some hold tied weights twice."""
+    return name.endswith("rotary_emb.inv_freq") or (
+        name == _HEAD and checkpoint.spec.tie_word_embeddings
+    )
+
+
+def _some_of(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    hidden = len(names) - _MAX_NAMES
+    return f"{shown} and {hidden} more tensors" if hidden > 0 else shown
+
+
+def _with_progress(checkpoint: Checkpoint, device: torch.device, *, is_shown: bool) -> NamedWeights:
+    """The tensors, with a bar on a terminal and a line in the log elsewhere."""
+    tensors = checkpoint.tensors(device)
+    if not is_shown:
+        return tensors
+    description = f"Loading {checkpoint.name}"
+    if not sys.stderr.isatty():
+        logger.info("%s (%d tensors)", description, len(checkpoint.shapes))
+        return tensors
+    from rich.console import Console  # where nobody looks, nobody waits for it
+    from rich.progress import track
+
+    return track(
+        tensors,
+        description,
+        total=len(checkpoint.shapes),
+        console=Console(stderr=True),
+        transient=True,
+    )

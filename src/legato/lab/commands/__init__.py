@@ -1,0 +1,1 @@
+"""The commands of `legato` that measure: `bench`, `simulate`, `tune` and `demo`."""

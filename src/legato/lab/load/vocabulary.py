@@ -1,0 +1,49 @@
+"""Which token ids the random prompts for a server may hold."""
+
+from legato.core.errors import ConfigError
+from legato.lab.load.client import Client
+from legato.simulation.record import RefusedError, RequestError
+from legato.simulation.workload import LOWEST_TOKEN
+
+MOST_TOKENS = 32_000
+"""More make no difference, and runs on models with more have the same prompts."""
+
+
+async def prompt_vocab_size(client: Client, wanted: int | None) -> int:
+    """Prompts of token ids below this are valid.
+
+    Args:
+        wanted: None takes `MOST_TOKENS`, or as many as the model has.
+
+    Raises:
+        ConfigError: the model has fewer than are wanted, or takes no token ids.
+        RefusedError: the server does not tell, and is too busy to be tried.
+    """
+    told = client.model.vocab_size
+    if told is None:
+        return wanted or await vocab_size_by_trial(client, MOST_TOKENS)
+    if wanted is not None and wanted > told:
+        raise ConfigError(f"vocab_size {wanted}: {client.model.id} has {told} tokens only")
+    return wanted or min(told, MOST_TOKENS)
+
+
+async def vocab_size_by_trial(client: Client, most: int) -> int:
+    """For servers that do not tell: the first of `most`, its half, its quarter ... that is valid.
+
+    A server that refuses a token has looked at it, so asking does no harm.
+
+    Raises:
+        ConfigError, RefusedError: as `prompt_vocab_size`.
+    """
+    vocab_size = most
+    while True:
+        try:
+            await client.complete([vocab_size - 1], 1, [])
+        except RefusedError:
+            raise
+        except RequestError as error:
+            if vocab_size // 2 <= LOWEST_TOKEN:
+                raise ConfigError(f"the server takes no token ids as a prompt: {error}") from error
+            vocab_size //= 2
+        else:
+            return vocab_size

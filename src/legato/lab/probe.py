@@ -1,0 +1,134 @@
+"""The question that Legato exists for, asked of any OpenAI-compatible server over HTTP.
+
+A few streams decode at a steady pace; then long prompts arrive. How long do the streams wait for
+their next token while those are prefilled?
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from legato.core.errors import ConfigError
+from legato.lab.load.client import Address, Client, Completed, ServedModel, connect
+from legato.lab.load.vocabulary import prompt_vocab_size
+from legato.simulation.record import ProbeResult, RequestError
+from legato.simulation.workload import RandomPrompts
+
+__all__ = ["Probe", "ProbeResult"]
+
+_STEADY_TOKENS = 6
+_SHORT_PROMPT = 64
+_LONG_PROMPT = 7000
+_STREAM_TOKENS = 4000  # more than come while they are watched
+_LONG_OUTPUT = 2
+_WARM_UP_PROMPT = 16
+_TAIL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Settings of one probe.
+
+    Attributes:
+        base_url: with or without "/v1".
+        model: its name there; None takes the only one.
+        long_prompt: length in tokens; None takes 7,000, or what the model's context holds.
+        num_longs: long prompts sent at once.
+        steady_s: how long to watch the streams before they are sent.
+        vocab_size: as `prompt_vocab_size` takes it.
+    """
+
+    base_url: str
+    model: str | None = None
+    num_streams: int = 8
+    long_prompt: int | None = None
+    num_longs: int = 1
+    steady_s: float = 4.0
+    vocab_size: int | None = None
+    seed: int = 0
+    api_key: str | None = None
+
+    async def run(self) -> ProbeResult:
+        """Warm the server up with both shapes, then measure.
+
+        Raises:
+            ConfigError: no server answers there, or it does not serve the model; or the model has
+                no such tokens, or no room for such a prompt.
+            RequestError: the server did not finish a request, or finished the streams before the
+                long prompts.
+        """
+        address = Address(base_url=self.base_url, model=self.model, api_key=self.api_key)
+        async with connect(address) as client:
+            long_prompt = self._long_prompt_for(client.model)
+            vocab_size = await prompt_vocab_size(client, self.vocab_size)
+            prompts = RandomPrompts(vocab_size=vocab_size, seed=self.seed)
+            for length in (_WARM_UP_PROMPT, long_prompt):
+                await client.complete(prompts.draw(length), _LONG_OUTPUT, [])
+            return await self._measure(client, prompts, long_prompt)
+
+    def _long_prompt_for(self, model: ServedModel) -> int:
+        """Length in tokens."""
+        if model.max_model_len is None:
+            return self.long_prompt or _LONG_PROMPT
+        room = model.max_model_len - _LONG_OUTPUT
+        if self.long_prompt is not None and self.long_prompt > room:
+            raise ConfigError(
+                f"a long prompt of {self.long_prompt} tokens and its output of {_LONG_OUTPUT} do "
+                f"not fit in the context of {model.id}, which has {model.max_model_len}"
+            )
+        return self.long_prompt or min(_LONG_PROMPT, room)
+
+    async def _measure(
+        self, client: Client, prompts: RandomPrompts, long_prompt: int
+    ) -> ProbeResult:
+        streams: list[list[float]] = [[] for _ in range(self.num_streams)]
+        counts: list[list[int]] = [[] for _ in range(self.num_streams)]
+        longest = client.model.max_model_len or _STREAM_TOKENS + _SHORT_PROMPT
+        num_tokens = max(1, min(_STREAM_TOKENS, longest - _SHORT_PROMPT))
+        tasks = [
+            asyncio.create_task(
+                client.complete(prompts.draw(_SHORT_PROMPT), num_tokens, times, token_counts=each)
+            )
+            for times, each in zip(streams, counts, strict=True)
+        ]
+        try:
+            while not all(len(times) >= _STEADY_TOKENS for times in streams):
+                await asyncio.sleep(0.01)
+                _check_running(tasks)
+            window_start = time.perf_counter()
+            await asyncio.sleep(self.steady_s)
+            sent = time.perf_counter()
+            first_tokens = await self._send_longs(client, prompts, long_prompt)
+            _check_running(tasks)
+            await asyncio.sleep(_TAIL_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return ProbeResult(
+            token_times_s=[[at - sent for at in times] for times in streams],
+            window_start_s=window_start - sent,
+            long_ttfts_s=[at - sent for at in first_tokens],
+            token_counts=counts,
+        )
+
+    async def _send_longs(
+        self, client: Client, prompts: RandomPrompts, long_prompt: int
+    ) -> list[float]:
+        """When each of the long prompts had its first token."""
+        longs: list[list[float]] = [[] for _ in range(self.num_longs)]
+        await asyncio.gather(
+            *(client.complete(prompts.draw(long_prompt), _LONG_OUTPUT, times) for times in longs)
+        )
+        return [times[0] for times in longs]
+
+
+def _check_running(streams: Iterable[asyncio.Task[Completed]]) -> None:
+    """Raises RequestError where one has ended, which would leave nothing to watch."""
+    for stream in streams:
+        if stream.done():
+            num_tokens = stream.result().num_tokens
+            raise RequestError(
+                f"a stream ended after {num_tokens} tokens, before the long prompts were served: "
+                "watch for a shorter time, or give the model a longer context"
+            )

@@ -1,0 +1,42 @@
+"""Tables and plots as one page that needs nothing else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from legato.cli.table import Table
+from legato.lab.report.plots import plots
+from legato.lab.report.report_file import Report
+from legato.lab.report.sweep_plots import sweep_plots
+from legato.lab.report.tables import tables
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def render_page(reports: Sequence[Report]) -> str:
+    """The tables, the plots and the settings as HTML."""
+    title = "legato bench: " + ", ".join(report.name for report in reports)
+    # Two reports may have one name.
+    settings = [(f"Settings: {report.name}", report.settings) for report in reports]
+    return render(title, tables(reports), [*plots(reports), *sweep_plots(reports)], settings)
+
+
+def render(
+    title: str,
+    tables: Sequence[Table],
+    plots: Sequence[str],
+    texts: Sequence[tuple[str, dict[str, Any]]],
+) -> str:
+    """A page.
+
+    Args:
+        plots: SVG elements.
+        texts: headings, and what stands below each; key its name.
+    """
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(title=title, tables=tables, plots=plots, texts=texts)

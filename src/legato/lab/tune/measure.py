@@ -1,0 +1,151 @@
+"""Measures the idle engine: what a calibration does, and steps of the budgets that one may choose.
+
+In a process of its own, so that the model's memory is free again for the servers that follow.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import msgspec
+
+from legato.core.config import EngineConfig
+from legato.engine.startup.build import load_parts
+from legato.engine.startup.calibration import Calibration
+from legato.engine.startup.step_times import calibration_file, measure_steps, new_calibration
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.simulation.clients import Delays
+from legato.simulation.machine import Machine, MeasuredServer
+from legato.simulation.record import RequestRecord
+from legato.simulation.run import simulate
+from legato.simulation.workload import Workload
+
+BUDGETS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_REPEATS = 3
+_LONGEST_STEP_S = 2.0
+
+
+class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk of prefill meets.
+
+    Attributes:
+        num_streams: that decode at once, on average.
+        context: keys that each of them reads, on average.
+        start: half of a prompt, where a chunk begins on average.
+    """
+
+    num_streams: int
+    context: int
+    start: int
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord]) -> "TypicalLoad":
+        """By Little's law, from requests of which at least one finished."""
+        finished = [record for record in records if record.status == "ok"]
+        decoding_s = sum(r.token_times_s[-1] - r.token_times_s[0] for r in finished)
+        duration_s = max(r.token_times_s[-1] for r in finished)
+        prompts = [r.request.num_prompt_tokens for r in finished]
+        outputs = [r.request.num_output_tokens for r in finished]
+        return cls(
+            num_streams=max(1, round(decoding_s / duration_s)),
+            context=round(statistics.mean(prompts) + statistics.mean(outputs) / 2),
+            start=round(statistics.mean(prompts) / 2),
+        )
+
+
+class BudgetTime(msgspec.Struct, frozen=True):
+    """Attributes: measured_s: the median of a few steps of `num_tokens` on the idle engine."""
+
+    num_tokens: int
+    measured_s: float
+
+
+class IdleMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured.
+
+    Attributes:
+        machine: nothing is known yet of a server on it.
+        about: what it depends on: model, dtype, device, ...
+        steps: of all budgets.
+    """
+
+    machine: Machine
+    about: dict[str, str]
+    load: TypicalLoad
+    budgets: list[BudgetTime]
+    steps: list[MeasuredStep]
+
+
+def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
+    """Calibrate the engine, which is kept for later starts, and measure candidate budgets.
+
+    Args:
+        workload: fits into the model's context.
+
+    Raises:
+        ConfigError: settings that contradict each other, the model or the machine.
+        UnsupportedModelError: a checkpoint that cannot be run.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure, config, workload).result()
+
+
+def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
+    parts = load_parts(config)
+    calibration = new_calibration(parts)
+    steps = measure_steps(parts, calibration).steps
+    machine = Machine.fit(
+        steps,
+        [],
+        rows=parts.rows,
+        delays=Delays(),
+        max_model_len=parts.max_model_len,
+        kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
+    )
+    # Whatever is refused would say nothing of the load.
+    taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
+    server = MeasuredServer(
+        machine=machine,
+        scheduler=taking_all,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    load = TypicalLoad.of(simulate(server, workload).records)
+    most = parts.config.scheduler.most_batched_tokens(parts.max_model_len, parts.model.device.type)
+    by_budget = _measure_budgets(calibration, load, most)
+    times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
+    return IdleMachine(
+        machine=machine,
+        about=calibration_file(parts).about,
+        load=load,
+        budgets=times,
+        steps=list(itertools.chain.from_iterable(by_budget.values())),
+    )
+
+
+def _measure_budgets(
+    calibration: Calibration, load: TypicalLoad, most: int
+) -> dict[int, list[MeasuredStep]]:
+    """Steps by their token budget, up to `most` and to the first that takes too long."""
+    measured: dict[int, list[MeasuredStep]] = {}
+    for budget in BUDGETS:
+        if not load.num_streams < budget <= most:
+            continue
+        measured[budget] = [_step(calibration, load, budget) for _ in range(_REPEATS)]
+        if _median_s(measured[budget]) > _LONGEST_STEP_S:
+            break
+    return measured
+
+
+def _median_s(steps: Sequence[MeasuredStep]) -> float:
+    return statistics.median(seconds for _, seconds in steps)
+
+
+def _step(calibration: Calibration, load: TypicalLoad, budget: int) -> MeasuredStep:
+    return calibration.measure(
+        num_rows=load.num_streams,
+        context=load.context,
+        start=load.start,
+        num_tokens=budget - load.num_streams,
+    )

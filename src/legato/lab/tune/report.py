@@ -1,0 +1,75 @@
+"""What tuning found, as one value: written as JSON, shown by `legato.lab.tune.show`."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.core.slo import SloClass
+from legato.lab.tune.budget_table import BudgetRow
+from legato.lab.tune.candidate import Candidate
+from legato.lab.tune.lead import Lead
+from legato.lab.tune.measure import TypicalLoad
+from legato.lab.tune.score import Figures
+from legato.lab.tune.search import Tried
+from legato.lab.tune.splits import SplitFigures
+from legato.lab.workload.notes import WorkloadNotes
+from legato.simulation.summary import Summary
+
+
+class Finalist(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate worth a run on the machine.
+
+    Attributes:
+        flags: of `legato serve`.
+        predicted: for the part of the workload that was run.
+        measured: None where nothing was run.
+        measured_score: as `Figures.score`.
+    """
+
+    name: str
+    candidate: Candidate
+    flags: list[str]
+    predicted: Figures
+    measured: Summary | None = None
+    measured_score: float | None = None
+
+
+class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one tuning.
+
+    Attributes:
+        settings: that it was run with; key a flag's name.
+        notes: what the workload lacks.
+        slo: of requests that name no class.
+        load, budgets: None and empty where the machine was not measured anew.
+        machine_s: on the real engine, for all that was measured and verified.
+        search_s: in simulation.
+        space_size: different candidates that there are.
+        tried: those simulated on the whole workload, the best first.
+        front: those of them that nothing beats in throughput, ITL and TTFT.
+        finalists: the recommended one first.
+        splits: of several machines; empty where there is one.
+        leads: of the first finalist over each of the others, as measured.
+    """
+
+    settings: dict[str, Any]
+    notes: WorkloadNotes
+    slo: SloClass
+    load: TypicalLoad | None
+    budgets: list[BudgetRow]
+    machine_s: float
+    search_s: float
+    space_size: int
+    num_trials: int
+    tried: list[Tried]
+    front: list[Tried]
+    finalists: list[Finalist]
+    splits: list[SplitFigures]
+    leads: list[Lead]
+
+
+def write_tune_report(path: Path, report: TuneReport) -> None:
+    """Write a report as JSON, and the folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(report))

@@ -1,0 +1,146 @@
+"""Searches the space of candidates in simulation.
+
+Optuna suggests candidates (a tree-structured Parzen estimator, Bergstra et al., NeurIPS 2011) and
+drops most after a part of the workload (successive halving, Li et al., arXiv:1810.05934). They come
+in batches, so that one seed gives the same search whatever the number of processes.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+
+import msgspec
+import optuna
+from optuna.trial import TrialState
+
+from legato.lab.tune.candidate import Candidate, Space
+from legato.lab.tune.pool import simulators
+from legato.lab.tune.score import Figures
+from legato.lab.tune.trial import Problem, evaluate, saturate
+
+_SHARES = (1 / 9, 1 / 3, 1.0)
+_REDUCTION = 3
+_BATCH = 12
+_NUM_RUNS = 8
+_NUM_CLOSE = 12
+"""Of the best candidates, simulated several times."""
+
+OnTrial = Callable[[int], None]
+"""Told how many candidates have been tried."""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that was simulated on the whole workload."""
+
+    candidate: Candidate
+    figures: Figures
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes: tried: the best first; num_trials: also of candidates that were dropped."""
+
+    tried: list[Tried]
+    num_trials: int
+
+
+def search(
+    problem: Problem,
+    space: Space,
+    *,
+    num_trials: int,
+    seed: int,
+    num_processes: int,
+    on_trial: OnTrial,
+) -> SearchResult:
+    """Try candidates, and those that come out best several times.
+
+    Raises:
+        ConfigError: the workload cannot be served on the machine at all.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION),
+    )
+    known: dict[Candidate, Figures | None] = {}  # None where it was dropped
+    with simulators(num_processes) as pool:
+        for first in range(0, num_trials, _BATCH):
+            num_asked = min(_BATCH, num_trials - first)
+            suggested = _suggest(study, space, num_asked, known)
+            _try(study, problem, suggested, known, pool)
+            on_trial(first + num_asked)
+        whole = {candidate: figures for candidate, figures in known.items() if figures}
+        return SearchResult(tried=_compare(problem, whole, pool), num_trials=num_trials)
+
+
+def _try(
+    study: optuna.Study,
+    problem: Problem,
+    left: dict[optuna.Trial, Candidate],
+    known: dict[Candidate, Figures | None],
+    pool: Executor,
+) -> None:
+    """Simulate a batch on growing parts of the workload, as long as it is worth it."""
+    for rung, share in enumerate(_SHARES, start=1):
+        run = partial(evaluate, problem, share=share, num_runs=1)
+        results = dict(zip(left, pool.map(run, left.values()), strict=True))
+        for trial, figures in results.items():
+            trial.report(figures.score, rung)
+        if rung < len(_SHARES):
+            left = {trial: candidate for trial, candidate in left.items() if _goes_on(study, trial)}
+            continue
+        for trial, figures in results.items():
+            known[left[trial]] = figures
+            study.tell(trial, figures.score)
+
+
+def _goes_on(study: optuna.Study, trial: optuna.Trial) -> bool:
+    is_dropped = trial.should_prune()
+    if is_dropped:
+        study.tell(trial, state=TrialState.PRUNED)
+    return not is_dropped
+
+
+def _suggest(
+    study: optuna.Study, space: Space, num_trials: int, known: dict[Candidate, Figures | None]
+) -> dict[optuna.Trial, Candidate]:
+    """New candidates, and they are known from here on; of one that was, a study learns nothing."""
+    suggested = {}
+    for _ in range(num_trials):
+        trial = study.ask()
+        candidate = space.suggest(trial)
+        if candidate in known:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            known[candidate] = None
+            suggested[trial] = candidate
+    return suggested
+
+
+def _compare(problem: Problem, whole: dict[Candidate, Figures], pool: Executor) -> list[Tried]:
+    """The best ones again with other random errors, and everybody's throughput."""
+    ranked = sorted(whole, key=lambda candidate: whole[candidate].score, reverse=True)
+    close = ranked[:_NUM_CLOSE]
+    again = pool.map(partial(evaluate, problem, share=1.0, num_runs=_NUM_RUNS), close)
+    figures = whole | dict(zip(close, again, strict=True))
+    saturated = dict(zip(ranked, pool.map(partial(saturate, problem), ranked), strict=True))
+    tried = [
+        Tried(
+            candidate=candidate,
+            figures=msgspec.structs.replace(
+                figures[candidate], saturated_tokens_per_s=saturated[candidate]
+            ),
+        )
+        for candidate in ranked
+    ]
+    # Those simulated several times stay in front: one run's luck does not count.
+    return [
+        *sorted(tried[: len(close)], key=_place),
+        *tried[len(close) :],
+    ]
+
+
+def _place(one: Tried) -> tuple[float, tuple[object, ...]]:
+    """By score; of candidates that differ in what never mattered, smaller settings first."""
+    return -one.figures.score, msgspec.structs.astuple(one.candidate)

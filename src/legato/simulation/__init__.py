@@ -1,0 +1,1 @@
+"""Floor 8: engines, servers and fleets on a virtual clock."""

@@ -1,0 +1,74 @@
+"""An engine process that computes nothing: its steps only last, in real time, as on a machine of
+which there is a profile. What routes requests to engines can so be tried without the machines.
+
+    python -m legato.simulation.engine_process PROFILE FD
+"""
+
+import sys
+from functools import partial
+
+from legato.core.config import CacheConfig, EngineConfig
+from legato.core.stats import CacheInfo
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.process.main import main
+from legato.engine.process.messages import EngineInfo, TransferAddress
+from legato.executor.simulated import RealTimeClock
+from legato.simulation.link import Link
+from legato.simulation.machine import MeasuredServer
+from legato.simulation.machine_file import load_machine
+from legato.simulation.profiles import load_profile
+from legato.simulation.timed_mover import timed_transfers
+
+_VOCAB_SIZE = 2**20
+"""Prompts may be of any tokenizer."""
+
+
+def program(profile: str) -> tuple[str, ...]:
+    """What starts it, but for the last argument."""
+    return (sys.executable, "-m", __name__, profile)
+
+
+def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
+    """What `build_engine` is for a model.
+
+    Args:
+        profile: as of `load_machine`; of the configuration, only the scheduler's part counts,
+            whether prefixes are cached, and what is handed over.
+
+    Raises:
+        ConfigError: there is no such profile, or it does not tell enough.
+    """
+    machine = load_machine(profile)
+    enable_prefix_caching = config.cache.enable_prefix_caching
+    server = MeasuredServer(
+        machine=machine,
+        scheduler=config.scheduler,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    engine, kv = server.start(RealTimeClock(), is_sharing=enable_prefix_caching)
+    address: TransferAddress | None = None
+    if config.transfer.kv_role is not None:
+        token_bytes = load_profile(profile).kv_token_bytes
+        engine.transfers = timed_transfers(config.transfer, kv, token_bytes, profile, Link())
+        address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
+    block_size = CacheConfig().block_size
+    info = EngineInfo(
+        model=config.model.model,
+        served_model_names=(config.model.model,),
+        max_model_len=machine.max_model_len,
+        vocab_size=_VOCAB_SIZE,
+        cache=CacheInfo(
+            num_blocks=-(-machine.kv_cache_tokens // block_size),
+            block_size=block_size,
+            dtype="none",
+            enable_prefix_caching=enable_prefix_caching,
+        ),
+        slo_classes=config.scheduler.classes,
+        settings={"simulated": profile},
+        transfer=address,
+    )
+    return engine, info
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[2]), partial(build_simulated, sys.argv[1])))

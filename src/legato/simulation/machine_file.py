@@ -1,0 +1,72 @@
+"""Machines from profiles of any kind, and machines as profiles."""
+
+import random
+from pathlib import Path
+
+from legato.engine.startup.calibration_file import shape_counts, write_profile
+from legato.simulation.clients import Delays
+from legato.simulation.machine import Machine
+from legato.simulation.profile_file import ProfileFile
+from legato.simulation.profiled_server import calibrate
+from legato.simulation.profiles import load_profile
+from legato.simulation.step_errors import StepErrors
+
+_NOISE = 0.05
+_NUM_ERRORS = 256
+_TURNAROUND_S = 0.5e-3
+_MAX_NUM_SEQS = 256
+
+
+def load_machine(source: str) -> Machine:
+    """The machine of a profile, by its name or file.
+
+    What it does not tell is assumed: an engine that was calibrated to within 5 %; steps that are
+    off as those of the calibration are, or by 5 %; and half a millisecond between two steps.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    profile = load_profile(source)
+    rng = random.Random(0)
+    noise = tuple(rng.lognormvariate(0.0, _NOISE) for _ in range(_NUM_ERRORS))
+    assumed = StepErrors(decodes=noise, prefills=noise)
+    if profile.steps:
+        assumed = StepErrors.of(profile.steps, profile.costs)
+    return Machine(
+        belief=profile.steps
+        or calibrate(
+            profile.costs,
+            max_model_len=profile.max_model_len,
+            max_num_seqs=_MAX_NUM_SEQS,
+            most_drafts=_MAX_NUM_SEQS,
+            noise=_NOISE,
+            seed=0,
+        ),
+        costs=profile.costs,
+        errors=profile.errors or assumed,
+        delays=profile.delays or Delays(turnaround_s=_TURNAROUND_S),
+        max_model_len=profile.max_model_len,
+        kv_cache_tokens=profile.kv_cache_tokens,
+    )
+
+
+def write_machine(path: Path, machine: Machine, about: dict[str, str]) -> None:
+    """Write a measured machine as a profile, and the folder where it is missing.
+
+    Args:
+        about: what it depends on: model, device, ...
+    """
+    write_profile(
+        path,
+        ProfileFile(
+            figures="measured",
+            about=about,
+            steps=[(shape_counts(shape), seconds) for shape, seconds in machine.belief],
+            rows=machine.costs.rows,
+            costs=machine.costs,
+            errors=machine.errors,
+            delays=machine.delays,
+            max_model_len=machine.max_model_len,
+            kv_cache_tokens=machine.kv_cache_tokens,
+        ),
+    )

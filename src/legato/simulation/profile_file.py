@@ -1,0 +1,74 @@
+"""The file that tells of a model on a machine: what any of the tools writes, all of them read."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from legato.core.errors import ConfigError
+from legato.engine.startup.calibration_file import Measurements, read_measurements
+from legato.scheduler.step_costs import StepCosts
+from legato.simulation.clients import Delays
+from legato.simulation.published import GPUS, MODELS
+from legato.simulation.roofline import Roofline
+from legato.simulation.step_errors import StepErrors
+
+
+class ProfileFile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A profile as it is written; docs/profiles.md says how to write one by hand.
+
+    Attributes:
+        costs: of steps, beside the server and its clients where they were measured there. Where
+            neither they nor a roofline is told, they are fitted to `steps`.
+        roofline: that they follow from: the fields of `Roofline`. A name may stand for a GPU and a
+            model, and for a model also the path of a config.json, from the file's folder on.
+        errors: of single steps.
+        delays: what passes outside of steps.
+        kv_token_bytes: that a token's keys and values take.
+    """
+
+    costs: StepCosts | None = None
+    roofline: dict[str, Any] | None = None
+    errors: StepErrors | None = None
+    delays: Delays | None = None
+    kv_token_bytes: float | None = None
+
+
+def read_profile(path: Path) -> tuple[ProfileFile, Roofline | None]:
+    """A profile, and the roofline that it tells of.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it is something else, or does not tell what steps cost, or tells it twice.
+    """
+    file = read_measurements(path, ProfileFile)
+    if file.roofline is not None and (file.costs is not None or file.steps):
+        raise ConfigError(f"{path} has a roofline, and costs or steps too: it must have one")
+    if file.roofline is not None:
+        return file, _roofline(file.roofline, path)
+    if file.costs is None and not file.steps:
+        raise ConfigError(f"{path} does not tell what steps cost: it has no steps, costs, roofline")
+    return file, None
+
+
+def _roofline(told: dict[str, Any], path: Path) -> Roofline:
+    gpu, model = told.get("gpu"), told.get("model")
+    if isinstance(gpu, str):
+        if gpu not in GPUS:
+            raise ConfigError(f"{path}: no GPU {gpu!r}; known are: {', '.join(GPUS)}")
+        gpu = msgspec.to_builtins(GPUS[gpu])
+    if isinstance(model, str):
+        model = msgspec.to_builtins(MODELS[model]) if model in MODELS else _config(path, model)
+    try:
+        return msgspec.convert({**told, "gpu": gpu, "model": model}, Roofline)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: roofline: {error}") from error
+
+
+def _config(path: Path, name: str) -> Any:
+    try:
+        return msgspec.json.decode((path.parent / name).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{path}: model {name!r} is no config.json, nor one of {', '.join(MODELS)}: {error}"
+        ) from error

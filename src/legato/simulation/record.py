@@ -1,0 +1,134 @@
+"""What clients saw of a server: of each request, and of streams beside long prompts."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from legato.simulation.workload import WorkloadRequest
+
+Status = Literal["ok", "refused", "error", "cancelled"]
+
+OnProgress = Callable[[Counter[Status]], None]
+"""Told now and then how many requests have which status; those in flight are "cancelled"."""
+
+
+class RequestError(Exception):
+    """The server did not finish the request, or cannot be reached."""
+
+
+class RefusedError(RequestError):
+    """The server did not take the request (429).
+
+    Attributes:
+        retry_after_s: when it may be sent again, where the server said so.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All times are from the start of the run.
+
+    Attributes:
+        sent_s: when it was sent; later than `request.arrival_s` where the client could not keep up.
+        status: "refused" is a 429; "cancelled" had no end yet when the run was stopped.
+        token_times_s: when its tokens came; where a server sends several at once, one entry for
+            them all.
+        num_tokens: that came, as the server counted them.
+        retry_after_s: what a refusal said, if it said so.
+        num_cached_tokens: of the prompt, those that the server did not have to compute; None where
+            it does not say.
+    """
+
+    request: WorkloadRequest
+    sent_s: float
+    status: Status
+    token_times_s: list[float] = []
+    num_tokens: int = 0
+    retry_after_s: float | None = None
+    error: str | None = None
+    num_cached_tokens: int | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From when it was to be sent: a client that is late does not flatter the server."""
+        return self.token_times_s[0] - self.request.arrival_s if self.token_times_s else None
+
+    @property
+    def itl_s(self) -> np.ndarray:
+        """Time between one token, or several at once, and the next: float [N - 1]."""
+        return np.diff(self.token_times_s)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time for each token after the first; None where there is none."""
+        if self.num_tokens < 2 or len(self.token_times_s) < 2:
+            return None
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.num_tokens - 1)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """From when it was to be sent to its last token."""
+        return self.token_times_s[-1] - self.request.arrival_s if self.token_times_s else None
+
+    @property
+    def last_event_s(self) -> float:
+        """When the client last had to do with it."""
+        return self.token_times_s[-1] if self.token_times_s else self.sent_s
+
+
+StopWhen = Callable[[float, Sequence[RequestRecord]], bool]
+"""Asked now and then whether to stop a run, with the seconds since its start and the records as
+they would be then, in the order in which their requests were sent."""
+
+
+def gaps_s(records: Iterable[RequestRecord]) -> np.ndarray:
+    """`itl_s` of all of them, one after the other: float [N]."""
+    return np.concatenate([np.empty(0), *(record.itl_s for record in records)])
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds from the moment the long prompts were sent.
+
+    Attributes:
+        token_times_s: for each stream, when its tokens came; one entry for those that came at once.
+        token_counts: for each stream, how many these were each time; empty where 1 each.
+        window_start_s: from when on the steady state was measured (negative).
+        long_ttfts_s: for each long prompt, when its first token came.
+    """
+
+    token_times_s: list[list[float]]
+    window_start_s: float
+    long_ttfts_s: list[float]
+    token_counts: list[list[int]] = []
+
+    @property
+    def ttft_s(self) -> float:
+        """When the last of the long prompts had its first token."""
+        return max(self.long_ttfts_s)
+
+    def itl_s(self, *, during: bool) -> np.ndarray:
+        """Gaps of streams while long prompts were prefilled, or before they came: float [N]."""
+        gaps = []
+        for times in self.token_times_s:
+            for previous, current in itertools.pairwise(times):
+                if during and current > 0.0 and previous < self.ttft_s:
+                    gaps.append(current - previous)
+                if not during and previous >= self.window_start_s and current <= 0.0:
+                    gaps.append(current - previous)
+        return np.array(gaps)
+
+    def tokens_per_s(self, *, during: bool) -> float:
+        """Of all streams together, while long prompts were prefilled or before they came."""
+        start_s, end_s = (0.0, self.ttft_s) if during else (self.window_start_s, 0.0)
+        num_tokens = 0
+        for times_s, counts in itertools.zip_longest(self.token_times_s, self.token_counts):
+            each = zip(times_s, counts or itertools.repeat(1), strict=False)
+            num_tokens += sum(count for at_s, count in each if start_s < at_s <= end_s)
+        return num_tokens / (end_s - start_s)

@@ -1,0 +1,89 @@
+"""Moves nothing: blocks of engines that compute nothing are only on their way for as long as a link
+takes, in real time. All else of a transfer is the real one's."""
+
+import secrets
+import time
+
+from legato.core.config import TransferConfig
+from legato.core.errors import ConfigError
+from legato.engine.loop.transfers import Transfers
+from legato.kv.manager import KVCacheManager
+from legato.simulation.link import Link, Traffic
+from legato.transfer.keys import read_key
+from legato.transfer.memory import CacheMemory, Spans
+from legato.transfer.mover import ReadState
+from legato.transfer.transport import Transport
+
+
+class TimedMover:
+    """One end of a link. Reads come one after the other."""
+
+    def __init__(self, link: Link) -> None:
+        name = secrets.token_hex(8)
+        self.metadata = name.encode()
+        self._name = name
+        self._traffic = Traffic(link)
+
+    def connect(self, metadata: bytes) -> str:
+        return metadata.decode()
+
+    def disconnect(self, peer: str) -> None:
+        """There is nothing to forget."""
+
+    def read(self, peer: str, spans: Spans, gpu: int | None) -> "TimedRead":  # noqa: ARG002
+        num_bytes = float(spans[:, 2].sum())
+        return TimedRead(self._traffic.send(peer, self._name, num_bytes, time.monotonic()))
+
+    def progress(self) -> None:
+        """They go on by themselves."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class TimedRead:
+    """Args: ends_s: when all would be there."""
+
+    def __init__(self, ends_s: float) -> None:
+        self._ends_s = ends_s
+
+    def state(self) -> ReadState:
+        return "done" if time.monotonic() >= self._ends_s else "running"
+
+    def cancel(self) -> bool:
+        return True
+
+
+def timed_transfers(
+    config: TransferConfig, kv: KVCacheManager, token_bytes: float | None, profile: str, link: Link
+) -> Transfers:
+    """What `make_transfers` is for a model.
+
+    Args:
+        token_bytes: of a token's keys and values; None where the profile does not tell.
+        profile: engines of another one are refused.
+
+    Raises:
+        ConfigError: as `make_transfers`, or the profile does not tell.
+    """
+    if not token_bytes:
+        raise ConfigError(
+            f"{profile} tells no kv_token_bytes, which a token's keys and values take"
+        )
+    memory = CacheMemory(
+        address=0,
+        num_planes=1,
+        num_blocks=kv.num_blocks,
+        block_bytes=max(1, round(token_bytes * kv.block_size)),
+    )
+    transport = Transport(
+        TimedMover(link),
+        memory,
+        block_size=kv.block_size,
+        layout={"the profile": profile},
+        host=config.kv_transfer_host,
+        port=config.listening_port,
+        key=read_key(config),
+        lease_s=config.kv_lease_s,
+    )
+    return Transfers(kv, transport)

@@ -1,0 +1,132 @@
+"""Conversations as chat templates read them, and as models do whose template knows no tools."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from legato.text.message_syntax import HERMES
+
+_INSTRUCTIONS = """You can call functions. Their signatures are within <tools></tools>:
+<tools>
+{tools}
+</tools>
+
+To call a function, answer with its name and its arguments in JSON within <tool_call></tool_call>:
+<tool_call>
+{{"name": <function-name>, "arguments": <arguments-object>}}
+</tool_call>"""
+
+Message = dict[str, Any]
+
+
+def with_tools_in_system_message(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+) -> list[Message]:
+    """The conversation with its tools in the system message: in Hermes' form.
+
+    Args:
+        tools: in OpenAI's form.
+    """
+    if not tools:
+        return list(messages)
+    signatures = "\n".join(map(_json, tools))
+    text = _INSTRUCTIONS.format(tools=signatures)
+    if messages and messages[0].get("role") == "system":
+        first, *others = messages
+        return [{**first, "content": _followed(first.get("content"), text)}, *others]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def with_calls_in_content(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with its calls, and what they returned, as contents: in Hermes' form."""
+    written: list[Message] = []
+    was_result = False
+    for message in messages:
+        is_result = message.get("role") == "tool"
+        if is_result and was_result:
+            written[-1]["content"] += f"\n{_result(message)}"
+        elif is_result:
+            written.append({"role": "user", "content": _result(message)})
+        else:
+            written.append(_written_out(message))
+        was_result = is_result
+    return written
+
+
+def with_role(messages: Sequence[Message], role: str, instead: str) -> list[Message]:
+    """The conversation with one role for another."""
+    return [
+        {**message, "role": instead} if message.get("role") == role else message
+        for message in messages
+    ]
+
+
+def with_ids_of(messages: Sequence[Message], num_chars: int) -> list[Message]:
+    """The conversation with ids of calls as long as a template wants them.
+
+    Those of other servers' calls become others, a call's and its result's the same.
+    """
+
+    def fitting(call_id: str) -> str:
+        if len(call_id) == num_chars and call_id.isalnum():
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:num_chars]
+
+    written: list[Message] = []
+    for message in messages:
+        message = dict(message)
+        if message.get("tool_calls"):
+            message["tool_calls"] = [
+                {**call, "id": fitting(call.get("id", ""))} for call in message["tool_calls"]
+            ]
+        if message.get("tool_call_id"):
+            message["tool_call_id"] = fitting(message["tool_call_id"])
+        written.append(message)
+    return written
+
+
+def arguments_object(arguments: Any) -> Any:
+    """A call's arguments, which templates want as an object; what is none they may yet write."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def content_text(content: Any) -> str:
+    """The text of a content, which may be missing or in parts."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _followed(content: Any, text: str) -> Any:
+    """A content with a text behind it."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n\n{text}"
+
+
+def _written_out(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = [
+        f"{HERMES.begin}\n{_json(call['function'])}\n{HERMES.end}" for call in message["tool_calls"]
+    ]
+    kept["content"] = "\n".join(filter(None, [content_text(message.get("content")), *calls]))
+    return kept
+
+
+def _result(message: Message) -> str:
+    return f"<tool_response>\n{content_text(message.get('content'))}\n</tool_response>"
+
+
+def _json(value: object) -> str:
+    """Spaced as models have seen it."""
+    return json.dumps(value, ensure_ascii=False)

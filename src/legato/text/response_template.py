@@ -1,0 +1,77 @@
+"""What a checkpoint itself declares of its messages: transformers' `response_template`.
+
+Its literal marks are taken. Its patterns are not: they are programs of the checkpoint's author,
+which no process that serves others is to run on every token.
+"""
+
+from typing import Any
+
+import msgspec
+
+from legato.text.message_syntax import Marks, MessageSyntax, ToolCallSyntax
+
+_MAX_MARK_CHARS = 64
+_REASONING = ("thinking", "reasoning_content", "reasoning")
+
+
+class _Field(msgspec.Struct):
+    """Attributes: as transformers' field of that name; of another type it is not taken."""
+
+    open: str
+    close: str | None = None
+    content: str = "text"
+    transform: Any = None
+    transform_each: bool = False
+
+    @property
+    def marks(self) -> Marks | None:
+        marks = Marks(self.open, self.close or "")
+        has_both = 0 < len(marks.begin) <= _MAX_MARK_CHARS >= len(marks.end)
+        return marks if has_both else None
+
+
+def declared_syntax(response_template: object, recognised: MessageSyntax) -> MessageSyntax:
+    """A syntax with what a template declares in literals.
+
+    Args:
+        response_template: as in tokenizer_config.json, whatever that holds.
+        recognised: what the chat template tells, and what is left of it.
+    """
+    fields = response_template.get("fields") if isinstance(response_template, dict) else None
+    if not isinstance(fields, dict):
+        return recognised
+    reasoning = next(filter(None, (_reasoning(fields.get(name)) for name in _REASONING)), None)
+    return msgspec.structs.replace(
+        recognised,
+        reasoning=reasoning or recognised.reasoning,
+        tool_calls=_tool_calls(fields.get("tool_calls"), recognised.tool_calls),
+    )
+
+
+def _reasoning(value: object) -> Marks | None:
+    field = _field(value)
+    marks = field.marks if field else None
+    return marks if marks and marks.end else None
+
+
+def _tool_calls(value: object, recognised: ToolCallSyntax | None) -> ToolCallSyntax | None:
+    field = _field(value)
+    marks = field.marks if field else None
+    if field is None or marks is None or field.content != "json":
+        return recognised
+    if recognised is not None and (recognised.begin, recognised.end) == (marks.begin, marks.end):
+        return recognised
+    has_parameters = "parameters" in repr(field.transform)
+    return ToolCallSyntax(
+        begin=marks.begin,
+        end=marks.end,
+        arguments_key="parameters" if has_parameters else "arguments",
+        is_list=field.transform_each,
+    )
+
+
+def _field(value: object) -> _Field | None:
+    try:
+        return msgspec.convert(value, _Field)
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,322 @@
+"""Text to token ids and back, and conversations to text. Torch-free: the text processes use it."""
+
+import codecs
+import json
+from functools import cached_property, lru_cache
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as TokenizerBackend
+from transformers import PreTrainedTokenizerFast
+
+from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.source import ModelSource
+from legato.core.errors import InvalidRequestError, UnsupportedModelError
+from legato.core.validation import check_token_ids, refusing_what_fails
+from legato.text.gguf_tokenizer import build_gguf_tokenizer
+from legato.text.message_guard import MessageGuard, StandIns
+from legato.text.message_syntax import MessageSyntax
+from legato.text.special_strings import SpecialStrings
+from legato.text.stand_in_encoder import StandInEncoder
+from legato.text.vocabulary import Vocabulary
+
+_SPACE = "▁"
+_MAX_GUARDS = 8
+"""Kept for as many chat templates; requests may bring their own."""
+_PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
+"""Of a tokenizer's options: about this machine, and of no use elsewhere."""
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Attributes:
+        pretrained: as transformers has it.
+        backend: the `tokenizers.Tokenizer` underneath.
+        vocab_size: number of tokens, added ones included; the model's own V may be larger.
+        eos_token_id: the tokenizer's end-of-sequence token, None where it has none.
+        special_token_ids: tokens that steer the model and are no part of the text.
+        max_token_chars: characters of the longest token, so that a text of more than this times N
+            is more than N tokens.
+        response_template: what the checkpoint declares of its messages, unchecked.
+        template_problem: why the model's chat template cannot be used, None where it can.
+    """
+
+    def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
+        self.pretrained = pretrained
+        self.backend: TokenizerBackend = pretrained.backend_tokenizer
+        # A tokenizer.json may have been saved with these on; they would cut prompts silently.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
+        self.eos_token_id: int | None = pretrained.eos_token_id
+        self._added = self.backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, added in self._added.items() if added.special)
+        self._is_byte_level = _is_byte_level(self.backend)
+        vocab = self.backend.get_vocab()
+        self.max_token_chars = max(map(len, vocab), default=1)
+        self._num_ids = 1 + max(vocab.values(), default=-1)
+        self._make_guard = lru_cache(maxsize=_MAX_GUARDS)(self._new_guard)
+        self.response_template: object = getattr(pretrained, "response_template", None)
+        self.template_problem: str | None = None
+        if pretrained.chat_template is None:
+            self.template_problem = (
+                "this model has no chat template; use completions, or give a chat template"
+            )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What decoding tokens one by one needs of this."""
+        return Vocabulary.of(map(self.token_bytes, range(self._num_ids)), self.special_token_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` adds what the model puts around a prompt.
+
+        Raises:
+            InvalidRequestError: the text has a lone surrogate, which is no character.
+        """
+        _check_characters(text, "a prompt")
+        # Unlike `encode`, this finds no offsets, which would take as long again.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def encode_rendered(self, text: str, stand_ins: StandIns) -> list[int]:
+        """Token ids of what `render_chat` made of a conversation.
+
+        Args:
+            stand_ins: those that a `MessageGuard` put into it.
+        """
+        if not stand_ins:
+            return self.encode(text, add_special_tokens=False)
+        return self._stand_in_encoder.encode(text, stand_ins)
+
+    def message_guard(self, template: str, syntax: MessageSyntax) -> MessageGuard:
+        """What finds special tokens in conversations that are written by a chat template.
+
+        Those are the tokenizer's special tokens, and added tokens that the template writes, such as
+        `<｜User｜>` of DeepSeek's, which are not called special. Marks of reasoning and tool calls
+        that are not are no danger.
+        """
+        return self._make_guard(template, syntax.marks)
+
+    def _new_guard(self, template: str, marks: tuple[str, ...]) -> MessageGuard:
+        written = {
+            added.content
+            for added in self._added.values()
+            if added.special or (added.content in template and added.content not in marks)
+        }
+        others = [added.content for added in self._added.values()]
+        return MessageGuard(
+            SpecialStrings(written, others),
+            SpecialStrings(written.difference(marks), others),
+            template,
+        )
+
+    @cached_property
+    def _stand_in_encoder(self) -> StandInEncoder:
+        return StandInEncoder(self.backend)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """As `Vocabulary` has it."""
+        if token_id in self._added:
+            content: str = self._added[token_id].content
+            return content.encode()
+        piece: str | None = self.backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            return codecs.charmap_encode(piece, "strict", _byte_of_letter())[0]
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(_SPACE, " ").encode()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Its configuration, as in tokenizer_config.json, but for where its files lie; for JSON."""
+        pretrained = self.pretrained
+        told = {
+            name: _plain(value)
+            for name, value in pretrained.init_kwargs.items()
+            if not name.endswith("_file") and name not in _PRIVATE
+        }
+        told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        if pretrained.chat_template is not None:
+            told["chat_template"] = pretrained.chat_template
+        return told
+
+    def warm_up(self) -> None:
+        """Make all that the first conversation would otherwise wait for, and compile the template.
+
+        Where it is no Jinja, that becomes the `template_problem`.
+        """
+        self._stand_in_encoder.warm_up()
+        try:
+            self.render_chat([{"role": "user", "content": "Hello"}])
+        except InvalidRequestError as error:
+            # It may refuse what is no real conversation, for which it is compiled, too.
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                wrong = error.__cause__
+                self.template_problem = (
+                    f"the chat template is not valid Jinja: line {wrong.lineno}: {wrong.message}"
+                )
+
+    def chat_template(self, given: str | None = None, *, has_tools: bool = False) -> str:
+        """The template that a conversation is rendered with: a checkpoint may have several.
+
+        Args:
+            given: a template in place of the model's own.
+            has_tools: whether tools go with the conversation.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if given is None and self.template_problem is not None:
+            raise InvalidRequestError(self.template_problem, param="messages")
+        tools: list[dict[str, Any]] | None = [{}] if has_tools else None
+        try:
+            return str(self.pretrained.get_chat_template(given, tools))
+        except ValueError as error:
+            raise InvalidRequestError(str(error), param="messages") from error
+
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token that is written so, None where there is none."""
+        token_id: int | None = self.backend.token_to_id(text)
+        return token_id if token_id in self.special_token_ids else None
+
+    def special_marks(self, syntax: MessageSyntax) -> tuple[int, ...]:
+        """Ids of the marks that are special tokens, which a text leaves out."""
+        ids = map(self.special_token_id, syntax.marks)
+        return tuple(token_id for token_id in ids if token_id is not None)
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Make a text of a conversation with the model's template, in transformers' Jinja sandbox.
+
+        Templates may take any time and memory: whoever runs one for somebody else bounds both.
+
+        Args:
+            messages: each with keys "role" and "content", and what else the template reads.
+            tools: functions that the model may call, in OpenAI's form.
+            add_generation_prompt: end with the opening of an assistant's message.
+            continue_final_message: leave the last message open, for the model to go on with.
+            chat_template: a template in place of the model's own.
+            kwargs: further variables of the template.
+
+        Raises:
+            InvalidRequestError: there is no template, it refuses these messages, or it writes a
+                lone surrogate.
+            MemoryError: the template wants more than there is.
+        """
+        if chat_template is None and self.template_problem is not None:
+            raise InvalidRequestError(self.template_problem, param="messages")
+        try:
+            text: str = self.pretrained.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                **kwargs,
+            )
+        except MemoryError:
+            raise
+        # A template is a program of the model's author, run on a client's data: it raises anything.
+        except Exception as error:
+            raise InvalidRequestError(
+                f"the chat template failed on these messages: {error}", param="messages"
+            ) from error
+        _check_characters(text, "the chat template's text", param="messages")
+        return text
+
+
+class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """transformers' wrapper around a new backend, of which its own constructor makes a copy."""
+
+    def __init__(self, backend: TokenizerBackend, **options: Any) -> None:
+        self._tokenizer = backend
+        super().__init__(**options)
+
+
+def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tokenizer:
+    """Load the tokenizer beside a checkpoint: its tokenizer.json, or what a GGUF file describes.
+
+    Args:
+        chat_template: the text of one in place of its own.
+
+    Raises:
+        UnsupportedModelError: there is none, or of a kind that Legato does not know.
+    """
+    if source.is_gguf:
+        metadata = GGUFFile(source.path).metadata
+        with refusing_what_fails(source.path):
+            backend, options = build_gguf_tokenizer(metadata)
+            return _tokenizer(_Pretrained(backend, **options), chat_template)
+    if not source.has_tokenizer:
+        raise UnsupportedModelError(
+            f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
+            "AutoTokenizer and save_pretrained, or name another's by --tokenizer"
+        )
+    # The base class takes tokenizer.json as it is; AutoTokenizer would import torch.
+    with refusing_what_fails(source.path):
+        pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
+        check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
+        return _tokenizer(pretrained, chat_template)
+
+
+def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -> Tokenizer:
+    if chat_template is not None:
+        pretrained.chat_template = chat_template
+    return Tokenizer(pretrained)
+
+
+def _check_characters(text: str, what: str, param: str | None = None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequestError(
+            f"{what} has a lone surrogate, U+{code:04X}, which is no character", param=param
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """With texts in place of added tokens."""
+    if isinstance(value, AddedToken):
+        return value.content
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _is_byte_level(backend: TokenizerBackend) -> bool:
+    if backend.decoder is None:
+        return False
+    decoder = json.loads(backend.decoder.__getstate__())
+    return any(step["type"] == "ByteLevel" for step in decoder.get("decoders", [decoder]))
+
+
+@lru_cache(maxsize=1)
+def _byte_of_letter() -> dict[int, int]:
+    """GPT-2's spelling of bytes (Radford et al., 2019): key the letter's code, value the byte.
+
+    Printable Latin-1 characters stand for themselves, the rest for the letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    table = {byte: byte for byte in printable}
+    return table | {0x100 + index: byte for index, byte in enumerate(others)}

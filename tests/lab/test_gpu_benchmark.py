@@ -1,0 +1,206 @@
+"""`benchmarks.gpu` as far as it goes without a GPU: its parts on a CPU, with tiny sizes."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from benchmarks.gpu import __main__, runner
+from benchmarks.gpu.figures import Figures, Row, section
+from benchmarks.gpu.page import page
+from benchmarks.gpu.parts import ceilings, correctness, int4, peers, steps, streams
+from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
+
+from legato.checkpoint.loader import open_checkpoint
+from legato.core.config import ModelConfig
+from legato.lab.work import Roofline
+
+TINY = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "dtype": "float32",
+}
+SIZES = Sizes(
+    streams=(1, 3),
+    context=40,
+    decoded=6,
+    prompt=96,
+    chunks=(96, 32),
+    mixed=(16,),
+    mixed_streams=2,
+    mixed_start=32,
+    max_model_len=4096,
+    probe_streams=2,
+    probe_s=0.2,
+    probe_tokens=4000,
+    batch=(3, 20, 4),
+    matrix=64,
+    vector_bytes=2**16,
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B | TINY))
+    return Settings(
+        model=str(tmp_path), out=str(tmp_path / "out"), device="cpu", itl_slo_s=None, sizes=SIZES
+    )
+
+
+def names(figures: Figures) -> list[str]:
+    assert not figures.failure, figures.failure
+    assert all(row.value > 0 for row in figures.rows)
+    return [row.name for row in figures.rows]
+
+
+def test_the_shape_is_llamas(tmp_path: Path) -> None:
+    folder = shape_folder(tmp_path)
+    checkpoint = open_checkpoint(ModelConfig(model=str(folder), load_format="dummy"))
+    numbers = sum(torch.Size(shape).numel() for shape in checkpoint.shapes.values())
+    assert numbers == 8_030_261_248
+    assert checkpoint.dtype is torch.bfloat16
+
+
+def test_ceilings(settings: Settings) -> None:
+    figures = ceilings.run(settings)
+    assert len(names(figures)) == 3
+    assert len(figures.notes) == 1
+
+
+def test_a_roofline_is_measured_once(settings: Settings) -> None:
+    file = settings.figures_file("ceilings")
+    file.parent.mkdir()
+    rows = [
+        Row(name="copy on the device", value=3.0, unit="TB/s"),
+        Row(name="matrix product, bfloat16", value=798.0, unit="TFLOP/s"),
+    ]
+    file.write_bytes(msgspec.json.encode(Figures(title="", rows=rows)))
+    assert settings.roofline() == Roofline(bytes_a_s=3.0e12, flops_a_s=798e12)
+    file.unlink()
+    assert settings.roofline().bytes_a_s < 3.0e12
+
+
+def test_steps(settings: Settings) -> None:
+    told = names(steps.run(settings))
+    assert told[1:] == [
+        "ITL of 1 stream at 40",
+        "ITL of 3 streams at 40",
+        "ITL of 2 streams at 40, 1 step in flight",
+        "ITL of 2 streams at 40, sampled with top-k and top-p",
+        "prompt of 96 in chunks of 96",
+        "prompt of 96 in chunks of 32",
+        "2 streams and 16 tokens at 32",
+    ]
+
+
+def test_quantized_decodes(settings: Settings) -> None:
+    assert names(int4.run(settings)) == ["ITL of 1 stream at 40", "ITL of 3 streams at 40"]
+
+
+def test_streams_end_to_end(settings: Settings) -> None:
+    figures = streams.run(settings)
+    assert len(names(figures)) == 8
+
+
+def test_peers(settings: Settings) -> None:
+    assert len(names(peers.run(settings))) == 3
+
+
+def test_tests_that_fail_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "test_three.py"
+    file.write_text(
+        "import pytest\n"
+        "def test_right(): pass\n"
+        "def test_wrong(): assert 1 == 2\n"
+        "def test_left_out(): pytest.skip('no')\n"
+    )
+    figures = correctness.of_tests([file])
+    assert [(row.name, row.value) for row in figures.rows] == [
+        ("passed", 1),
+        ("failed", 1),
+        ("skipped", 1),
+    ]
+    assert figures.failure == "1 tests"
+    assert "test_wrong" in figures.notes[0]
+    assert "1 == 2" in figures.notes[0]
+    assert correctness.of_tests([tmp_path / "test_none.py"]).failure
+
+
+def measured(settings: Settings, part: str, *, again: bool = False) -> Figures:
+    until_s = time.monotonic() + 60
+    ((_, figures),) = runner.measured(settings, [part], again=again, until_s=until_s)
+    return figures
+
+
+def test_a_second_call_goes_on_where_the_first_one_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = measured(settings, "ceilings")
+    assert len(names(first)) == 3
+    assert measured(settings, "ceilings") == first
+    monkeypatch.setitem(runner.PARTS, "ceilings", 0.01)
+    assert "took more than" in measured(settings, "ceilings", again=True).failure
+    assert "took more than" in measured(settings, "ceilings").failure, "what failed is tried again"
+    assert not list(runner.measured(settings, ["ceilings"], again=True, until_s=time.monotonic()))
+
+
+def test_a_part_that_breaks_says_where(settings: Settings) -> None:
+    broken = msgspec.structs.replace(settings, model="/nowhere")
+    failure = measured(broken, "steps").failure
+    assert "there is no model at '/nowhere'" in failure
+    assert "in _resolve" in failure
+
+
+def test_a_page(settings: Settings) -> None:
+    rows = [
+        Row(name="ITL", value=6.0, unit="ms", least=5.0, target=1.2),
+        Row(name="prompt", value=20_000.0, unit="tokens/s", least=40_000.0),
+    ]
+    found = {"steps": Figures(title="Steps", rows=rows, notes=["Of a test."], seconds=3.0)}
+    text = page(settings, found)
+    assert "| ITL | 6 ms | 5 ms | 1.20 | 1.20 |" in text
+    assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
+    assert "Not measured yet: ceilings, correctness, attention, streams, peers, fp8, int4." in text
+    assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
+
+
+@pytest.mark.parametrize(("failure", "status"), [("", 0), ("broken", 1)])
+def test_each_part_is_printed_and_on_the_page(
+    failure: str,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def found(settings: Settings, parts: list[str], **_: object) -> Iterator[tuple[str, Figures]]:
+        assert json.loads((Path(settings.model) / "config.json").read_text()) == LLAMA_3_1_8B
+        for part in parts:
+            yield part, Figures(title=f"Part {part}", failure=failure)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(__main__, "measured", found)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    assert __main__.main() == status
+    printed, written = capsys.readouterr().out, (tmp_path / "page.md").read_text()
+    for part in runner.PARTS:
+        assert f"## Part {part}" in printed
+        assert f"## Part {part}" in written
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "torch sees none here" in ended.stderr
+    assert not (tmp_path / "out").exists()
