@@ -18,12 +18,12 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
 from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.loop.transfers import Transfers
-from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
@@ -60,13 +60,11 @@ class EngineLoop:
 
     Args:
         clock: seconds, as in `AddRequest.arrival_time_s`.
-        grammars: where the executor finds those of requests.
-
-    Attributes:
         untaken: memory of the cache to be taken while there is no work; None where there is none.
         recalibration: what is to be measured then; None where nothing is.
-        on_begun: told of each step before it is computed; None where nobody asks.
-        grammars: of outputs, compiled and to be compiled.
+
+    Attributes:
+        grammars: of outputs, compiled and to be compiled, where the executor finds them.
         transfers: of blocks from and to other engines; None where there are none.
     """
 
@@ -76,13 +74,17 @@ class EngineLoop:
         kv: KVCacheManager,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        *,
         grammars: Grammars | None = None,
+        untaken: UntakenPages | None = None,
+        recalibration: Recalibration | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.grammars = grammars or Grammars()
-        self.untaken: UntakenPages | None = None
-        self.recalibration: Recalibration | None = None
-        self.on_begun: Callable[[StepBegun], None] | None = None
-        self.transfers: Transfers | None = None
+        self.transfers = transfers
+        self._untaken = untaken
+        self._recalibration = recalibration
+        self._announce: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
         self._waits_for_blocks = False  # when it last looked
@@ -107,22 +109,22 @@ class EngineLoop:
     @property
     def idle_s(self) -> float | None:
         """How long there is nothing at all to do unless a message comes; None for ever."""
-        has_more = self.untaken is not None and self.untaken.has_more
+        has_more = self._untaken is not None and self._untaken.has_more
         if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
         if self.transfers is not None and self.transfers.is_waiting:
             return _WAIT_S if self._waits_for_blocks else _TRANSFERS_LOOK_S
-        return None if self.recalibration is None else self.recalibration.wait_s
+        return None if self._recalibration is None else self._recalibration.wait_s
 
     def use_idle_time(self) -> None:
         """Do a little of what can wait; called where there is no work and no message."""
         if self.grammars.is_compiling:
             self.grammars.wait(_WAIT_S)
             return
-        if self.untaken is not None and self.untaken.has_more:
-            self.untaken.take_slice()
-        elif self.recalibration is not None and not self._waits_for_blocks:
-            self.recalibration.go_on()
+        if self._untaken is not None and self._untaken.has_more:
+            self._untaken.take_slice()
+        elif self._recalibration is not None and not self._waits_for_blocks:
+            self._recalibration.go_on()
 
     @property
     def stats(self) -> EngineStats:
@@ -151,6 +153,10 @@ class EngineLoop:
         """See `Scheduler.note_way`."""
         with self._containment.containing("learning of deliveries"):
             self._scheduler.note_way(later_s)
+
+    def announce_steps(self, announce: Callable[[StepBegun], None] | None) -> None:
+        """Call `announce` before each step is computed; None ends it."""
+        self._announce = announce
 
     def set_recording(self, *, is_on: bool) -> None:
         """Begin or stop to keep all records; what has not been taken by then is dropped."""
@@ -213,8 +219,8 @@ class EngineLoop:
             EngineFaultError: nothing can be computed any more. The step's requests have ended, and
                 what is told of them is lost; all others are as before.
         """
-        if self.recalibration is not None:
-            self.recalibration.postpone()
+        if self._recalibration is not None:
+            self._recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
         is_waiting = self.transfers is not None and self.transfers.is_waiting
@@ -238,8 +244,8 @@ class EngineLoop:
             if plan is None:
                 self._begin_transfers(self._kv.take_moves())
                 return
-            if self.on_begun is not None:
-                self.on_begun(begun(plan, planned_s))
+            if self._announce is not None:
+                self._announce(begun(plan, planned_s))
             started_s = self._clock()
             self._begin_transfers(plan.moves)
             fault = submit(self._executor, plan)

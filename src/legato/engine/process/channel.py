@@ -5,11 +5,14 @@ Token ids go as they lie in memory.
 """
 
 import math
+import os
 import select
 import socket
 import struct
+import threading
 import time
 from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -122,6 +125,24 @@ class Channel:
         if not data:
             raise ChannelClosedError
         return data
+
+
+def on_hang_up(sockets: Iterable[socket.socket], act: Callable[[], None]) -> None:
+    """Have `act` called by a thread of its own, once, when the first of them has no other end."""
+    # Of its own, so that they stay what they are when the sockets are closed here.
+    copies = [os.dup(sock.fileno()) for sock in sockets]
+    args = (copies, act)
+    threading.Thread(target=_await_hang_up, args=args, name="hang-up", daemon=True).start()
+
+
+def _await_hang_up(fds: list[int], act: Callable[[], None]) -> None:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, 0)  # hanging up is always told
+    poller.poll()
+    act()
+    for fd in fds:
+        os.close(fd)
 
 
 def _encode_tokens(value: Any) -> bytes:

@@ -32,11 +32,10 @@ from legato.engine.process.messages import (
 )
 from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
 from legato.engine.process.pulse import TICK_S, Pulse
-from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
+_PROGRAM = (sys.executable, "-m", "legato.engine.assembly.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
@@ -134,8 +133,9 @@ class EngineProcess:
                 self._info = info
                 self.loading_s = time.monotonic() - self._started_s
                 process_s = self.loading_s - sum(info.start_s.values())
-                parts = in_words({"process": process_s, **info.start_s})
-                logger.info("the engine is ready after %.2f s: %s", self.loading_s, parts)
+                parts_s = {"process": process_s, **info.start_s}
+                words = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts_s.items())
+                logger.info("the engine is ready after %.2f s: %s", self.loading_s, words)
                 return info
             case EngineFailed(error, is_user_error):
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)

@@ -1,11 +1,14 @@
 """What crosses the boundary between the front end and the engine process."""
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.kv_events import KVEvent
+from legato.core.memory import describe_shortage, is_shortage
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
@@ -139,6 +142,16 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
     error: str
     is_user_error: bool
+
+    @classmethod
+    def at_start(cls, error: Exception) -> "EngineFailed":
+        """Why a process cannot start, in the words that its parent is told."""
+        if isinstance(error, ConfigError | UnsupportedModelError):
+            return cls(str(error), is_user_error=True)
+        if is_shortage(error):
+            return cls(describe_shortage(error), is_user_error=False)
+        logging.error("the engine cannot start", exc_info=error)
+        return cls(f"{type(error).__name__}: {error}", is_user_error=False)
 
 
 class Taken(msgspec.Struct, frozen=True, tag=True):

@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.core_wait import CoreWait
-from legato.engine.startup.quality import MOST_WAITED, Quality
+from legato.engine.calibration.calibration import Calibration
+from legato.engine.calibration.core_wait import CoreWait
+from legato.engine.calibration.quality import MOST_WAITED, Quality
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 

@@ -1,4 +1,4 @@
-"""What every rank of a divided model has, on whatever it computes."""
+"""A rank of a divided model, on whatever it computes."""
 
 from pathlib import Path
 from typing import Protocol
@@ -6,16 +6,16 @@ from typing import Protocol
 import torch
 
 from legato.core.config import EngineConfig
-from legato.engine.startup.machinery import Machinery, Wanted
-from legato.engine.startup.parts import StartParts
-from legato.engine.startup.wanted import wanted_of
+from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
+from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.assembly.start_timer import StartTimer
 from legato.executor.ranks.messages import Follower, Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 
 
-class RankPart(Protocol):
+class Rank(Protocol):
     """A rank's part of model and cache: loaded, joined to the others', and given a cache, in turn.
 
     Attributes:
@@ -54,7 +54,7 @@ class RankPart(Protocol):
         """What does as rank 0 tells; of any other rank."""
         ...
 
-    def machinery(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> Machinery:
+    def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
         """What computes steps on all ranks; of rank 0.
 
         Args:
@@ -63,24 +63,24 @@ class RankPart(Protocol):
         ...
 
 
-def make_part(wanted: Wanted, rank: int) -> RankPart:
+def make_rank(blueprint: Blueprint, rank: int) -> Rank:
     """Load it; raises as `build_engine`."""
     # Each is imported where it is asked for: one needs Triton, and torch.distributed takes a while.
-    if wanted.device.type == "cpu":
-        from legato.engine.startup.host_rank import HostRank
+    if blueprint.device.type == "cpu":
+        from legato.engine.assembly.ranks.cpu_rank import CpuRank
 
-        return HostRank(wanted, rank)
-    from legato.engine.startup.gpu_rank import GpuRank
+        return CpuRank(blueprint, rank)
+    from legato.engine.assembly.ranks.gpu_rank import GpuRank
 
-    return GpuRank(wanted, rank)
+    return GpuRank(blueprint, rank)
 
 
-def load_part(config: EngineConfig, rank: int) -> RankPart:
-    """The part of a rank in a process of its own; raises as `build_engine`.
+def load_rank(config: EngineConfig, rank: int) -> Rank:
+    """A rank in a process of its own; raises as `build_engine`.
 
     Args:
         config: as rank 0 resolved it.
     """
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
-    return make_part(wanted_of(config, None, StartParts()), rank)
+    return make_rank(draw_blueprint(config, None, StartTimer()), rank)

@@ -39,7 +39,7 @@ class RankReady(msgspec.Struct, frozen=True, tag=True):
     """From a rank: it has done what it was told of the start.
 
     Attributes:
-        cache_bytes: room for the cache, as of `RankPart.cache_bytes`; known once it has joined.
+        cache_bytes: room for the cache, as of `Rank.cache_bytes`; known once it has joined.
     """
 
     cache_bytes: int = 0

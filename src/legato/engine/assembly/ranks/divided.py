@@ -1,56 +1,58 @@
-"""The machinery of a model that is divided among ranks."""
+"""The runtime of a model that is divided among ranks."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from legato.core.errors import ConfigError
-from legato.engine.ranks.messages import Join, MakeCache
-from legato.engine.ranks.processes import RankProcesses
-from legato.engine.startup.machinery import Machinery, Wanted, make_kv, wanted_cache
-from legato.engine.startup.rank_part import RankPart, make_part
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
+from legato.engine.assembly.ranks.messages import Join, MakeCache
+from legato.engine.assembly.ranks.processes import RankProcesses
+from legato.engine.assembly.ranks.rank import Rank, make_rank
+from legato.engine.assembly.runtime import ModelRuntime
 
 
-def divided_machinery(wanted: Wanted) -> Machinery:
+def divided_runtime(blueprint: Blueprint) -> ModelRuntime:
     """Have all ranks load their parts at once, this one being the first; raises as `build_engine`.
 
     The cache's size is that of all ranks together, so that it holds as many tokens as a whole one.
     """
-    config, spec = wanted.config, wanted.checkpoint.spec
+    config, spec = blueprint.config, blueprint.checkpoint.spec
     spec.part(config.model.tensor_parallel_size)
-    if wanted.device.type != "cpu":
+    if blueprint.device.type != "cpu":
         _check_gpus(config.model.tensor_parallel_size)
-    wanted.start.end("description")
+    blueprint.timer.end("description")
     others = RankProcesses(config)
     try:
-        return _with_others(wanted, others)
+        return _with_others(blueprint, others)
     except BaseException:
         others.give_up()
         raise
 
 
-def _with_others(wanted: Wanted, others: RankProcesses) -> Machinery:
-    part = make_part(wanted, 0)
+def _with_others(blueprint: Blueprint, others: RankProcesses) -> ModelRuntime:
+    first = make_rank(blueprint, 0)
     others.wait()
-    wanted.start.end("weights")
-    if part.cannot_be_told:
+    blueprint.timer.end("weights")
+    if first.cannot_be_told:
         others.end_process_when_one_is_lost()
-    cache = wanted_cache(wanted, wanted.checkpoint.spec.cache(wanted.dtype))
-    kv = make_kv(wanted, cache, _join(part, others))
+    cache = configured_cache(blueprint, blueprint.checkpoint.spec.cache(blueprint.dtype))
+    kv = make_kv_manager(blueprint, cache, _join(first, others))
     others.tell(MakeCache(kv.num_blocks, kv.num_host_slots))
-    part.make_cache(kv.num_blocks)
+    first.make_cache(kv.num_blocks)
     others.wait()
-    wanted.start.end("cache")
-    return part.machinery(cache, kv, others)
+    blueprint.timer.end("cache")
+    return first.runtime(cache, kv, others)
 
 
-def _join(part: RankPart, others: RankProcesses) -> int:
+def _join(first: Rank, others: RankProcesses) -> int:
     """Returns what room there is for the cache on all ranks, in bytes."""
     # Who has joined is not known to all at once: the folder stays until it is.
     with TemporaryDirectory(prefix="legato-ranks-") as folder:
         meeting_point = Path(folder) / "store"
         others.tell(Join(str(meeting_point)))
-        part.join(meeting_point)
-        own = part.cache_bytes()
+        first.join(meeting_point)
+        own = first.cache_bytes()
         return min(own, *(answer.cache_bytes for answer in others.wait()))
 
 

@@ -13,17 +13,16 @@ from typing import Any
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.assembly.ranks.messages import BeRank, FromLead, FromRank, RankReady
+from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
 from legato.engine.process.engine_process import SHORT_SPIN
 from legato.engine.process.messages import EngineFailed
-from legato.engine.ranks.hang_up import on_hang_up
-from legato.engine.ranks.messages import BeRank, FromLead, FromRank, RankReady
 from legato.executor.ranks.messages import RankReport, ToRank
 from legato.model.communicator import RankLostError
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = (sys.executable, "-m", "legato.engine.ranks.main")
+_PROGRAM = (sys.executable, "-m", "legato.engine.assembly.ranks.main")
 _KILL_TIMEOUT_S = 2.0
 _GRACE_S = 1.0
 """For this process to fail like the others, and to say why."""

@@ -1,11 +1,14 @@
-"""The machinery on a GPU, which is imported only where there is one."""
+"""A model's runtime on a GPU, which is imported only where there is one."""
 
 import torch
 
 from legato.checkpoint.loader import fill_model
 from legato.core.errors import ConfigError
 from legato.core.rows import GPU_ROWS
-from legato.engine.startup.machinery import Machinery, Wanted, make_kv, no_memory, wanted_cache
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager, no_memory
+from legato.engine.assembly.runtime import ModelRuntime
+from legato.executor.base import Executor
 from legato.executor.memory import raising_memory_error
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.device import Device
@@ -15,34 +18,35 @@ from legato.gpu.memory import free_for_cache
 from legato.gpu.runner import GraphRunner
 from legato.gpu.step_program import StepProgram
 from legato.gpu.warm_up import warm_up
+from legato.kv.manager import KVCacheManager
 from legato.model.base import CacheSpec
 from legato.model.communicator import ALONE, Communicator
 
 _DEFAULT_UTILIZATION = 0.9
 
 
-def gpu_machinery(wanted: Wanted, device: Device) -> Machinery:
+def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
     """Load the model, size its cache by what steps leave of the memory, and have graphs of steps.
 
     Raises:
         ConfigError, UnsupportedModelError: as `build_engine`.
     """
-    part = GpuPart(wanted, device)
-    cache = wanted_cache(wanted, part.model.cache)
-    kv = make_kv(wanted, cache, part.cache_bytes())
-    part.make_cache(kv.num_blocks)
+    shard = GpuShard(blueprint, device)
+    cache = configured_cache(blueprint, shard.model.cache)
+    kv = make_kv_manager(blueprint, cache, shard.cache_bytes())
+    shard.make_cache(kv.num_blocks)
     executor = GpuExecutor(
-        part.program,
+        shard.program,
         device,
-        part.runner,
-        depth=part.depth,
+        shard.runner,
+        depth=shard.depth,
         num_host_slots=kv.num_host_slots,
-        grammar=wanted.grammar,
+        grammar=blueprint.grammar,
     )
-    return Machinery(part.model, cache, kv, executor, part.program.blocks, GPU_ROWS, "triton")
+    return shard.runtime(cache, kv, executor)
 
 
-class GpuPart:
+class GpuShard:
     """What one GPU has of a model, its cache and its steps: loaded, and given a cache, in turn.
 
     Args:
@@ -56,35 +60,37 @@ class GpuPart:
     program: StepProgram
     runner: GraphRunner
 
-    def __init__(self, wanted: Wanted, device: Device, communicator: Communicator = ALONE) -> None:
+    def __init__(
+        self, blueprint: Blueprint, device: Device, communicator: Communicator = ALONE
+    ) -> None:
         """Raises as `build_engine`."""
-        config = wanted.config
+        config = blueprint.config
         if config.model.kernels != "auto":
             raise ConfigError(f"the {config.model.kernels} kernels are a CPU's")
-        wanted.start.end("description")
-        self._wanted = wanted
+        blueprint.timer.end("description")
+        self._blueprint = blueprint
         self._device = device
         self._num_ranks = communicator.size
         self.model = fill_model(
             lambda: GpuDecoder(
-                wanted.checkpoint.spec,
-                dtype=wanted.dtype,
+                blueprint.checkpoint.spec,
+                dtype=blueprint.dtype,
                 device=device.torch_device,
                 communicator=communicator,
                 is_fp8=config.model.quantization == "fp8",
             ),
-            wanted.checkpoint,
-            dtype=wanted.dtype,
+            blueprint.checkpoint,
+            dtype=blueprint.dtype,
             device=device.torch_device,
             quantization=config.model.quantization,
             communicator=communicator,
         )
-        wanted.start.end("weights")
+        blueprint.timer.end("weights")
 
     @property
     def depth(self) -> int:
         """Most steps in flight."""
-        depth = self._wanted.config.scheduler.num_steps_in_flight
+        depth = self._blueprint.config.scheduler.num_steps_in_flight
         assert depth is not None
         return depth
 
@@ -96,7 +102,7 @@ class GpuPart:
         Raises:
             ConfigError: there is no memory for steps.
         """
-        wanted, config = self._wanted, self._wanted.config.cache
+        blueprint, config = self._blueprint, self._blueprint.config.cache
         if config.kv_cache_memory_bytes is not None:
             return config.kv_cache_memory_bytes
         utilization = config.gpu_memory_utilization or _DEFAULT_UTILIZATION
@@ -107,8 +113,8 @@ class GpuPart:
                 own = free_for_cache(program, runner, self._device, utilization)
         except MemoryError as error:
             raise ConfigError(
-                f"there is no memory for steps of {wanted.max_rows:,} tokens beside the weights: "
-                "lower --max-num-batched-tokens"
+                f"there is no memory for steps of {blueprint.max_rows:,} tokens beside the "
+                "weights: lower --max-num-batched-tokens"
             ) from error
         return self._num_ranks * own
 
@@ -119,15 +125,15 @@ class GpuPart:
             ConfigError: there is no memory for them.
             UnsupportedModelError: the model computes no numbers.
         """
-        wanted, device, start = self._wanted, self._device, self._wanted.start
+        blueprint, device, timer = self._blueprint, self._device, self._blueprint.timer
         try:
             self.program = self._make_program(num_blocks)
         except MemoryError as error:
-            block_bytes = wanted.config.cache.block_size * self._cache.token_bytes
+            block_bytes = blueprint.config.cache.block_size * self._cache.token_bytes
             raise no_memory(num_blocks * block_bytes) from error
-        start.end("cache")
-        check_first_pass(self.program, device, max_len=wanted.max_model_len)
-        start.end("first pass")
+        timer.end("cache")
+        check_first_pass(self.program, device, max_len=blueprint.max_model_len)
+        timer.end("first pass")
         self.runner = self._make_runner(self.program)
         try:
             with raising_memory_error():
@@ -137,29 +143,46 @@ class GpuPart:
                 "there is no memory for graphs beside the KV cache: lower "
                 "--gpu-memory-utilization, or --kv-cache-memory"
             ) from error
-        start.end("graphs")
+        timer.end("graphs")
+
+    def runtime(self, cache: CacheSpec, kv: KVCacheManager, executor: Executor) -> ModelRuntime:
+        """The model's runtime, this being the only shard or rank 0's.
+
+        Args:
+            cache: of the whole model.
+        """
+        return ModelRuntime(
+            blueprint=self._blueprint,
+            model=self.model,
+            cache=cache,
+            kv=kv,
+            executor=executor,
+            blocks=self.program.blocks,
+            rows=GPU_ROWS,
+            kernels="triton",
+        )
 
     @property
     def _cache(self) -> CacheSpec:
-        """Of this part."""
-        return wanted_cache(self._wanted, self.model.cache)
+        """Of this shard."""
+        return configured_cache(self._blueprint, self.model.cache)
 
     def _make_runner(self, program: StepProgram) -> GraphRunner:
-        return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._wanted.max_samples)
+        return GraphRunner(program, self._device, GPU_ROWS, max_decodes=self._blueprint.max_samples)
 
     def _make_program(self, num_blocks: int) -> StepProgram:
         """Raises `MemoryError`."""
-        wanted, block_size = self._wanted, self._wanted.config.cache.block_size
+        blueprint, block_size = self._blueprint, self._blueprint.config.cache.block_size
         with raising_memory_error():
             return StepProgram(
                 self.model,
                 _blocks(self._cache, num_blocks, block_size, self._device),
                 self._device,
                 block_size=block_size,
-                num_slots=2 * wanted.max_num_seqs,
-                max_blocks=wanted.blocks_per_request,
-                max_rows=GPU_ROWS.padded(wanted.max_rows),
-                max_samples=GPU_ROWS.padded(wanted.max_samples),
+                num_slots=2 * blueprint.max_num_seqs,
+                max_blocks=blueprint.blocks_per_request,
+                max_rows=GPU_ROWS.padded(blueprint.max_rows),
+                max_samples=GPU_ROWS.padded(blueprint.max_samples),
             )
 
 

@@ -1,9 +1,9 @@
-"""What a start is made of."""
+"""How long each part of a start takes."""
 
 import time
 
 
-class StartParts:
+class StartTimer:
     """Seconds of each part, as they come to an end one after the other.
 
     Attributes:
@@ -18,7 +18,3 @@ class StartParts:
         now_s = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._last_s
         self._last_s = now_s
-
-
-def in_words(seconds: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())

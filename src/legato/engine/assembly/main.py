@@ -1,4 +1,4 @@
-"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineProcess`.
+"""The engine process: `python -m legato.engine.assembly.main FD`, started by `EngineProcess`.
 
 It is apart from the HTTP server so that a step is never held up by the interpreter lock while
 requests are parsed, tokenized and written out; and so that it can die and be started again.
@@ -19,6 +19,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
+from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
 from legato.engine.process.messages import (
@@ -38,8 +39,6 @@ from legato.engine.process.messages import (
     TellState,
     WatchCache,
 )
-from legato.engine.startup.failure import start_failure
-from legato.engine.startup.parts import StartParts
 
 if TYPE_CHECKING:
     from legato.engine.loop.engine_loop import EngineLoop
@@ -68,14 +67,14 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        start = StartParts()
+        timer = StartTimer()
         with uncollected():
             make = build or _model_builder()
-            start.end("imports")
+            timer.end("imports")
             engine, info = make(config)
-        info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
+        info = msgspec.structs.replace(info, start_s=timer.seconds | info.start_s)
     except Exception as error:
-        failure = start_failure(error)
+        failure = EngineFailed.at_start(error)
         channel.send(failure)
         return 2 if failure.is_user_error else 1
     # Nor need it look at each cached block, for milliseconds: what steps leave dies young.
@@ -124,7 +123,7 @@ def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
 
 
 def _model_builder() -> Build:
-    from legato.engine.startup.build import build_engine
+    from legato.engine.assembly.builder import build_engine
 
     return build_engine
 
@@ -139,7 +138,7 @@ def _events(
             case SetRecording(is_on):
                 engine.set_recording(is_on=is_on)
             case SetAnnouncing(is_on):
-                engine.on_begun = _announcing(channel) if is_on else None
+                engine.announce_steps(_announcing(channel) if is_on else None)
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
             case Delivered(later_s):

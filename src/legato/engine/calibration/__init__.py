@@ -1,0 +1,1 @@
+"""How long steps take: measured, judged, kept on disk, and measured again in quiet times."""
