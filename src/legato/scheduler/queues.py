@@ -36,26 +36,43 @@ class Queues:
 
     Args:
         tenants: whose requests they are; each has been seen before its request is added.
+        is_lost, keeps_deadlines: as of `configure`.
 
     Attributes:
-        is_lost: whether a request that waits can no longer have its first token in time.
-        keeps_deadlines: whether a first token that was promised at admission is owed: those that
-            are late do not give way, and no tenant's turn makes another's request late.
         is_urgent: whether requests go by their TTFT deadlines, of whichever tenant, as they do
             where deadlines are kept and would not be by turns.
     """
 
-    def __init__(self, order: Order, tenants: Tenants) -> None:
-        self.order = order
+    def __init__(
+        self,
+        order: Order,
+        tenants: Tenants,
+        *,
+        is_lost: Callable[[Request], bool] = never,
+        keeps_deadlines: bool = False,
+    ) -> None:
+        self.configure(order, is_lost=is_lost, keeps_deadlines=keeps_deadlines)
         self.tenants = tenants
-        self.is_lost: Callable[[Request], bool] = never
-        self.keeps_deadlines = False
         self.is_urgent = False
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._tenant_of_running: dict[str, Tenant] = {}  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
         self._due = SortedKeyList(key=edf)  # those that wait with a TTFT deadline
+
+    def configure(
+        self, order: Order, *, is_lost: Callable[[Request], bool], keeps_deadlines: bool
+    ) -> None:
+        """Rank requests anew from here on; those that wait keep their places until `take_waiting`.
+
+        Args:
+            is_lost: whether a request that waits can no longer have its first token in time.
+            keeps_deadlines: whether a first token that was promised at admission is owed: those
+                that are late do not give way, and no tenant's turn makes another's request late.
+        """
+        self.order = order
+        self.is_lost = is_lost
+        self.keeps_deadlines = keeps_deadlines
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self.running
