@@ -76,7 +76,7 @@ def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]
             enable_prefix_caching=False,
             dtype="bfloat16",
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=scheduler,
         settings={},
     )
     return engine, info

@@ -41,10 +41,11 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
         ConfigError: there is no such profile, or it does not tell enough.
     """
     machine = load_machine(profile)
+    scheduler = config.scheduler.resolve(machine.max_model_len)
     enable_prefix_caching = config.cache.enable_prefix_caching
     server = MeasuredServer(
         machine=machine,
-        scheduler=config.scheduler,
+        scheduler=scheduler,
         enable_prefix_caching=enable_prefix_caching,
     )
 
@@ -72,7 +73,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
             dtype="none",
             enable_prefix_caching=enable_prefix_caching,
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=scheduler,
         settings={"simulated": profile},
         transfer=address,
     )

@@ -132,7 +132,7 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
             dtype=_name(runtime.cache.kept_dtype),
             enable_prefix_caching=config.cache.enable_prefix_caching,
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=config.scheduler,
         rejected_kernels=runtime.blueprint.kernels.rejected,
         settings={
             "model": config.model.model,

@@ -87,7 +87,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: longest prompt plus output, in tokens.
         device: the kind that it is on, "cpu" or "cuda".
         cache: size of the KV cache.
-        slo_classes: what a request may ask to be served as; key the class's name.
+        scheduler: the settings that it was started with, with every "auto" replaced.
         settings: what "auto" was resolved to; key a flag's name, value as printed.
         rejected_kernels: native kernels that are not used because they compute wrong numbers here;
             key the set of instructions, value how they disagree with PyTorch's.
@@ -100,7 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     cache: CacheInfo
-    slo_classes: dict[str, SloClass]
+    scheduler: SchedulerConfig
     settings: dict[str, str]
     start_s: dict[str, float] = {}
     has_any_name: bool = False
@@ -116,6 +116,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             served_model_names=listed or self.served_model_names,
             has_any_name=ANY_NAME in names,
         )
+
+    @property
+    def slo_classes(self) -> dict[str, SloClass]:
+        """What a request may ask to be served as; key the class's name."""
+        return self.scheduler.classes
 
     @property
     def served_model_name(self) -> str:
