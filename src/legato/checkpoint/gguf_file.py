@@ -68,8 +68,8 @@ class GGUFFile:
 
     Raises:
         UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, or a tensor that
-            extends beyond the file. For any header, reading takes at most a multiple of the file's
-            size in memory.
+            extends beyond the file. Reading takes memory of at most a multiple of the file's size,
+            even with a false header.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,7 +16,7 @@ class Executor(Protocol):
     submitted after a failed one fail with it: none of them is collected.
 
     A plan names positions, not tokens. If it was made before a step in flight had sampled, the
-    executor fills in the tokens that this step samples.
+    executor fills in the tokens that the earlier step samples.
 
     Attributes:
         depth: most steps that may be in flight (submitted, not yet collected); at least 1.

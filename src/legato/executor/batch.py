@@ -19,10 +19,9 @@ Int64s = npt.NDArray[np.int64]
 class PackedBatch:
     """T tokens of R chunks; S rows are sampled.
 
-    The model's inputs are padded (`CPU_ROWS`) to P and Q rows, and the last P - T and Q - S results
-    are not read. They are on the model's device. The inputs of attention are in host memory: a
-    backend first makes its own view of them, once a step, and some backends need the values to do
-    so.
+    The model's inputs are on its device, padded (`CPU_ROWS`) to P and Q rows; the last P - T and
+    Q - S results are not read. The inputs of attention are in host memory: a backend first makes
+    its own view of them, once a step, and some backends need the values to do so.
 
     Attributes:
         input_ids: int64 [P].

@@ -319,7 +319,7 @@ class DraftModel:
         return -(-num_tokens // self._block_size)
 
     def _measure(self, vocab_size: int) -> PassTimes:
-        """Time passes over a made-up prompt, twice a size: the first run compiles kernels."""
+        """Time passes over a made-up prompt, two of each size: the first compiles kernels."""
         measured: list[tuple[int, float]] = []
         with torch.inference_mode():
             for num_rows in _MEASURED:

@@ -21,7 +21,7 @@ class SamplingRow:
         eos_token_ids: tokens that end the request, beside `params.stop_token_ids`.
         prompt_token_ids: int64.
         output_token_ids: int64; all tokens sampled so far.
-        limits: of the tokens that may come next; None if there are none.
+        limits: on the next token; None without any.
         mask: uint32 [words], a bit for each token that the grammar allows next, lowest first; None
             without a grammar.
     """

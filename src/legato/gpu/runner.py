@@ -16,7 +16,7 @@ Replay = Callable[[], None]
 _MOST_ROWS = 2048
 """Most rows of a recorded step. A larger step takes longer than the host needs to launch it."""
 _FEWEST_CHUNK_ROWS = 16
-"""A chunk of fewer rows is cut into narrow tiles."""
+"""A step of fewer rows needs no wide tiles, even with chunks."""
 
 
 class GraphRunner:

@@ -24,8 +24,8 @@ class StepSize(NamedTuple):
     """The size at which a step is computed; a graph is captured for one size.
 
     Attributes:
-        num_rows: P, of which the last may be padding.
-        num_samples: Q, of which the last may be padding.
+        num_rows: P rows; the last may be padding.
+        num_samples: Q sampled rows; the last may be padding.
         has_chunks: whether attention has wide items.
     """
 

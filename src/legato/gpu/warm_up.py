@@ -24,7 +24,7 @@ def warm_up(program: StepProgram, runner: GraphRunner, device: Device) -> None:
 def run_step(program: StepProgram, device: Device, size: StepSize) -> None:
     """Compute a step without requests, in the first block of a cache that is not in use yet.
 
-    Its logits are adjusted, since that takes the most memory and time.
+    Its logits are adjusted, since that takes the most memory.
     """
     program.words.zero_()
     program.forward(size)

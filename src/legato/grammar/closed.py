@@ -19,7 +19,7 @@ _COMBINED = frozenset({"$ref", "anyOf", "oneOf"})
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with `additionalProperties: false` wherever it names properties only.
+    """Return the schema with `additionalProperties: false` where it says nothing about others.
 
     A schema that combines schemas of one object is returned unchanged: each names only a part of
     it.

@@ -40,7 +40,7 @@ class _Tokens:
 
 
 def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Return all tokens, by the bytes that they add to a text.
+    """Return a tokenizer of all tokens, by the bytes that they add to a text.
 
     This takes 0.1 s for 50 000 tokens, during which no other Python thread runs.
     """
@@ -49,7 +49,7 @@ def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def small_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Return as many tokens, of which only single bytes and special tokens have a text.
+    """Return a tokenizer of the same size; only single bytes and special tokens have texts.
 
     It takes a tenth of the time, and does not change whether a grammar compiles.
     """

@@ -63,7 +63,7 @@ def _windows(described: Description) -> tuple[int | None, ...]:
 class _Architecture(NamedTuple):
     """Attributes:
     model_type: the value of `model_type` in its config.json.
-    defaults: of fields missing there that differ from `Description`'s.
+    defaults: of fields missing there, if they differ from `Description`'s.
     """
 
     model_type: str

@@ -18,7 +18,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer.
 
-    The annotations limit each field to values that models have; a checkpoint's are checked.
+    The annotations are the values that models have; a checkpoint's fields are checked.
 
     Attributes:
         max_model_len: positions that the model was made for (prompt plus output, in tokens).

@@ -87,8 +87,8 @@ class PowerOfTwo:
 class PrefixAffinity:
     """Picks the replica with most of the prompt cached, if that is much; else the least busy one.
 
-    The least busy one has the fewest requests in flight. As in SGLang's router, a beginning that
-    all prompts share draws none of them anywhere.
+    The least busy one has the fewest requests in flight. As in SGLang's router, a short
+    beginning that all prompts share attracts no request.
     """
 
     asks_prefixes = True

@@ -36,7 +36,7 @@ class RenderedChat(NamedTuple):
     """A conversation that its chat template has rendered.
 
     Attributes:
-        text: with stand-ins, for `Tokenizer.encode_rendered`.
+        text: the rendered text with stand-ins, for `Tokenizer.encode_rendered`.
         syntax: of the model's reply, whether or not the request asks to parse it.
     """
 
@@ -64,7 +64,7 @@ def rendered_chat(
             text, read them as tokens, or reject the request.
 
     Raises:
-        InvalidRequestError: as `Tokenizer.render_chat`, or a special token is to be rejected.
+        InvalidRequestError: as `Tokenizer.render_chat`, or a special token must be rejected.
         MemoryError: as `Tokenizer.render_chat`.
     """
     template = tokenizer.chat_template(chat_template, has_tools=bool(tools))

@@ -49,7 +49,7 @@ class SpecialStrings:
         return found and found[0]
 
     def places(self, text: str) -> list[int]:
-        """Return indices of characters whose replacement removes every special string's beginning.
+        """Return indices of characters to replace so that no special string begins in a text.
 
         A special string cut off by the end of the text counts too: the next text may complete it.
         """

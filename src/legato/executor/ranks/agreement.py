@@ -29,7 +29,7 @@ class Agreement:
     No rank then uses the result.
 
     Args:
-        group: the ranks.
+        group: the communicator of the ranks.
     """
 
     def __init__(self, group: Communicator) -> None:

@@ -1,5 +1,7 @@
-"""Metrics of the engine: every step, however rare scrapes are, and the engine's own counters as of
-the latest step."""
+"""Metrics of the engine: its steps, and its own counters as of the latest step.
+
+Every step is observed, however rare scrapes are.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import get_args
