@@ -17,7 +17,7 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 class BlockTable:
     """The host's copy of the device's table: blocks of each request in token order, a row a slot.
 
-    Entries after a request's last block are blocks of other requests, or 0.
+    Entries after a request's last block are left over from other requests, or 0.
     """
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:

@@ -108,7 +108,7 @@ class GpuDecoder(Decoder):
         return out
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """Write logits of `hidden` [Q, E] to `out` [Q, V], in the model's dtype; rank 0 only."""
+        """Write logits of `hidden` [Q, E] to `out` [Q, V], in the model's dtype; on rank 0."""
         if self._communicator.size == 1:
             self._project(hidden, out)
             return
