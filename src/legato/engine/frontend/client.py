@@ -177,7 +177,7 @@ class EngineClient:
 
         Args:
             tell: called with events that belong together, in order. The first is an
-                `AllBlocksCleared`; another may come at any time, followed by all blocks cached then.
+                `AllBlocksCleared`; another may come at any time, followed by all cached blocks.
         """
         self._cache_watchers.append(tell)
         self._supervisor.send(WatchCache())
