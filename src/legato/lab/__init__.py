@@ -1,1 +1,1 @@
-"""Floor 12: what measures: workloads, load over HTTP, capacity, the tuner, the demo, and reports."""
+"""Floor 12: measuring: workloads, load over HTTP, capacity, the tuner, the demo, and reports."""

@@ -65,7 +65,7 @@ class Handovers:
         )
 
     def note_begun(self, replica: SimulatedReplica, now_s: float) -> None:
-        """Note that a replica has begun a step, in which requests may have got places for blocks."""
+        """Note that a replica has begun a step; requests may have got places for blocks in it."""
         for hold in replica.kv.take_new_holds():
             handover = self._open.get(hold.request_id)
             if handover is None:

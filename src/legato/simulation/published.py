@@ -51,7 +51,7 @@ _TENSOR_PARALLEL = {"34b": 2, "70b": 4}
 
 
 def rooflines() -> dict[str, Roofline]:
-    """Return a roofline for each model and GPU, on as many GPUs as usual; key the profile's name."""
+    """Return a roofline for each model, on as many of each GPU as usual; key the profile's name."""
     found: dict[str, Roofline] = {}
     for model_name, model in MODELS.items():
         num_gpus = _TENSOR_PARALLEL.get(model_name.rsplit("-", 1)[1], 1)

@@ -151,7 +151,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def _kv_bytes_a_gpu(self) -> float:
-        """Size of a token in each GPU's cache; if there are fewer heads than GPUs, each has a copy."""
+        """Size of a token in each GPU's cache; with fewer heads than GPUs, each has a copy."""
         num_heads = -(-self._num_kv_heads // self.tensor_parallel_size)
         return 2 * self.model.num_hidden_layers * num_heads * self.model.head_size * self.kv_bytes
 

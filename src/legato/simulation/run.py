@@ -66,8 +66,7 @@ class Simulable(Protocol):
         ...
 
     def sibling(self, place: int) -> "Simulable":
-        """Return the same kind of server on another machine; from place 1 on, its randomness
-        differs."""
+        """Return the same server on another machine; from place 1 on, its random numbers differ."""
         ...
 
 

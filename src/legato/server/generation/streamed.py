@@ -77,7 +77,7 @@ class StreamedAnswer(EventResponse):
         self._unread.append((choice, delta))
 
     async def _write_all(self, submission: Submission) -> None:
-        """Return once all deltas are written; raises the error that ended the submission, if any."""
+        """Return once all deltas are written; raises the submission's error, if any."""
         self._write_unread()
         await submission.ended.wait()
         while self._unread:

@@ -119,7 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._limited_flow.hold_reading()
 
     def _parse(self) -> None:
-        """Parse until a request must wait for the one before it, or the connection's turn is over."""
+        """Parse until a request must wait for an earlier one, or the connection's turn is over."""
         self._awaits_turn = False
         if self.transport.is_closing():
             return
