@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
     def _with_config(
         self, args: list[str], namespace: argparse.Namespace
     ) -> tuple[list[str], argparse.Namespace]:
-        """Put the file's arguments in front, without those that the command line overrides."""
+        """Put the file's arguments in front, except flags that the command line overrides."""
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         finder.add_argument("--config")
         try:

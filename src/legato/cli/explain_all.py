@@ -36,7 +36,7 @@ _ALIKE = 0.05
 
 
 def tables(waits: Sequence[Waits], wait: Wait, most: int) -> list[Table]:
-    """Return tables of where all waits went, and of the requests with the longest.
+    """Return tables of the causes of all waits, and of the longest waits.
 
     Args:
         wait: sorts the requests, by the first token or by the longest gap.
@@ -83,7 +83,7 @@ def _longest(waits: Sequence[Waits], wait: Wait, most: int) -> Table:
 
 
 def _alike(requests: Iterable[Waits], most: int) -> list[list[Waits]]:
-    """Group requests that waited like the first of their group, in at most so many groups."""
+    """Group requests that waited like the first of their group. Args: most: groups."""
     groups: list[list[Waits]] = []
     for request in requests:
         group = next((group for group in groups if _are_alike(group[0], request)), None)

@@ -96,7 +96,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The same as `get_tokenizer()`."""
+        """As `get_tokenizer()`."""
         return self.get_tokenizer()
 
     @property

@@ -25,7 +25,7 @@ _FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 
 
 class Asked(NamedTuple):
-    """What a dispatcher looks up.
+    """Lookups that a dispatcher needs.
 
     Attributes:
         request: returns an unfinished request by its id; None if it has ended.

@@ -1,4 +1,4 @@
-"""Limits who can reach Ray: only this machine, or holders of the cluster's token."""
+"""Limits access to Ray to this machine, or to holders of the cluster's token."""
 
 import os
 import secrets
@@ -13,9 +13,9 @@ _YES = ("1", "true")
 def keep_to_this_machine() -> None:
     """Make the next Ray to start listen on the loopback interface only, with a secret token.
 
-    Ray replaces a loopback address with another of the machine's unless it is told that it belongs
-    to no cluster. The token that Ray itself would make lies in a file that others may read. Ray
-    reads both settings when it is first imported.
+    Ray replaces a loopback address with another of the machine's, unless a variable says that it
+    belongs to no cluster. The token that Ray itself would make lies in a file that others may read.
+    Ray reads both settings when it is first imported.
     """
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"

@@ -29,7 +29,7 @@ class Link:
         replica_id, role, info, started_s: as in `Joined`.
         state: the replica's latest; None while its engine is being restarted.
         transfer: as in `Tells`, the latest.
-        line: tells when it is to end.
+        line: says when the replica is about to end.
         stats: of the replica's engine, after its latest step.
         clock: the replica's.
     """

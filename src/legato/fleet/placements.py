@@ -1,4 +1,4 @@
-"""Where each request of a front door runs: at one replica, or at two.
+"""The replicas of each request of a front door: one, or two.
 
 With two, one computes the prompt and the other continues it.
 """

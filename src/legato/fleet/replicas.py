@@ -40,7 +40,7 @@ class Replicas(Protocol):
     def attach(self, line: Line) -> AsyncGenerator[bytes]:
         """Join a replica that has no line yet, and wait until there is one.
 
-        Yields packed `FromReplica`, the first of which is `Joined`, until the replica ends.
+        Yields packed `FromReplica` messages, first a `Joined`, until the replica ends.
 
         Raises:
             Exception: the replica is lost.

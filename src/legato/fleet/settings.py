@@ -19,7 +19,7 @@ _NOT_HERE = {
     "kv_events_endpoint": _ONE_ENGINE,
     "kv_events_replay_endpoint": _ONE_ENGINE,
 }
-"""Key a setting that a fleet behind proxies does not have; value where it belongs."""
+"""Key a setting that a fleet does not have; value its owner."""
 
 
 class FleetSettings(NamedTuple):

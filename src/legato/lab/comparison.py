@@ -191,7 +191,7 @@ class _Pool:
         self._values, self._owners = values[order], owners[order]
 
     def quantiles(self, times: np.ndarray) -> list[tuple[str, float]]:
-        """Return `p50` and `p99` with each request counted so many times: int [requests]."""
+        """Return `p50` and `p99` with each request weighted: int [requests]."""
         cumulated = np.cumsum(times[self._owners])
         if not cumulated.size or cumulated[-1] == 0:
             return []

@@ -58,7 +58,7 @@ class MadeUpSteps:
         num_tokens: int,
         params: SamplingParams = _GREEDY,
     ) -> None:
-        """Add a request, of which steps may compute any part.
+        """Add a request; steps may compute any part of it.
 
         Args:
             num_prompt_tokens: known from the start.

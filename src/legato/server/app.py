@@ -158,7 +158,7 @@ def create_app(
     app: ASGIApp = CancelOnDisconnect(api)
     app = RefuseWhileDraining(app, lifecycle)
     app = ReadBody(app, config.max_body_bytes)  # uncounted: draining waits for no body
-    # What the API reference describes is not secret.
+    # The API reference and the files of pages are not secret.
     open_paths = {*OPEN_PATHS, *assets, dashboard.ROOT, _OPENAPI}
     app = RequireApiKey(app, _all_keys(config), open_paths)
     app = CheckOrigin(app, config.allowed_origins)

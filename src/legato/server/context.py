@@ -36,7 +36,7 @@ class Arrival:
 
 
 class KVEventSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where routers subscribe to cache events, in vLLM's format.
+    """The address of cache events for routers, in vLLM's format.
 
     Attributes:
         endpoint, replay_endpoint, topic: as of `CachePublisher`.

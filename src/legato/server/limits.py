@@ -1,6 +1,6 @@
 """Bounds on one request's size and reading cost that no flag changes.
 
-Those of sampling are in `core/sampling_params.py` and `core/slo.py`, those that a flag changes in
+Bounds of sampling are in `core/sampling_params.py` and `core/slo.py`; bounds with a flag are in
 `config.py`.
 """
 

@@ -117,7 +117,7 @@ def responses(
     Args:
         answer: the msgspec type of its JSON.
         is_list: whether it answers with a list of them.
-        errors: beside those that any request may get.
+        errors: in addition to `_COMMON_ERRORS`.
         streams: whether it may also answer with server-sent events.
         files: media types of files that it may answer with.
         error_body: the msgspec type of its errors.
@@ -140,7 +140,7 @@ def responses(
 
 
 def _described(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
-    """Return the schemas of the models and of those that they refer to; key the name."""
+    """Return the schemas of the models and of models that they refer to; key the name."""
     template = _REFERENCE.format(name="{model}")
     _, document = models_json_schema(
         [(model, "validation") for model in models], ref_template=template

@@ -33,12 +33,11 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Time outside of steps, in seconds: a constant and an addition for each token.
 
     Attributes:
-        turnaround_s, turnaround_token_s: between two steps; tokens are those that the first step
-            sampled.
-        intake_s, intake_token_s: from a request's due time until the scheduler sees it; tokens are
-            those of its prompt.
-        delivery_s, delivery_token_s: from the end of a step to a client; tokens are those of the
-            same step that are delivered before.
+        turnaround_s, turnaround_token_s: between two steps; tokens sampled in the first count.
+        intake_s, intake_token_s: from a request's due time until the scheduler sees it; tokens of
+            its prompt count.
+        delivery_s, delivery_token_s: from the end of a step to a client; tokens of the same step
+            that are delivered before count.
     """
 
     turnaround_s: float = 0.0
@@ -54,14 +53,14 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def turnaround(self, num_tokens: int) -> float:
-        """Return the time after a step that sampled so many tokens."""
+        """Return the time after a step. Args: num_tokens: sampled in it."""
         return self.turnaround_s + num_tokens * self.turnaround_token_s
 
     def intake(self, request: WorkloadRequest) -> float:
         return self.intake_s + request.num_prompt_tokens * self.intake_token_s
 
     def delivery(self, num_before: int) -> float:
-        """Return the time to deliver a token, after so many others of its step."""
+        """Return the time to deliver a token. Args: num_before: tokens of its step before it."""
         return self.delivery_s + num_before * self.delivery_token_s
 
 

@@ -117,7 +117,7 @@ class Handovers:
     def _tell(
         self, handover: _Handover, hold: Hold, num_tokens: int, now_s: float, *, is_over: bool
     ) -> None:
-        """Send the blocks of so many tokens, and report their arrival."""
+        """Send the blocks of some tokens, and report their arrival."""
         source_id, target_id = handover.source.replica_id, handover.target.replica_id
         num_bytes = num_tokens * self._token_bytes
         at_s = self._traffic.send(source_id, target_id, num_bytes, now_s)

@@ -145,7 +145,7 @@ def calibrate(
 def _mixture(
     num_rows: int, num_tokens: int, max_model_len: int, rng: random.Random, num_drafts: int = 0
 ) -> StepShape:
-    """Make a step of decodes with so many drafts each, and a chunk of about so many tokens."""
+    """Make a step of decodes with drafts, and a chunk of about `num_tokens` tokens."""
     shape = StepShape()
     for _ in range(num_rows):
         context = rng.randint(1, max_model_len)

@@ -1,4 +1,4 @@
-"""What clients saw of a server: each request, and streams beside long prompts."""
+"""Clients' records of a server: of each request, and of streams beside long prompts."""
 
 import itertools
 from collections import Counter

@@ -77,7 +77,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bytes_per_s = self.memory_efficiency * self.gpu.memory_bytes_per_s
         matmul_flops_per_s = self.matmul_efficiency * self.gpu.flops_per_s
         layer_weights, head_weights = self._layer_weights / num_gpus, self._head_weights / num_gpus
-        # Of the embeddings, a step reads only the batch's rows.
+        # A step reads only the batch's rows of the embeddings.
         weights_s = (layer_weights + head_weights) * self.weight_bytes / bytes_per_s
         layers_s = layer_weights * self.weight_bytes / bytes_per_s
         token_s = layer_weights * _FLOPS_PER_WEIGHT / matmul_flops_per_s

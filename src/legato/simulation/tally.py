@@ -1,4 +1,4 @@
-"""Computes the figures of a run without keeping its records, of which there may be too many."""
+"""Computes the figures of a run without keeping its records, which may be too many."""
 
 import math
 from array import array
@@ -17,7 +17,7 @@ _BUFFERED = 1 << 16
 
 
 class Histogram:
-    """Counts of seconds in bins, each of which ends 1 % above the one before."""
+    """Counts of seconds in bins; each bin ends 1 % above the one before."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_NUM_BINS, dtype=np.int64)

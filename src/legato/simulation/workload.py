@@ -63,7 +63,7 @@ Workload = list[WorkloadRequest]
 
 
 def num_hash_blocks(num_tokens: int) -> int:
-    """Return the number of blocks for so many tokens; the last block may not be full."""
+    """Return the number of blocks of a prompt; the last block may not be full."""
     return -(-num_tokens // HASH_BLOCK)
 
 

@@ -13,7 +13,7 @@ from legato.lab.capacity.unloaded import UnloadedTtft
 from legato.simulation.record import RequestRecord, gaps_s
 from legato.simulation.workload import Workload
 
-# At most one in so many may be late, delayed, or failed.
+# The least number of gaps or requests for one late, delayed or failed.
 _GAPS_PER_LATE = 100
 _REQUESTS_PER_DELAYED = 2
 _REQUESTS_PER_FAILED = 100

@@ -32,7 +32,7 @@ class TrialLength(msgspec.Struct, frozen=True, kw_only=True):
     """The length of a trial: at least 20 median end-to-end times, `least_s` and `least_requests`.
 
     Attributes:
-        least_requests: that arrive in that time; few requests say little, whatever they take.
+        least_requests: that arrive in that time; with few requests, a verdict means little.
     """
 
     least_s: float = 120.0
@@ -161,7 +161,7 @@ class _Trials:
     """Runs trials that are long enough.
 
     Attributes:
-        ended: all trials, except those that were too short.
+        ended: all trials, except short ones that were repeated.
     """
 
     def __init__(
@@ -243,5 +243,5 @@ def _bracket(
 
 
 def _capacity_per_s(sustained: Trial) -> float:
-    """Take the rate of finished requests if smaller: chance may hide a slow lag behind arrivals."""
+    """Take the rate of finished requests if smaller: chance may hide a slowly growing queue."""
     return min(sustained.rate_per_s, sustained.finished_per_s)

@@ -54,7 +54,7 @@ class View:
         yield self.at(time.monotonic(), options.max_width)
 
     def at(self, now_s: float, width: int) -> Panel:
-        """Draw the runs as of a moment since the last one began, in so many columns."""
+        """Draw the runs as of a moment since the last one began. Args: width: in columns."""
         room = width - _NAME_COLUMNS - _TIME_COLUMNS - _FRAME_COLUMNS
         columns = min(_MOST, max(_FEWEST, room))
         blocks = [

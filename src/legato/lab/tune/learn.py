@@ -21,7 +21,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that can be simulated.
 
     Attributes:
-        load: what a chunk of prefill shares a step with under the workload.
+        load: of a typical step with prefill under the workload.
         about: what the figures depend on: model, dtype, device, ...
         budgets: step times of candidate token budgets beside that load.
         wall_s: time that the measurements took.

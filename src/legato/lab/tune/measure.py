@@ -29,7 +29,7 @@ _LONGEST_STEP_S = 2.0
 
 
 class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk of prefill shares its step with.
+    """The decodes in the step of a chunk of prefill, and the chunk's position.
 
     Attributes:
         num_streams: that decode at once, on average.
@@ -43,7 +43,7 @@ class TypicalLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> "TypicalLoad":
-        """Compute the load by Little's law, from requests of which at least one finished."""
+        """Compute the load by Little's law. Args: records: with at least one finished request."""
         finished = [record for record in records if record.status == "ok"]
         decoding_s = sum(r.token_times_s[-1] - r.token_times_s[0] for r in finished)
         duration_s = max(r.token_times_s[-1] for r in finished)

@@ -5,7 +5,7 @@ from multiprocessing import get_context
 
 
 def simulators(num_processes: int) -> Executor:
-    """Return an executor for so many simulations at once; use it as a context."""
+    """Return an executor for a number of simulations at once; use it as a context."""
     if num_processes == 1:
         return ThreadPoolExecutor(1)
     return ProcessPoolExecutor(num_processes, mp_context=get_context("spawn"))

@@ -34,7 +34,7 @@ _NUM_RUNS = 8
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to tune.
+    """The settings of a tuning.
 
     Attributes:
         engine: its settings that are not searched; its promises are the SLOs to keep.

@@ -48,7 +48,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> list[Split]:
-        """All splits of so many machines."""
+        """All splits of the machines."""
         num = self.num_replicas
         apart = [Split(prefill=num - k, decode=k) for k in range(1, num)]
         return [Split(both=num), *(apart if self.kv_token_bytes else [])]

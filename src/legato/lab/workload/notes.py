@@ -6,7 +6,7 @@ from legato.lab.workload.too_long import TooLong
 
 
 class WorkloadNotes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a workload lacks of its source; empty if nothing.
+    """The differences of a workload from its source; empty if there are none.
 
     Attributes:
         too_long: None if all requests fit into the model's context.

@@ -11,7 +11,7 @@ TooLongAction = Literal["refuse", "cut", "drop"]
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload lost when it was made to fit.
+    """The losses of a workload that was made to fit.
 
     Attributes:
         max_model_len: the context: prompt plus output in tokens.

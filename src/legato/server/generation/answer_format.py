@@ -1,4 +1,4 @@
-"""What the answers of all endpoints have in common."""
+"""The interfaces and the usage object common to the answers of all endpoints."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -54,7 +54,7 @@ class AnswerFormat(Protocol):
 
 
 class UsageCounter:
-    """Counts the tokens of one request. Each prompt counts once, whatever `n` is."""
+    """Counts the tokens of one request. Each prompt counts once, for any `n`."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._num_prompt_tokens = sum(map(len, prompts))

@@ -1,4 +1,4 @@
-"""Who may change the server's settings and see the requests of all its clients."""
+"""Restricts changes of settings, and watching all clients' requests, to admins."""
 
 import ipaddress
 

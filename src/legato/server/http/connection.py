@@ -46,7 +46,7 @@ _TURN_S = 0.001
 
 
 class _Awaited(enum.Enum):
-    """What the client has to send next."""
+    """The part that the client must send next."""
 
     REQUEST = enum.auto()
     HEADERS = enum.auto()
@@ -261,7 +261,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_client_waiting(self) -> bool:
-        """Whether the server is to act next, so that the client's silence means nothing."""
+        """Whether the server must act next, so that the client's silence means nothing."""
         is_answering = self._awaited is _Awaited.REQUEST and self._answering is not None
         return is_answering or bool(self._backlog)
 

@@ -19,7 +19,7 @@ def without_chunks(cycle: RequestResponseCycle) -> Send:
             if is_open_ended:
                 cycle.chunked_encoding = False
         elif is_open_ended:
-            # Pass uvicorn's length check, whatever the length.
+            # Pass uvicorn's length check with any length.
             cycle.expected_content_length = len(message.get("body", b""))
         await cast("Send", cycle.send)(message)
 

@@ -48,7 +48,7 @@ class HostNames:
         return self._is_any_known or self.is_own(host)
 
     def is_own(self, host: str) -> bool:
-        """Whether a host is one of the server's own names, even where any is accepted."""
+        """Whether a host is one of the server's own names, regardless of other accepted ones."""
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False

@@ -111,7 +111,7 @@ class StreamOptions(RequestModel):
 
 
 class KVTransferRequest(RequestModel):
-    """vLLM's parameters, as its routers send them; engines fill in those that are null."""
+    """vLLM's parameters, as its routers send them; engines fill in null fields."""
 
     do_remote_prefill: bool = False
     do_remote_decode: bool = False

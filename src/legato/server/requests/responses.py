@@ -117,7 +117,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """Attributes: reasoning is always shown whole, whatever `summary` says."""
+    """Attributes: reasoning is always shown whole, for any `summary`."""
 
     effort: Name | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

@@ -101,7 +101,7 @@ class ReaderProcess:
             os.setpriority(os.PRIO_PROCESS, self._pid, nice)
 
     def kill(self) -> None:
-        """Kill it, whatever its state."""
+        """Kill it, even if it is stopped."""
         if self._pid and not self.is_gone:  # while its socket is open, no other process has its pid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)

@@ -43,7 +43,7 @@ class _NoPlaceError(Exception):
 
 
 class TextProcesses:
-    """Reads bodies; the event loop only passes bytes on, whatever the body.
+    """Reads bodies in other processes, so that the event loop only passes bytes on.
 
     A reader that takes too long or too much memory costs only its own request. One that dies
     otherwise, or neither answers nor computes, is replaced, and its body read again, once. The

@@ -62,8 +62,8 @@ class ResponseStore:
     """Stores responses, each visible only to its tenant.
 
     When there is no room, the tenant that uses most loses its least recently used response. So a
-    tenant keeps its responses while they take no more than an equal share, whatever others store.
-    Continuing a response counts as a use of it and of all that it continues.
+    tenant keeps its responses while they take no more than an equal share, however much others
+    store. Continuing a response counts as a use of it and of all that it continues.
 
     Args:
         max_responses, max_bytes: of all tenants together.

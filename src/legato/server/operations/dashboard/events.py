@@ -35,7 +35,7 @@ from legato.server.operations.settings import describe
 router = APIRouter(include_in_schema=False)
 
 _MAX_RECORDS = 2048
-"""The most records that wait for one browser; a slower one loses steps, and is told how many."""
+"""The most records that wait for one browser; a slower one loses steps, and gets their number."""
 
 _FRAME_S = 0.05
 """Records that come within this time are sent together: no eye tells them apart."""
