@@ -29,7 +29,7 @@ class TrialSource:
         self._by_length = _sorted_by_length(requests)
 
     def draw(self, rate_per_s: float, num_requests: int, seed: int) -> Workload:
-        """Draw requests with Poisson arrivals from 0 on, conditioned on their number.
+        """Draw requests with Poisson arrivals within `num_requests / rate_per_s` seconds.
 
         The seed decides the requests, their order and their arrivals. With the same number of
         requests, every rate has the same arrivals, only stretched.

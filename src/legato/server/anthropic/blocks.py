@@ -87,7 +87,10 @@ def _filled(block: Content, text: str) -> Content:
 
 
 def _as_object(text: str) -> dict[str, Any]:
-    """Parse a call's arguments; without a grammar they may not be an object."""
+    """Parse a call's arguments; return text that is no object under "invalid".
+
+    Without a grammar, a model may write any text.
+    """
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
     except msgspec.DecodeError:
