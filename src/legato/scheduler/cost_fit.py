@@ -58,7 +58,7 @@ DISTURBED = 1.3
 """Ratio of measured to predicted seconds above which another program must have had the machine."""
 
 MOST_DISTURBED = 0.1
-"""Of a machine's steps; where it has nothing else to do, it is one in twenty or less."""
+"""Largest share of disturbed steps. On a machine with nothing else to do it is 0.05 or less."""
 
 
 class CostFit:

@@ -1,4 +1,4 @@
-"""In which order a step is filled. Each policy is an order over the same parts."""
+"""Policies: the order in which a step is filled. All use the same parts."""
 
 from collections.abc import Callable
 
