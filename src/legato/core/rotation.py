@@ -25,7 +25,7 @@ class Rotation(Generic[_Item]):
         return bool(self._queues)
 
     def add(self, key: str, item: _Item) -> None:
-        """Let an item wait after all others of its key."""
+        """Add an item after all others of its key."""
         self._queues.setdefault(key, deque()).append(item)
 
     def take(self, accepts: Callable[[str], bool] = _any_key) -> _Item | None:
