@@ -45,7 +45,7 @@ class PassTimes:
             self._seconds[place + 1] *= 1.0 + share * change
 
     def _place(self, num_rows: int) -> tuple[int, float]:
-        """Return the index of the last measured number up to `num_rows`, and the share to the next."""
+        """Return the last measured number up to `num_rows`, by index, and the share beyond it."""
         place = bisect_right(self._rows, num_rows) - 1
         if place + 1 == len(self._rows):
             return place, 0.0
