@@ -1,4 +1,4 @@
-"""The limit on the address space (`ulimit -v`), and the errors that mean that memory ran out."""
+"""The limit on the address space (`ulimit -v`), and errors from a lack of memory."""
 
 import errno
 import os
@@ -63,10 +63,12 @@ def _room(group: Path, limit_name: str, usage_name: str) -> int | None:
 
 
 def check_address_space() -> None:
-    """Refuse a limit under which no model can be loaded, before a library ends the process.
+    """Refuse a limit on the address space that is too low for any model.
+
+    Below it, a library may end the process.
 
     Raises:
-        ConfigError: there is such a limit.
+        ConfigError: the limit is too low.
     """
     limit = address_space_bytes()
     least = _LIBRARY_BYTES + min(64, os.cpu_count() or 1) * _CORE_BYTES
@@ -78,7 +80,7 @@ def check_address_space() -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, of any kind and in any library."""
+    """Whether memory of any kind ran out, in any library."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -147,7 +147,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Fault(msgspec.Struct, frozen=True):
     """Why a request cannot go on.
 
-    It has the text of a step's exception, which itself would keep the step's memory alive.
+    It keeps the text of a step's exception; the exception would keep the step's memory alive.
 
     Attributes:
         is_asked_for: the fault follows from the request's own settings, on any engine.

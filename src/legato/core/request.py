@@ -18,7 +18,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         request_id: unique among all requests the engine holds.
         prompt_token_ids: at least one token.
         params: with `seed` and `max_tokens` resolved to numbers; `n` is 1 (the front end fans out).
-        eos_token_ids: the model's end-of-sequence tokens, empty where `ignore_eos` is set.
+        eos_token_ids: the model's end-of-sequence tokens; empty if `ignore_eos` is set.
         arrival_time_s: when its first bytes arrived at the front end, on the machine's monotonic
             clock. Deadlines count from then.
         reading_s: time from then until it was sent to the engine, for reading, parsing and
@@ -44,7 +44,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Stop a request, wherever it is; unknown or ended requests are ignored."""
+    """Stop a request, waiting or running; unknown or ended requests are ignored."""
 
     request_id: str
 

@@ -12,7 +12,7 @@ def _any_key(key: str) -> bool:  # noqa: ARG001
 
 
 class Rotation(Generic[_Item]):
-    """Gives one item of each key in turn; items of one key in the order in which they came.
+    """Gives one item of each key in turn, and items of one key in order of arrival.
 
     Adding and taking an item are O(1) in the number of items.
     """

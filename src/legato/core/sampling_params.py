@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        # As in vLLM, these may come as a list or as None, the first two as one value alone.
+        # As in vLLM, these may be a list or None, and the first two also a single value.
         for name in ("stop", "stop_token_ids", "bad_words"):
             msgspec.structs.force_setattr(self, name, _as_tuple(getattr(self, name)))
         words = tuple(map(tuple, self.bad_words_token_ids or ()))

@@ -94,7 +94,7 @@ class ServiceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache_salt: str | None = None
 
     def of_key(self, tenant: str | None) -> "ServiceParams":
-        """Return these parameters with the tenant of the request's API key; None leaves them as is.
+        """Return these parameters with the tenant of the API key; None changes nothing.
 
         Raises:
             InvalidRequestError: the request names another tenant.

@@ -225,11 +225,11 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_
         http_id: the client's `X-Request-Id`.
         answer_id: the answer's `id` after its prefix.
         operation: "chat", "responses", "messages" or "text_completion".
-        request_ids: ids of the completions that were begun; key the choice's index.
+        request_ids: ids of the completions that had any output; key the choice's index.
         received_s: when the first bytes of the request came.
         ended_s: when the end of the answer had been written; if it is not streamed, when all of it
             had come.
-        sent_s: when each token's text had gone to the client's socket; if the answer is not
+        sent_s: when the output of each token had gone to the client's socket; if the answer is not
             streamed, when the token came. Key the choice's index.
         finish_reasons: finish reasons of the completions as the client sees them; key the choice's
             index.

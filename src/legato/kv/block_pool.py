@@ -56,7 +56,7 @@ class BlockPool:
             self._release(start, end)
 
     def _take(self, run_start: int, start: int, count: int) -> range:
-        """Cut [start, start + count), or as much of it as there is, out of a free run."""
+        """Cut [start, start + count), or the part within it, out of a free run."""
         run_end = self._end_of.pop(run_start)
         end = min(start + count, run_end)
         # [run_start, start) stays free | [start, end) is handed out | [end, run_end) stays free

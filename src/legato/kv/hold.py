@@ -1,4 +1,4 @@
-"""Holds on a prompt's blocks, which keep them even after its request."""
+"""Holds, which keep a prompt's blocks even after its request."""
 
 import hashlib
 

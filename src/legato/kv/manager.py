@@ -98,7 +98,7 @@ class KVCacheManager:
         return 1.0 - self.num_free_blocks / self._pool.num_blocks
 
     def match(self, request: Request) -> Way:
-        """Look up the tokens of a request without blocks that it would share."""
+        """Look up the tokens that a request would share, before it has blocks."""
         end = self._num_shareable(request)
         return self._tree.match(self._sought(request), end)
 

@@ -1,4 +1,4 @@
-"""How much work one step may hold."""
+"""Bounds on the work of one step."""
 
 import math
 from typing import Protocol

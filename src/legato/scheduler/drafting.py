@@ -79,7 +79,7 @@ class Drafting:
         self._step_time = step_time
         self._most_samples = most_samples
         self.model: ModelDrafting | None = None
-        self._num_without = 0  # steps with a likely draft that took none, in a row
+        self._num_without = 0  # steps with a likely draft, none taken since
         self._patience = _TRIED_AGAIN
         self._turnaround_s = 0.0
 

@@ -14,8 +14,8 @@ from legato.scheduler.step_shape import StepShape
 
 _ROUNDING = 1e-6
 _ENDING_TOGETHER = 8
-"""A forecast advances until one in so many streams has ended. To advance from one end to the next
-would be slow beside hundreds of streams."""
+"""A forecast advances until one in this many streams has ended. Beside hundreds of streams, it
+would be slow to advance from one end to the next."""
 
 
 class _Stream(NamedTuple):

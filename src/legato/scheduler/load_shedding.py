@@ -144,7 +144,7 @@ class LoadShedding:
         return self._for_ttft(displaced, _DISPLACED, excess_s)
 
     def _displaced(self, request: Request, excess_s: float) -> list[Request]:
-        """Return requests whose prompts together take `excess_s`; none if too few give way."""
+        """Return requests whose prompts take at least `excess_s`; none if too few give way."""
         found: list[Request] = []
         crowding = self._crowding(request, promised=True)
         due = (one for one in crowding if one.ttft_deadline_s is not None)

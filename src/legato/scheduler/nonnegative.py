@@ -35,7 +35,7 @@ def solve_nonnegative(
 def _descend(
     gram: np.ndarray, target: np.ndarray, solution: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """Solve for the free coefficients; bind those to zero that would become negative."""
+    """Solve for the free coefficients; reset coefficients to zero that would become negative."""
     while free.any():
         wanted = np.zeros(len(target))
         wanted[free] = np.linalg.solve(gram[np.ix_(free, free)], target[free])

@@ -6,9 +6,9 @@ a new request, no new request goes before it, whatever the load. Priority shifts
 bounded time.
 
 Earliest deadline first is the best order while all deadlines can be met, and the worst beyond that:
-it serves the requests that are about to be late, so that all become late but for milliseconds. So
-under `edf` late requests wait apart, as in Robust EDF's reject queue (Buttazzo and Stankovic,
-1993), and one step in `LATE_TURN` begins with them.
+it serves the requests that are about to be late, so all become late, and milliseconds decide which
+do not. So under `edf` late requests wait apart, as in Robust EDF's reject queue (Buttazzo and
+Stankovic, 1993), and one step in `LATE_TURN` begins with them.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ PRIORITY_STEP_S = 10.0
 """One step of priority outweighs an arrival this much earlier."""
 
 LATE_TURN = 4
-"""One in so many steps with a tenant's prompts begins with its late ones."""
+"""One in this many steps with a tenant's prompts begins with its late ones."""
 
 _S_PER_TOKEN = 0.005
 """Waiting time that outweighs one more token to compute."""

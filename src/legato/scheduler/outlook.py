@@ -9,7 +9,7 @@ from legato.scheduler.queues import Queues
 from legato.scheduler.tenants import NEWCOMER
 
 _LONG = 4096
-"""Length in tokens, at most half of the context, of the prompt that tells the time per token."""
+"""Tokens of the prompt that measures the time per token; at most half of the context."""
 _HORIZON_S = 60.0
 
 

@@ -61,7 +61,7 @@ class OutputLengths:
         num_longer = len(recent) - first_longer
         num_within = np.ceil((1.0 - self._optimism) * num_longer).astype(np.int64)
         lengths = recent[first_longer + num_within - 1]
-        # Without such an output the result is 0, which the caller raises to one token.
+        # At optimism 1 `num_within` is 0: the result is 0, which the caller raises to one token.
         left = np.where(num_within, lengths - num_generated, 0)
         believed: Counts = np.where(num_longer, left, num_generated)
         return believed

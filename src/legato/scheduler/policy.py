@@ -7,7 +7,7 @@ from legato.scheduler.step_builder import StepBuilder
 
 
 def stall_free(step: StepBuilder) -> None:
-    """Running streams first, prefill in what is left (Sarathi-Serve's stall-free batching)."""
+    """Running streams first, then prefill in the rest (Sarathi-Serve's stall-free batching)."""
     step.make_way()
     step.add_decodes()
     step.add_prefills()

@@ -393,7 +393,7 @@ class Scheduler:
         return outputs
 
     def _look_ahead(self, now_s: float) -> float:
-        """Return when a step planned now can begin; set `in_flight_until_s` of its requests."""
+        """Return when a step planned now can begin; set `in_flight_until_s` of requests."""
         begins_s = now_s
         for flight in self._in_flight:
             begins_s = max(now_s, flight.ends_s)

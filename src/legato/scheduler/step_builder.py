@@ -183,7 +183,7 @@ class StepBuilder:
             self._gave_turn = bool(self.shape.num_prefill_chunks)
             if self._lacks_room is not None:
                 self._may_admit = self._turns.may_pass(self._lacks_room, self._now_s)
-            self._serves_behind = False  # promised requests do not wait for it
+            self._serves_behind = False  # a best-effort turn delays no promised request
         self._add_prefills(best_effort=False)
 
     def add_best_effort(self) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's belief about how long a step will take, corrected by every step that runs."""
+"""The scheduler's prediction of a step's duration, corrected by every step that runs."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 
 StepKind = Literal["decodes", "drafts", "prefill"]
-"""What a step holds; "prefill" whatever it holds besides."""
+"""Kind of a step by its contents; a step with prefill is "prefill", even beside decodes."""
 
 _REFIT_STEPS = 16
 _LEARNING_STEPS = 32
@@ -57,7 +57,7 @@ class StepTimeModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to predict from: a calibration, or enough steps."""
+        """Whether there is a calibration, or enough steps, to predict from."""
         return self._costs is not None
 
     def seconds(self, shape: StepShape) -> float:

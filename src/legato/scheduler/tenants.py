@@ -14,8 +14,8 @@ NEWCOMER = ""
 """Name of a tenant without requests, which has had exactly the service that it is owed."""
 
 KEPT_PLACES, KEPT_PACE = 0.25, 0.5
-"""Shares that a tenant's streams leave to tenants that may come: of places and cache, and of a
-step's time. A request of theirs then waits for no stream to end, and its prompt has half of each
+"""Shares that a tenant's streams leave to other tenants that may come: of places and cache, and of
+a step's time. Their next request then waits for no stream to end, and its prompt has half of each
 step."""
 
 _CREDIT_S = 5.0
@@ -44,7 +44,7 @@ class Tenant:
     """One tenant's requests and service.
 
     Attributes:
-        counter_s: seconds of service divided by the weight, plus what `Tenants.see` lifted it by.
+        counter_s: seconds of service divided by the weight, plus the lifts by `Tenants.see`.
         num_timely_steps: steps with prompts of the tenant since the last one with a late prompt.
         last_seen_s: time of its last request.
     """
