@@ -42,5 +42,5 @@ under a time budget come in every length. So there are few row counts: all up to
 in sixteen above."""
 
 GPU_ROWS = RowCounts(((1, 1), (2, 2), (4, 4), (8, 8), (64, 16), (256, 32)), 128)
-"""A graph is captured for each row count. Decodes are close to one of them in number; beyond, tiles of
-matrix products have 128 rows, so fewer rows would take as long."""
+"""A graph is captured for each row count. Decodes are close to one of them in number. Beyond, tiles
+of matrix products have 128 rows, so fewer rows would take as long."""
