@@ -1,1 +1,1 @@
-"""From a configuration to an engine that can run, in a process of its own or on several ranks."""
+"""Builds an engine from its configuration, and runs it in a process of its own."""

@@ -21,14 +21,15 @@ from legato.model.spec import DecoderSpec
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What is to be built, before anything is loaded.
+    """The engine to build, before anything is loaded.
 
     Attributes:
-        config: resolved.
-        dtype: of the weights.
-        kernels: the native ones that agree with PyTorch's here.
-        grammar: of a request's output; asked by the request's id. None where nothing is sampled.
-        timer: is told of each part of the start.
+        config: the configuration, with every "auto" replaced.
+        dtype: dtype of the weights.
+        kernels: the native kernels that agree with PyTorch's on this machine.
+        grammar: returns the grammar of a request's output by the request's id; None if no request
+            has a grammar.
+        timer: measures the parts of the start.
     """
 
     config: EngineConfig
@@ -42,37 +43,37 @@ class Blueprint:
 
     @property
     def max_num_seqs(self) -> int:
-        """Requests that run at once."""
+        """Most requests that run at once."""
         count = self.config.scheduler.max_num_seqs
         assert count is not None
         return count
 
     @property
     def max_samples(self) -> int:
-        """Rows of a step that are sampled."""
+        """Most rows of a step that are sampled."""
         return self.config.scheduler.most_samples
 
     @property
     def max_rows(self) -> int:
-        """That a step may have, those of a calibration among them."""
+        """Most rows of a step, steps of a calibration included."""
         budget = self.config.scheduler.max_num_batched_tokens
         assert budget is not None
         return max(budget, SHORTEST_CHUNK) + self.max_num_seqs
 
     @property
     def blocks_per_request(self) -> int:
-        """For the longest."""
+        """Blocks of the longest request."""
         return -(-self.max_model_len // self.config.cache.block_size)
 
 
 def draw_blueprint(
     config: EngineConfig, grammar: Callable[[str], Grammar] | None, timer: StartTimer
 ) -> Blueprint:
-    """Find the model, and replace "auto" by what it stands for.
+    """Find the model, and replace every "auto".
 
     Raises:
-        ConfigError: settings that contradict each other, the model or the machine.
-        UnsupportedModelError: a checkpoint that cannot be run.
+        ConfigError: the settings contradict each other, the model or the machine.
+        UnsupportedModelError: the checkpoint cannot be run.
     """
     device = resolve_device(config.model.device)
     with ThreadPoolExecutor(1) as thread:
@@ -93,17 +94,17 @@ def draw_blueprint(
 
 
 def model_context(config: ModelConfig) -> int:
-    """Longest prompt plus output in tokens, without loading the model.
+    """Return the longest prompt plus output in tokens, without loading the model.
 
     Raises:
-        ConfigError: there is no such model, or it cannot have what is configured.
-        UnsupportedModelError: a checkpoint that cannot be run.
+        ConfigError: there is no such model, or it contradicts the configuration.
+        UnsupportedModelError: the checkpoint cannot be run.
     """
     return _within_model(config.max_model_len, open_checkpoint(config).spec)
 
 
 def resolve_device(name: str) -> torch.device:
-    """What "auto" stands for here; raises `ConfigError` where there is no such device."""
+    """Return the device, for "auto" a GPU if there is one; raises `ConfigError` without it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -112,14 +113,14 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _native_candidates(asked: Kernels, device: torch.device) -> list[str]:
-    """Sets of instructions whose kernels the model may run on, the best first."""
+    """Return the instruction sets whose kernels may run the model, the best first."""
     if device.type != "cpu":
         return []
     return [name for name in native_instructions() if asked in ("auto", name)]
 
 
 def _within_model(max_model_len: int | None, spec: DecoderSpec) -> int:
-    """Longest prompt plus output, the model's own for None; raises `ConfigError`: it has less."""
+    """Return the longest prompt plus output; raises `ConfigError` if the model has less."""
     if max_model_len is None:
         return spec.max_model_len
     if not 1 < max_model_len <= spec.max_model_len:

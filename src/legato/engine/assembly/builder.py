@@ -1,4 +1,4 @@
-"""Puts an engine together from its configuration, resolving every "auto" to a number."""
+"""Builds an engine from its configuration."""
 
 import logging
 from collections.abc import Callable
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
-    """Load the model, size the cache, and tie them to a scheduler.
+    """Load the model, size the cache, and give both to a scheduler.
 
     Returns:
-        The engine, and what a front end needs to know of it.
+        The engine, and its description for the front end.
 
     Raises:
-        ConfigError: settings that contradict each other, the model or the machine.
-        UnsupportedModelError: a checkpoint that cannot be run.
+        ConfigError: the settings contradict each other, the model or the machine.
+        UnsupportedModelError: the checkpoint cannot be run.
     """
     timer = StartTimer()
     grammars = Grammars(config.scheduler.max_waiting)
@@ -82,11 +82,11 @@ def load_runtime(
     grammar: Callable[[str], Grammar] | None = None,
     timer: StartTimer | None = None,
 ) -> ModelRuntime:
-    """Load the model and make its cache; raises as `build_engine`.
+    """Load the model and make its cache; raises like `build_engine`.
 
     Args:
-        grammar: of a request's output; asked by the request's id.
-        timer: is told of each part of it.
+        grammar: returns the grammar of a request's output by the request's id.
+        timer: measures the parts of the start.
     """
     blueprint = draw_blueprint(config, grammar, timer or StartTimer())
     if config.model.num_threads is not None:
@@ -109,7 +109,7 @@ def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
             "a draft model drafts on a CPU: --speculative-model does not go with a GPU, on which "
             "--speculative looks drafts up"
         )
-    # Imported where there is a GPU alone: Triton is a large package, and may be missing elsewhere.
+    # Imported only on a GPU: Triton is a large package, and may be missing on other machines.
     from legato.engine.assembly.gpu import gpu_runtime
     from legato.gpu.device import CudaDevice
 

@@ -1,4 +1,4 @@
-"""A model's runtime on a CPU: native layers where they can run, PyTorch's elsewhere."""
+"""Builds the runtime of a model on a CPU: native layers if they can run, else PyTorch's."""
 
 from legato.core.config import CacheConfig
 from legato.core.rows import CPU_ROWS
@@ -22,7 +22,7 @@ from legato.model.native import NativeKernels
 
 
 def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
-    """Load the model and make its cache; raises as `build_engine`."""
+    """Load the model and make its cache; raises like `build_engine`."""
     config, timer, spec = blueprint.config, blueprint.timer, blueprint.checkpoint.spec
     check_steps_in_flight(config)
     kernels = native_kernels(blueprint)
@@ -64,7 +64,7 @@ def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
 
 
 def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:
-    """Its weights take their memory before the cache's is counted."""
+    """Load the draft model before the free memory is measured for the cache."""
     name = blueprint.config.model.speculative_model
     if name is None:
         return None
@@ -74,7 +74,7 @@ def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDr
 
 
 def _cache_bytes(config: CacheConfig, cache: CacheSpec, draft: LoadedDraft | None) -> int:
-    """Of the model's cache: a draft model's has a part of the memory, and holds as many tokens."""
+    """Return the memory of the model's cache; a draft model's cache holds as many tokens."""
     num_bytes = host_cache_bytes(config)
     if draft is None:
         return num_bytes

@@ -1,4 +1,4 @@
-"""A model on a CPU, or a rank's part of it: kernels, layers and the cache's memory."""
+"""Loads a model on a CPU, or a rank's part of it: kernels, layers and the cache's memory."""
 
 import logging
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_steps_in_flight(config: EngineConfig) -> None:
-    """Raises `ConfigError`: there are to be several."""
+    """Raises `ConfigError` if more than one step may be in flight."""
     if config.scheduler.num_steps_in_flight != 1:
         raise ConfigError(
             "two steps in flight are for a GPU: on a CPU both would want the same cores"
@@ -40,7 +40,7 @@ def check_steps_in_flight(config: EngineConfig) -> None:
 def load_cpu_model(
     blueprint: Blueprint, kernels: NativeKernels | None, communicator: Communicator = ALONE
 ) -> Model:
-    """A model, or a rank's part of it; raises as `build_engine`."""
+    """Load a model, or a rank's part of it; raises like `build_engine`."""
     model = load_model(
         blueprint.checkpoint,
         dtype=blueprint.dtype,
@@ -58,19 +58,20 @@ def load_cpu_model(
 
 
 def untaken_pages(config: CacheConfig, attention: AttentionBackend) -> UntakenPages | None:
+    """Return the cache's pages to allocate while the engine is idle; None if there are none."""
     if config.kv_cache_memory_bytes is not None or not config.take_memory_when_idle:
         return None
     return UntakenPages(attention.blocks)
 
 
 def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> NativeKernels | None:
-    """Kernels for native layers; None where PyTorch's kernels are asked for, or have to do.
+    """Return the kernels of native layers; None if PyTorch computes the layers.
 
     Args:
-        num_threads: None takes as many as PyTorch has.
+        num_threads: None for as many as PyTorch has.
 
     Raises:
-        ConfigError: the kernels that are asked for cannot run here, or compute wrong numbers.
+        ConfigError: the configured kernels cannot run here, or compute wrong numbers.
     """
     config, choice = blueprint.config, blueprint.kernels
     asked = config.model.kernels
@@ -106,10 +107,10 @@ def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> N
 def make_attention(
     model: Model, cache: CacheSpec, num_blocks: int, config: CacheConfig
 ) -> AttentionBackend:
-    """The cache of a model, or of a rank's part of it, whose memory is taken if it has a size.
+    """Make the cache of a model, or of a rank's part; a cache of a given size is allocated now.
 
     Raises:
-        ConfigError: there is no memory for it.
+        ConfigError: there is not enough memory.
     """
     num_bytes = num_blocks * config.block_size * cache.token_bytes
     sizes = {"num_blocks": num_blocks, "block_size": config.block_size}

@@ -1,4 +1,4 @@
-"""A draft model on a CPU: whether it goes with the model, its weights and its cache."""
+"""Loads a draft model on a CPU: checks its vocabulary, reads its weights, makes its cache."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from legato.model.native import NativeKernels, why_not_native
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A draft model without a cache. Attributes: blueprint: of it, as if it were the model."""
+    """A draft model without a cache. Attributes: blueprint: its own, as if it were the model."""
 
     blueprint: Blueprint
     model: Model
@@ -27,10 +27,10 @@ class LoadedDraft:
 
 
 def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -> LoadedDraft:
-    """Load the draft model of that name; raises as `build_engine`.
+    """Load the draft model of that name; raises like `build_engine`.
 
     Args:
-        kernels: the model's, whose threads it shares.
+        kernels: the model's kernels, whose threads the draft model shares.
     """
     config = _config(blueprint.config.model, name)
     checkpoint = open_checkpoint(config)
@@ -55,7 +55,7 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
 
 
 def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
-    """Give it a cache of so many blocks, or fewer if they hold all that runs; raises likewise."""
+    """Give it a cache of so many blocks, or fewer if those hold all running requests."""
     blueprint, config = draft.blueprint, draft.blueprint.config.cache
     num_blocks = min(num_blocks, blueprint.blocks_per_request * blueprint.max_num_seqs)
     attention = make_attention(draft.model, draft.cache, num_blocks, config)
@@ -77,7 +77,7 @@ def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
 
 
 def _config(model: ModelConfig, name: str) -> ModelConfig:
-    """Of the draft model: like the model's, but for what belongs to that checkpoint."""
+    """Return the draft model's configuration: the model's, except for the checkpoint's fields."""
     config = msgspec.structs.replace(
         model, model=name, revision=None, tokenizer=None, max_model_len=None, speculative_model=None
     )
@@ -87,11 +87,11 @@ def _config(model: ModelConfig, name: str) -> ModelConfig:
 
 
 def _check_tokens(model: ModelConfig, draft: ModelConfig) -> None:
-    """Raises `ConfigError`: a token id means one text to the model and another to the draft's."""
+    """Raises `ConfigError` if a token id stands for different texts in the two models."""
     source, own = _tokenizer(model), configured_source(draft)
     if source == own or not (source.has_tokenizer and own.has_tokenizer):
         return
-    # Imported here because nothing else in this process takes a tokenizer.
+    # Local import: nothing else in this process needs a tokenizer.
     from legato.text.tokenizer import load_tokenizer
 
     ours, theirs = (load_tokenizer(one).vocabulary for one in (source, own))

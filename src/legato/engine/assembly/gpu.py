@@ -1,4 +1,4 @@
-"""A model's runtime on a GPU, which is imported only where there is one."""
+"""Builds the runtime of a model on a GPU; imported only if there is a GPU."""
 
 import torch
 
@@ -26,10 +26,10 @@ _DEFAULT_UTILIZATION = 0.9
 
 
 def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
-    """Load the model, size its cache by what steps leave of the memory, and have graphs of steps.
+    """Load the model, size its cache by the memory that steps leave, and record graphs of steps.
 
     Raises:
-        ConfigError, UnsupportedModelError: as `build_engine`.
+        ConfigError, UnsupportedModelError: like `build_engine`.
     """
     shard = GpuShard(blueprint, device)
     cache = configured_cache(blueprint, shard.model.cache)
@@ -47,14 +47,14 @@ def gpu_runtime(blueprint: Blueprint, device: Device) -> ModelRuntime:
 
 
 class GpuShard:
-    """What one GPU has of a model, its cache and its steps: loaded, and given a cache, in turn.
+    """One GPU's shard of a model: its weights, then its cache and its graphs of steps.
 
     Args:
-        communicator: to the GPUs that have the other parts. Nothing is told them before
-            `cache_bytes`; all of them call this and the next, and then at the same time.
+        communicator: connects the GPUs that have the other shards. It is first used in
+            `cache_bytes`. All GPUs call that and `make_cache` at the same time.
 
     Attributes:
-        program, runner: of its steps; made with the cache.
+        program, runner: compute its steps; set by `make_cache`.
     """
 
     program: StepProgram
@@ -63,7 +63,7 @@ class GpuShard:
     def __init__(
         self, blueprint: Blueprint, device: Device, communicator: Communicator = ALONE
     ) -> None:
-        """Raises as `build_engine`."""
+        """Load the weights; raises like `build_engine`."""
         config = blueprint.config
         if config.model.kernels != "auto":
             raise ConfigError(f"the {config.model.kernels} kernels are a CPU's")
@@ -95,12 +95,12 @@ class GpuShard:
         return depth
 
     def cache_bytes(self) -> int:
-        """What the cache may take of all GPUs together, were there room on all as there is here.
+        """Return the memory for the cache of all GPUs, as if all had as much free as this one.
 
-        It is found out by steps that have a cache of one block.
+        Steps with a cache of one block measure it.
 
         Raises:
-            ConfigError: there is no memory for steps.
+            ConfigError: there is not enough memory for steps.
         """
         blueprint, config = self._blueprint, self._blueprint.config.cache
         if config.kv_cache_memory_bytes is not None:
@@ -119,10 +119,10 @@ class GpuShard:
         return self._num_ranks * own
 
     def make_cache(self, num_blocks: int) -> None:
-        """Have a cache, and graphs of steps.
+        """Make the cache, and record graphs of steps.
 
         Raises:
-            ConfigError: there is no memory for them.
+            ConfigError: there is not enough memory for them.
             UnsupportedModelError: the model computes no numbers.
         """
         blueprint, device, timer = self._blueprint, self._device, self._blueprint.timer
@@ -146,10 +146,10 @@ class GpuShard:
         timer.end("graphs")
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, executor: Executor) -> ModelRuntime:
-        """The model's runtime, this being the only shard or rank 0's.
+        """Return the model's runtime; called on the only shard, or on rank 0's.
 
         Args:
-            cache: of the whole model.
+            cache: the whole model's.
         """
         return ModelRuntime(
             blueprint=self._blueprint,
@@ -164,7 +164,7 @@ class GpuShard:
 
     @property
     def _cache(self) -> CacheSpec:
-        """Of this shard."""
+        """This shard's part of the cache."""
         return configured_cache(self._blueprint, self.model.cache)
 
     def _make_runner(self, program: StepProgram) -> GraphRunner:
@@ -187,7 +187,7 @@ class GpuShard:
 
 
 def _blocks(cache: CacheSpec, num_blocks: int, block_size: int, device: Device) -> torch.Tensor:
-    """Of numbers that harm nobody: what nobody wrote is read when steps are measured."""
+    """Make blocks filled with zeros: calibration reads unwritten blocks."""
     return torch.zeros(
         (cache.num_layers, 2, num_blocks, block_size * cache.layer_numbers),
         dtype=cache.kept_dtype,

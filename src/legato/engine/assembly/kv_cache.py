@@ -1,4 +1,4 @@
-"""The KV cache of a model: what it keeps of each token, and how many blocks there are."""
+"""The KV cache of a model: what it keeps of each token, and its number of blocks."""
 
 from dataclasses import replace
 
@@ -11,11 +11,10 @@ from legato.model.base import SCALE_BYTES, CacheSpec
 
 
 def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
-    """A model's cache with the configured dtype.
+    """Return a model's cache with the configured dtype.
 
     Raises:
-        ConfigError: the scales behind the numbers of a block would not lie at multiples of their
-            size.
+        ConfigError: the scales at the end of a block would not be aligned to their size.
     """
     config = blueprint.config.cache
     cache = replace(cache, is_quantized=config.kv_cache_dtype == "int8")
@@ -28,10 +27,10 @@ def configured_cache(blueprint: Blueprint, cache: CacheSpec) -> CacheSpec:
 
 
 def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -> KVCacheManager:
-    """The blocks of a cache that may take so much memory.
+    """Divide so much memory into blocks.
 
     Raises:
-        ConfigError: one request does not fit in, or no block into the swap space.
+        ConfigError: one request does not fit into it, or no block into the swap space.
     """
     config = blueprint.config.cache
     bytes_per_block = config.block_size * cache.token_bytes
@@ -53,5 +52,5 @@ def make_kv_manager(blueprint: Blueprint, cache: CacheSpec, memory_bytes: int) -
 
 
 def no_memory(num_bytes: int) -> ConfigError:
-    """For a cache of that size."""
+    """Return the error for a cache of that size."""
     return ConfigError(f"there is no memory for a KV cache of {num_bytes:,} bytes: {advice()}")

@@ -1,4 +1,4 @@
-"""A model that can compute steps: loaded, with its cache and an executor, wherever they are."""
+"""A model that can compute steps: loaded, with its cache and its executor."""
 
 import hashlib
 import platform
@@ -27,13 +27,13 @@ class ModelRuntime:
     """A loaded model with its cache and an executor, before anything is scheduled on it.
 
     Attributes:
-        blueprint: that it was built by.
+        blueprint: what it was built from.
         cache: what the cache keeps of each token.
         blocks: the cache, or rank 0's part of it, [layers, 2, num_blocks, numbers of a block].
-        rows: what batches are padded to.
-        kernels: the native ones' set of instructions, "torch", or a GPU's "triton".
-        untaken: what of the cache's memory may be taken while there is nothing to do.
-        draft_model: guesses tokens; None where there is none.
+        rows: the numbers of rows to which batches are padded.
+        kernels: the instruction set of the native kernels, "torch", or "triton" on a GPU.
+        untaken: the cache's pages to allocate while the engine is idle; None if there are none.
+        draft_model: guesses tokens; None if there is no draft model.
     """
 
     blueprint: Blueprint
@@ -49,7 +49,7 @@ class ModelRuntime:
 
     @property
     def config(self) -> EngineConfig:
-        """Resolved."""
+        """The configuration, with every "auto" replaced."""
         return self.blueprint.config
 
     @property
@@ -66,7 +66,7 @@ class ModelRuntime:
 
     @property
     def step_times(self) -> StepTimes:
-        """What measures how long its steps take."""
+        """Measures how long its steps take."""
         return StepTimes(
             self.executor,
             self.kv,
@@ -80,7 +80,7 @@ class ModelRuntime:
 
 
 def _fingerprint(runtime: ModelRuntime) -> dict[str, str]:
-    """What the times of its steps depend on."""
+    """Return all that step times depend on."""
     config = runtime.config
     return {
         "model": config.model.model,

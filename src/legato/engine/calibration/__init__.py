@@ -1,1 +1,1 @@
-"""How long steps take: measured, judged, kept on disk, and measured again in quiet times."""
+"""Measures how long steps take, keeps that on disk, and measures again while idle."""

@@ -1,7 +1,7 @@
-"""What is known of step times at a start: read from disk or measured, and kept where it can be.
+"""Step times at a start: read from disk, or measured and kept for later starts.
 
-A measurement beside other programs does for the moment, but is not kept: the next start measures
-anew, and this one does when nothing is to be done.
+A measurement that other programs disturbed is used, but not kept: the next start measures again,
+and so does this engine while it is idle.
 """
 
 import logging
@@ -28,12 +28,12 @@ from legato.scheduler.step_time import StepTimeModel
 logger = logging.getLogger(__name__)
 
 _LONGEST_IDLE_STEP_S = 0.2
-"""Of a calibration while requests may come: they wait for its step."""
+"""Longest step of a calibration in an idle engine: a request that comes waits for it."""
 
 
 @dataclass(frozen=True)
 class KnownSteps:
-    """Attributes: quality: None where they were read, or there are none."""
+    """Measured steps. Attributes: quality: None if they were read from disk, or there are none."""
 
     steps: list[MeasuredStep]
     quality: Quality | None = None
@@ -47,13 +47,13 @@ class StepTimes:
     """Reads, measures and keeps the step times of one loaded model.
 
     Args:
-        config: resolved.
-        measured_on: what the times depend on, by which they are kept; as `Measurements.about`.
+        config: with every "auto" replaced.
+        measured_on: all that step times depend on; becomes `Measurements.about`.
         device_type: "cpu" or "cuda".
-        rows: what the executor pads batches to.
+        rows: the numbers of rows to which the executor pads batches.
 
     Attributes:
-        file: where the measurements are kept.
+        file: keeps the measurements.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StepTimes:
         self._vocab_size = vocab_size
 
     def known(self) -> KnownSteps:
-        """Steps to begin the step-time model with, where a promise needs it."""
+        """Return the steps that the step-time model starts with; none if no promise needs it."""
         if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
             return KnownSteps([])
         steps = self.file.load()
@@ -88,8 +88,8 @@ class StepTimes:
         return KnownSteps(steps or [])
 
     def measure(self, calibration: Calibration) -> KnownSteps:
-        """Measure, and keep that for later starts unless there is doubt about it."""
-        # Imported here because a start that has measurements need not wait for it.
+        """Run a calibration, and keep it for later starts unless it is in doubt."""
+        # Local import: a start with measurements on disk does not need it.
         from rich.console import Console
         from rich.progress import Progress
 
@@ -108,7 +108,7 @@ class StepTimes:
         return KnownSteps(steps, quality)
 
     def recalibration(self, step_time: StepTimeModel) -> Recalibration:
-        """What measures again in quiet times, for this model and for later starts."""
+        """Make a recalibration, for this step-time model and for later starts."""
 
         def keep(steps: list[MeasuredStep]) -> None:
             step_time.begin_again(steps)
@@ -122,7 +122,7 @@ class StepTimes:
     def calibration(
         self, block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
     ) -> Calibration:
-        """A calibration in these blocks; `block_ids`: None takes all."""
+        """Make a calibration in these blocks. Args: block_ids: None for all."""
         max_num_seqs = self._scheduler.max_num_seqs
         assert max_num_seqs is not None
         return Calibration(
@@ -139,7 +139,7 @@ class StepTimes:
         )
 
     def measurements(self, steps: Sequence[MeasuredStep]) -> Measurements:
-        """These steps, and what they were measured on."""
+        """Return these steps, and what they were measured on."""
         return Measurements(
             figures="measured",
             about=self.file.about,
@@ -154,6 +154,6 @@ def _extent(device_type: str, config: SchedulerConfig) -> Extent:
     if device_type == "cpu":
         return ON_A_CPU
     assert config.max_num_batched_tokens is not None
-    # There is no room for longer steps than those of the budget.
+    # Memory is allocated for steps within the budget only.
     longest_chunk = min(4096, max(config.max_num_batched_tokens, SHORTEST_CHUNK))
     return Extent(longest_chunk, 32_768, reads_unwritten=True)

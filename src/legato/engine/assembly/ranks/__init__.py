@@ -1,1 +1,1 @@
-"""Processes that each have a part of the model."""
+"""Ranks: processes that each compute a part of the model."""

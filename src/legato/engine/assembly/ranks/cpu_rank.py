@@ -35,7 +35,7 @@ class CpuRank:
     """A `Rank`. Ranks share the machine's cores.
 
     Attributes:
-        attention: with this rank's heads.
+        attention: the cache of this rank's heads.
     """
 
     cannot_be_told = False

@@ -1,4 +1,4 @@
-"""The runtime of a model that is divided among ranks."""
+"""Builds the runtime of a model that is divided among ranks."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +13,9 @@ from legato.engine.assembly.runtime import ModelRuntime
 
 
 def divided_runtime(blueprint: Blueprint) -> ModelRuntime:
-    """Have all ranks load their parts at once, this one being the first; raises as `build_engine`.
+    """Load the parts of all ranks at the same time, as rank 0; raises like `build_engine`.
 
-    The cache's size is that of all ranks together, so that it holds as many tokens as a whole one.
+    The cache's size is the sum over ranks, so that it holds as many tokens as on one rank.
     """
     config, spec = blueprint.config, blueprint.checkpoint.spec
     spec.part(config.model.tensor_parallel_size)
@@ -46,8 +46,8 @@ def _with_others(blueprint: Blueprint, others: RankProcesses) -> ModelRuntime:
 
 
 def _join(first: Rank, others: RankProcesses) -> int:
-    """Returns what room there is for the cache on all ranks, in bytes."""
-    # Who has joined is not known to all at once: the folder stays until it is.
+    """Return the memory for the cache on all ranks, in bytes."""
+    # Ranks learn at different times that all have joined: the folder stays until every rank knows.
     with TemporaryDirectory(prefix="legato-ranks-") as folder:
         meeting_point = Path(folder) / "store"
         others.tell(Join(str(meeting_point)))
@@ -57,7 +57,7 @@ def _join(first: Rank, others: RankProcesses) -> int:
 
 
 def _check_gpus(num_ranks: int) -> None:
-    """Raises `ConfigError`: there are too few, or different ones."""
+    """Raises `ConfigError` if there are too few GPUs, or different ones."""
     from legato.gpu.device import gpu_names
 
     names = gpu_names()

@@ -1,6 +1,6 @@
-"""The process of a rank but the first: `python -m legato.engine.assembly.ranks.main FD`.
+"""The process of a rank above 0: `python -m legato.engine.assembly.ranks.main FD`.
 
-It is started by `RankProcesses`, has a part of the model and of the cache, and nothing else.
+`RankProcesses` starts it. It has a part of the model and of the cache, and nothing else.
 """
 
 import logging
@@ -29,7 +29,7 @@ def main(fd: int) -> int:
     try:
         return _follow(Channel(sock, FromLead), sock)
     except (ChannelClosedError, RankLostError):
-        return 0  # rank 0 tells of it, if that is not gone itself
+        return 0  # rank 0 reports it, unless it is lost itself
     except Exception:
         logger.exception("a rank fails, and the others end with it")
         return 1
@@ -77,5 +77,5 @@ def _next(channel: Channel, kind: type[_Message]) -> _Message:
 
 
 if __name__ == "__main__":
-    # Without taking anything down: what a GPU waits for may never come.
+    # Without clean-up: a GPU may wait for ever for a lost rank.
     os._exit(main(int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""A rank of a divided model, on whatever it computes."""
+"""A rank of a divided model, on a CPU or on a GPU."""
 
 from pathlib import Path
 from typing import Protocol
@@ -16,56 +16,56 @@ from legato.model.base import CacheSpec
 
 
 class Rank(Protocol):
-    """A rank's part of model and cache: loaded, joined to the others', and given a cache, in turn.
+    """A rank's part of the model and the cache: it loads, joins the others, and makes its cache.
 
     Attributes:
-        cannot_be_told: whether a rank that waits for another, which is gone, waits for ever.
-        untaken: what of the cache's memory may be taken while there is nothing to do.
+        cannot_be_told: whether a rank that waits for a lost rank waits for ever.
+        untaken: the cache's pages to allocate while the rank is idle; None if there are none.
     """
 
     cannot_be_told: bool
     untaken: UntakenPages | None
 
     def join(self, meeting_point: Path) -> None:
-        """Wait for the others.
+        """Wait for the other ranks.
 
         Raises:
-            RankLostError: not all ranks have come.
+            RankLostError: a rank did not come.
         """
         ...
 
     def cache_bytes(self) -> int:
-        """What the cache of all ranks may take, were there room for it everywhere as there is here.
+        """Return the memory for the cache of all ranks, as if all had as much free as this one.
 
-        All ranks ask this at the same time, as they do the next.
+        All ranks call this and `make_cache` at the same time.
         """
         ...
 
     def make_cache(self, num_blocks: int) -> None:
-        """Have blocks, and be ready for steps.
+        """Make the cache, and get ready for steps.
 
         Raises:
-            ConfigError: there is no memory for it.
+            ConfigError: there is not enough memory.
             UnsupportedModelError: the model computes no numbers.
         """
         ...
 
     def follower(self, num_host_slots: int) -> Follower:
-        """What does as rank 0 tells; of any other rank."""
+        """Return the object that follows rank 0; called on the other ranks."""
         ...
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
-        """What computes steps on all ranks; of rank 0.
+        """Return the runtime that computes steps on all ranks; called on rank 0.
 
         Args:
-            cache: of the whole model.
+            cache: the whole model's.
         """
         ...
 
 
 def make_rank(blueprint: Blueprint, rank: int) -> Rank:
-    """Load it; raises as `build_engine`."""
-    # Each is imported where it is asked for: one needs Triton, and torch.distributed takes a while.
+    """Load a rank's part; raises like `build_engine`."""
+    # Local imports: a GPU's rank needs Triton, and torch.distributed takes a while.
     if blueprint.device.type == "cpu":
         from legato.engine.assembly.ranks.cpu_rank import CpuRank
 
@@ -76,10 +76,10 @@ def make_rank(blueprint: Blueprint, rank: int) -> Rank:
 
 
 def load_rank(config: EngineConfig, rank: int) -> Rank:
-    """A rank in a process of its own; raises as `build_engine`.
+    """Load a rank's part in a process of its own; raises like `build_engine`.
 
     Args:
-        config: as rank 0 resolved it.
+        config: as resolved by rank 0.
     """
     if config.model.num_threads is not None:
         torch.set_num_threads(config.model.num_threads)
