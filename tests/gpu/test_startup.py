@@ -78,6 +78,7 @@ def test_an_engine_is_put_together(
     engine, info = engine_of(folder, **settings)
     assert info.settings["kernels"] == "triton"
     assert info.settings["steps in flight"] == "2"
+    assert info.scheduler.num_steps_in_flight == 2
     assert info.cache.num_blocks == 2 * MAX_LEN // 4
     assert program_of(engine).max_samples >= 2 + 64, "there is room for drafts"
     assert tokens_of(engine) == expected
