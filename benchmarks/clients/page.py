@@ -1,4 +1,4 @@
-"""docs/clients.md: what each client can do."""
+"""docs/guides/clients.md: what each client can do."""
 
 import html
 from collections.abc import Mapping, Sequence

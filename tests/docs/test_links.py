@@ -17,7 +17,7 @@ from markdown_it.token import Token
 from legato.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FOLDERS = ("benchmarks", "docs", "native", "observability", "scripts", "src", "tests")
 PATHS = [
     PurePosixPath(path.relative_to(ROOT))
@@ -102,8 +102,8 @@ def test_what_is_lost_is_found() -> None:
     """The checks above see something on the pages that there are."""
     all_links = [link for page in PAGES for link in links(page)]
     assert sum("#" in link for link in all_links) > 10
-    assert not is_there(ROOT / "README.md", "docs/concepts.md#the-premise")
-    assert not is_there(ROOT / "README.md", "docs/concept.md")
+    assert not is_there(ROOT / "README.md", "docs/concepts/memory.md#the-premise")
+    assert not is_there(ROOT / "README.md", "docs/concepts/premise.md")
     all_code = [text for page in PAGES for text in code(page)]
     assert sum(bool(SOURCE.fullmatch(text)) for text in all_code) > 50
     assert sum(bool(FOLDER.fullmatch(text)) for text in all_code) > 10

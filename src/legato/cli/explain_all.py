@@ -29,7 +29,7 @@ _NAMES: dict[Cause, str] = {
     "unrecorded": "unrecorded",
     "http_out": "HTTP out",
 }
-"""As docs/tracing.md calls them."""
+"""As docs/guides/trace.md calls them."""
 
 _ALIKE = 0.05
 """Relative difference of two waits, and of their main causes' shares, that makes no difference."""

@@ -460,7 +460,7 @@ class StepBuilder:
         Then it is one of the tenant that has most running, and one with no stream to stall.
 
         The latest has, on the whole, least to compute again and most left to generate
-        (docs/experiments.md).
+        (docs/contributing/experiments.md).
         """
         latest_first = reversed(self._queues.running.values())
         return min(

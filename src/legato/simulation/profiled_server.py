@@ -1,7 +1,8 @@
 """A server on a machine of which only a profile is known: how long its steps take, and what its
 scheduler is told of it.
 
-A simulator in which both were the same would make every SLO look kept: see docs/architecture.md.
+A simulator in which both were the same would make every SLO look kept: see
+docs/contributing/architecture.md.
 """
 
 import itertools

@@ -5,7 +5,7 @@ NVLink's speed, which is given for both directions. Models: the config.json of e
 what part of these figures kernels are assumed to reach: 80 % of the bandwidth, 60 % of the
 arithmetic in matrix products, 50 % in attention (FlashAttention-2 reaches up to 73 % on an A100,
 arXiv:2307.08691, and 35 % on an H100, where FlashAttention-3 reaches 75 %, arXiv:2407.08608), 70 %
-of the links. docs/profiles.md says how far kernels that others measured are off.
+of the links. docs/reference/profiles.md says how far kernels that others measured are off.
 """
 
 from legato.model.description import Description

@@ -17,7 +17,10 @@ from legato.executor.batch import PackedBatch
 from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
-"""Tokens up to which one masked call is faster than two that are merged (docs/experiments.md)."""
+"""Tokens up to which one masked call is faster than two that are merged.
+
+Measured in docs/contributing/experiments.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)

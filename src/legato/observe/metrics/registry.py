@@ -1,7 +1,7 @@
 """How a metric is declared: once, with all that is told of it anywhere.
 
-A declaration has the metric's name, kind, labels and help text, and the section of docs/metrics.md
-that lists it: `python -m observability` writes the tables there.
+A declaration has the metric's name, kind, labels and help text, and the section of
+docs/reference/metrics.md that lists it: `python -m observability` writes the tables there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The request's life is cut into tiles, each with the shares that causes have in it. What a step holds
 of several causes is shared among them by tokens, but drafts have what they are expected to take.
-docs/tracing.md defines each cause.
+docs/guides/trace.md defines each cause.
 """
 
 import sys
