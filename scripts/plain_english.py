@@ -30,7 +30,11 @@ _PHRASES = (
     r"(?:\A|(?<=[.:] ))(?:Of|What) (?:what|those|all)",
 )
 _PHRASE = re.compile(rf"\b(?:{'|'.join(_PHRASES)})\b", re.IGNORECASE)
-_CODE = re.compile(r"^(?: {4}|\t).*$|```.*?```|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+_NOT_PROSE = re.compile(
+    r"<!-- generated: .*?<!-- end -->|^(?: {4}|\t)[^\n]*$|```.*?```|`[^`]*`|\]\([^)]*\)",
+    re.MULTILINE | re.DOTALL,
+)
+_GENERATED = ROOT / "docs" / "contributing" / "seams.md"
 
 
 def main() -> int:
@@ -57,7 +61,7 @@ def main() -> int:
 def phrases() -> dict[str, list[tuple[int, str]]]:
     """Key a file's path, value the line and the words of each phrase in it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    files = [*pages, *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")]
+    files = {*pages, *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")} - {_GENERATED}
     return {file.relative_to(ROOT).as_posix(): list(_in_file(file)) for file in sorted(files)}
 
 
@@ -95,8 +99,8 @@ def _in_file(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _without_code(markdown: str) -> str:
-    """Markdown whose code is blank, line by line."""
-    return _CODE.sub(lambda match: "\n" * match[0].count("\n"), markdown)
+    """Markdown whose code and generated parts are blank, line by line."""
+    return _NOT_PROSE.sub(lambda match: "\n" * match[0].count("\n"), markdown)
 
 
 def _prose_of_python(source: str) -> Iterator[tuple[int, str]]:
