@@ -2,7 +2,7 @@
 scheduler is told of it.
 
 A simulator in which both were the same would make every SLO look kept: see
-docs/contributing/architecture.md.
+docs/contributing/scheduler.md.
 """
 
 import itertools
