@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, headings, commands, flags.
+"""What the documentation names exists: files, headings, commands, flags, metrics.
 
 A path in the text counts as found where any path of the repository ends with it, so that a table
 may name files as they are called in their room: `block_pool.py`, `kv/block_pool.py`, `tiles_*.hpp`.
@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from observability import reference
 
 from legato.cli.main import main
 
@@ -34,6 +35,7 @@ MODULE = re.compile(rf"python -m ((?:{'|'.join(FOLDERS)})[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"^    (\w+)(?: |$)", re.MULTILINE)
+METRIC = re.compile(r"\blegato:(\w+)\b(?!\*)")
 SLUG = re.compile(r"[^\w\- ]")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -86,6 +88,19 @@ def test_flags_exist(page: Path, flags: set[str]) -> None:
     if page.name == "comparison.md":
         pytest.skip("names other engines' flags")
     assert not {flag for text in code(page) for flag in FLAG.findall(text)} - flags
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set[str]:
+    """Names of all metrics, as Prometheus shows them, without the prefix."""
+    names = {metric.name.removeprefix("legato:") for metric in reference.declared()}
+    suffixes = ("", "_total", "_bucket", "_sum", "_count")
+    return {name + suffix for name in names for suffix in suffixes}
+
+
+@each_page
+def test_metrics_exist(page: Path, metrics: set[str]) -> None:
+    assert not {name for text in code(page) for name in METRIC.findall(text)} - metrics
 
 
 def usages(*command: str) -> Iterator[str]:
