@@ -62,7 +62,7 @@ def phrases() -> dict[str, list[tuple[int, str]]]:
     """Key a file's path, value the line and the words of each phrase in it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     files = {*pages, *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")} - {_GENERATED}
-    return {file.relative_to(ROOT).as_posix(): list(_in_file(file)) for file in sorted(files)}
+    return {file.relative_to(ROOT).as_posix(): list(in_file(file)) for file in sorted(files)}
 
 
 def allowed() -> Mapping[str, int]:
@@ -88,7 +88,7 @@ def wrong(found: Mapping[str, list[tuple[int, str]]], most: Mapping[str, int]) -
     return complaints + [f"{name} is gone: run with `--lower`" for name in sorted(gone)]
 
 
-def _in_file(file: Path) -> Iterator[tuple[int, str]]:
+def in_file(file: Path) -> Iterator[tuple[int, str]]:
     source = file.read_text(encoding="utf-8")
     if not _PHRASE.search(source):
         return

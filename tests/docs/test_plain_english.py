@@ -25,7 +25,7 @@ def test_phrases_are_found_in_prose_alone(
 ) -> None:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
-    assert list(plain_english._in_file(file)) == found
+    assert list(plain_english.in_file(file)) == found
 
 
 def test_more_phrases_are_refused_and_fewer_ask_for_a_lower_number() -> None:
