@@ -44,7 +44,7 @@ docs: $(VENV)/.installed-dev
 
 # The pages as a web site in out/site. A link or an anchor that leads nowhere is an error.
 site: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stall $(ARGS)

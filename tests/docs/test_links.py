@@ -79,6 +79,7 @@ def flags() -> set[str]:
         )
     ]
     others = [*tests, ROOT / "Makefile"]
+    others += ROOT.glob("scripts/*.py")
     texts = [*usages(), *benchmarks, *(path.read_text() for path in others)]
     return {flag for text in texts for flag in FLAG.findall(text)}
 
