@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scripts.site_links import without_outer_links
+from scripts.site_pages import with_plain_pipes, without_outer_links
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,3 +26,8 @@ def test_navigation_has_every_page_once() -> None:
 )
 def test_links_out_of_the_pages_become_text(markdown: str, on_the_site: str) -> None:
     assert without_outer_links(markdown, "guides/deploy.md") == on_the_site
+
+
+def test_pipes_in_code_lose_their_backslashes_in_tables_alone() -> None:
+    assert with_plain_pipes("| `a\\|b` | c\\|d |") == "| `a|b` | c\\|d |"
+    assert with_plain_pipes("not a row: `a\\|b`") == "not a row: `a\\|b`"
