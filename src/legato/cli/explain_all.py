@@ -29,7 +29,7 @@ _NAMES: dict[Cause, str] = {
     "unrecorded": "unrecorded",
     "http_out": "HTTP out",
 }
-"""The names in docs/tracing.md."""
+"""The names in docs/guides/trace.md."""
 
 _ALIKE = 0.05
 """Waits, and their main causes' shares, count as alike up to this relative difference."""

@@ -109,7 +109,7 @@ _NOTES = {
     "--otlp-traces-endpoint and --trace record all there is": (
         "collect-detailed-traces enable-layerwise-nvtx-tracing profiler-config"
     ),
-    "metrics are in docs/metrics.md; --metrics-prefix vllm names them as vLLM does": (
+    "metrics are in docs/reference/metrics.md; --metrics-prefix vllm names them as vLLM does": (
         "show-hidden-metrics-for-version enable-server-load-tracking enable-mfu-metrics "
         "kv-cache-metrics*"
     ),

@@ -459,7 +459,7 @@ class StepBuilder:
 
         A best-effort request goes before a promised one; then a request of the tenant that has most
         running; then one with no stream to stall; then the latest admitted, which has, on the
-        whole, least to compute again and most left to generate (docs/experiments.md).
+        whole, least to compute again and most left to generate (docs/contributing/experiments.md).
         """
         latest_first = reversed(self._queues.running.values())
         return min(

@@ -15,7 +15,7 @@ from legato.simulation.step_errors import StepErrors
 
 
 class ProfileFile(Measurements, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A profile as written; docs/profiles.md says how to write one by hand.
+    """A profile as written; docs/reference/profiles.md says how to write one by hand.
 
     Attributes:
         costs: of steps, measured beside the server and its clients if possible. Without costs and

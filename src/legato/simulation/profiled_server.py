@@ -1,7 +1,7 @@
 """A simulated server on a machine known only by its profile.
 
 Its steps' true times and its scheduler's belief differ: a simulator in which both were the same
-would make every SLO look kept. See docs/architecture.md.
+would make every SLO look kept. See docs/contributing/scheduler.md.
 """
 
 import itertools

@@ -5,7 +5,7 @@ NVLink's speed, which is given for both directions. Models: the config.json of e
 the share of these figures that kernels are assumed to reach: 80 % of the bandwidth, 60 % of the
 arithmetic in matrix products, 50 % in attention (FlashAttention-2 reaches up to 73 % on an A100,
 arXiv:2307.08691, and 35 % on an H100, where FlashAttention-3 reaches 75 %, arXiv:2407.08608), 70 %
-of the links. docs/profiles.md compares them with measurements by others.
+of the links. docs/reference/profiles.md compares them with measurements by others.
 """
 
 from legato.model.description import Description

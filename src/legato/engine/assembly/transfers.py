@@ -54,7 +54,7 @@ def make_transfers(
         layout: layout of the blocks.
 
     Raises:
-        ConfigError: NIXL is missing, the port cannot be opened, or it would be open to everybody.
+        ConfigError: NIXL is missing, the port cannot be opened, or any program could reach it.
     """
     key = read_key(config)
     memory = cache_memory(blocks)

@@ -25,7 +25,7 @@ Figures = Literal["measured", "published", "assumed"]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a profile (docs/profiles.md) that a calibration measures.
+    """The part of a profile (docs/reference/profiles.md) that a calibration measures.
 
     Attributes:
         figures: their source.

@@ -59,7 +59,7 @@ def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult
     No request fails because of its drafts: a request alone runs without them.
 
     Returns:
-        The results of the other requests, and `faults` of those that failed.
+        The results of the other requests, and `faults` of the failed requests.
     """
     if len(plan.chunks) == 1 and plan.chunks[0].draft_token_ids:
         result = _run_part(executor, plan.part([plan.chunks[0].without_drafts]))

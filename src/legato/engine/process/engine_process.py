@@ -46,7 +46,7 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 The default is thirty times as long. With it, the threads of a step hold cores that other threads
 need, even the thread that they wait for: beside one busy process a step takes forty times as long
-(docs/experiments.md). Without spinning, a step takes twice as long.
+(docs/contributing/experiments.md). Without spinning, a step takes twice as long.
 """
 
 

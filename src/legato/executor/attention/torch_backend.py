@@ -17,7 +17,10 @@ from legato.executor.batch import PackedBatch
 from legato.model.base import CacheSpec
 
 _SHORT_CHUNK = 32
-"""Up to this many tokens, one masked call beats two merged calls (docs/experiments.md)."""
+"""Up to this many tokens, one masked call beats two merged calls.
+
+Measured in docs/contributing/experiments.md.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         default="smollm2-135m-cpu",
         metavar="NAME|FILE",
         help="what steps take: one of those built in, which `list` lists, or a file that "
-        "`legato calibrate -o` or `legato tune` wrote, or you (docs/profiles.md) (%(default)s)",
+        "`legato calibrate -o` or `legato tune` wrote, or you (docs/reference/profiles.md) "
+        "(%(default)s)",
     )
     group.add_argument("--kv-cache-tokens", type=count, metavar="N", help="default: the profile's")
     group.add_argument(

@@ -1,7 +1,7 @@
 """Declares each metric once, with everything that is shown about it.
 
-A declaration has the metric's name, kind, labels and help text, and the section of docs/metrics.md
-that lists it: `python -m observability` writes the tables there.
+A declaration has the metric's name, kind, labels and help text, and the section of
+docs/reference/metrics.md that lists it: `python -m observability` writes the tables there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""All Prometheus metrics of a server; docs/metrics.md is their reference."""
+"""All Prometheus metrics of a server; docs/reference/metrics.md is their reference."""
 
 from collections.abc import Callable, Mapping
 

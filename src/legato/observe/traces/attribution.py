@@ -2,7 +2,7 @@
 
 A request's life is cut into tiles, each with the shares of its causes. A step with several causes
 is shared among them by tokens, except that drafts get the time they are expected to take.
-docs/tracing.md defines each cause.
+docs/guides/trace.md defines each cause.
 """
 
 import sys
