@@ -19,7 +19,7 @@ from rich.table import Table
 
 from legato.cli.flags import add_engine_flags, engine_config
 from legato.core.config import EngineConfig
-from legato.engine.startup.build import model_context
+from legato.engine.assembly.blueprint import model_context
 from legato.lab.report.report_file import RunReport, read_report, write_report
 from legato.lab.tune.learn import learn
 from legato.lab.tune.real import run_real

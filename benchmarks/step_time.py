@@ -22,7 +22,7 @@ from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
-from legato.engine.startup.build import build_engine
+from legato.engine.assembly.builder import build_engine
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
-from legato.engine.startup.build import load_parts
+from legato.engine.assembly.builder import load_runtime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.model.process_group import ProcessGroup
 
@@ -83,7 +83,7 @@ class Steps:
 
     def __init__(self, settings: dict[str, Any], way: Way) -> None:
         before, known = _own_mib(psutil.Process()), _rank_processes()
-        parts = load_parts(
+        runtime = load_runtime(
             EngineConfig(
                 model=ModelConfig(
                     **settings,
@@ -94,10 +94,10 @@ class Steps:
                 cache=CacheConfig(kv_cache_memory_bytes=_CACHE_BYTES),
             )
         )
-        self.kernels = parts.kernels
+        self.kernels = runtime.kernels
         others = [process for process in _rank_processes() if process not in known]
         self.memory_mib = [_own_mib(psutil.Process()) - before, *map(_own_mib, others)]
-        self._steps = MadeUpSteps(parts)
+        self._steps = MadeUpSteps(runtime)
         self._steps.fill(max(_NUM_DECODES) * _CONTEXT, prompt=_PROMPT, chunk=_PROMPT)
         kinds: dict[str, Callable[[], float]] = {f"prefill of {_PROMPT}": self._prefill}
         for count in _NUM_DECODES:

@@ -10,10 +10,9 @@ import time
 
 from legato.core.config import EngineConfig
 from legato.core.stats import CacheInfo
+from legato.engine.assembly.main import main as serve
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process import main as engine_process
 from legato.engine.process.messages import EngineInfo
-from legato.engine.startup import build
 from legato.executor.simulated import VirtualClock
 from legato.simulation.profiled_server import calibrate
 from legato.simulation.profiles import PROFILES
@@ -42,8 +41,7 @@ def main(step_s: float, fd: int) -> int:
     def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
         return _build(config, step_s)
 
-    build.build_engine = build_engine
-    return engine_process.main(fd)
+    return serve(fd, build_engine)
 
 
 def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]:
@@ -78,7 +76,7 @@ def _build(config: EngineConfig, step_s: float) -> tuple[EngineLoop, EngineInfo]
             enable_prefix_caching=False,
             dtype="bfloat16",
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=scheduler,
         settings={},
     )
     return engine, info

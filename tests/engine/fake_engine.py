@@ -14,7 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.request import AbortRequest, AddRequest
@@ -39,7 +39,7 @@ INFO = EngineInfo(
     max_model_len=400,
     vocab_size=32_000,
     cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),
-    slo_classes={},
+    scheduler=SchedulerConfig().resolve(400),
     settings={},
 )
 

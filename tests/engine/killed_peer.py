@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from legato.engine.startup.transfers import nixl_mover
+from legato.engine.assembly.transfers import nixl_mover
 from legato.transfer.memory import Spans
 from legato.transfer.mover import Mover, Read
 from tests.engine.test_transfers import Engine, fetched_from, sent

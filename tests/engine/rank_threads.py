@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from legato.engine.assembly.ranks import processes
+from legato.engine.assembly.ranks.main import _follow
+from legato.engine.assembly.ranks.messages import FromLead
 from legato.engine.process.channel import Channel, ChannelClosedError
-from legato.engine.ranks import processes
-from legato.engine.ranks.main import _follow
-from legato.engine.ranks.messages import FromLead
 from legato.model.communicator import RankLostError
 
 

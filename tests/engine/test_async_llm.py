@@ -39,7 +39,7 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 
 def engines() -> list[psutil.Process]:
     children = psutil.Process().children()
-    return [child for child in children if "legato.engine.process.main" in child.cmdline()]
+    return [child for child in children if "legato.engine.assembly.main" in child.cmdline()]
 
 
 async def last(llm: AsyncLLM, prompt: str, params: SamplingParams = GREEDY) -> Generation:

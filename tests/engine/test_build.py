@@ -7,8 +7,8 @@ BUILD = """
 import importlib
 import sys
 from legato.core.config import CacheConfig, EngineConfig, ModelConfig
-from legato.engine.process import main
-from legato.engine.startup.build import build_engine
+from legato.engine.assembly import main
+from legato.engine.assembly.builder import build_engine
 
 build_engine(EngineConfig(
     model=ModelConfig(max_model_len=64), cache=CacheConfig(kv_cache_memory_bytes=2**24)

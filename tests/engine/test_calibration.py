@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from legato.core.plan import StepPlan
-from legato.engine.startup.calibration import CALIBRATION_S, ON_A_CPU, Calibration, Extent
+from legato.engine.calibration.calibration import CALIBRATION_S, ON_A_CPU, Calibration, Extent
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import (
+from legato.engine.calibration.calibration_file import (
     CalibrationFile,
     Measurements,
     read_measurements,

@@ -56,7 +56,7 @@ async def client() -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(CONFIG, load_text())
     yield client
     children = psutil.Process().children()
-    engines = [child for child in children if "legato.engine.process.main" in child.cmdline()]
+    engines = [child for child in children if "legato.engine.assembly.main" in child.cmdline()]
     await client.close()
     assert not any(engine.is_running() for engine in engines)
 

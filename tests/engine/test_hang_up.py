@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from legato.core.config import EngineConfig
-from legato.engine.ranks import processes
-from legato.engine.ranks.hang_up import on_hang_up
-from legato.engine.ranks.processes import RankProcesses
+from legato.engine.assembly.ranks import processes
+from legato.engine.assembly.ranks.processes import RankProcesses
+from legato.engine.process.channel import on_hang_up
 
 _PATIENCE_S = 30.0
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from legato.core.config import TransferConfig
-from legato.engine.startup.transfers import nixl_mover
+from legato.engine.assembly.transfers import nixl_mover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import nixl_package

@@ -6,16 +6,16 @@ import pytest
 from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig, Speculative
-from legato.engine.startup import calibration
-from legato.engine.startup.build import EngineParts, load_parts
-from legato.engine.startup.step_times import calibration_file, new_calibration
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.calibration import calibration
+from legato.engine.calibration.step_times import StepTimes
 from tests.checkpoint.test_dummy import described
 from tests.model.conftest import TINY
 
 _KINDS: tuple[Speculative, ...] = ("auto", 4, "off")
 
 
-def parts(folder: Path, speculative: Speculative) -> EngineParts:
+def step_times(folder: Path, speculative: Speculative) -> StepTimes:
     model = described(folder / "model", LlamaConfig(**TINY))
     config = EngineConfig.of(
         model=str(model),
@@ -25,7 +25,7 @@ def parts(folder: Path, speculative: Speculative) -> EngineParts:
         calibration_dir=str(folder),
         speculative=speculative,
     )
-    return load_parts(config)
+    return load_runtime(config).step_times
 
 
 def test_drafts_are_measured_where_there_may_be_some(
@@ -34,15 +34,15 @@ def test_drafts_are_measured_where_there_may_be_some(
     """On a model whose steps take a millisecond or so."""
     monkeypatch.setattr(calibration, "CALIBRATION_S", 2.0)
     monkeypatch.setattr(calibration, "_FILL_S", 0.5)
-    drafting = [s for s, _ in new_calibration(parts(tmp_path, "auto")).run(lambda _: None)]
+    drafting = [s for s, _ in step_times(tmp_path, "auto").calibration().run(lambda _: None)]
     assert any(shape.num_draft_rows for shape in drafting)
     assert not all(shape.num_draft_rows for shape in drafting if shape.num_decode_rows)
-    plain = [s for s, _ in new_calibration(parts(tmp_path, "off")).run(lambda _: None)]
+    plain = [s for s, _ in step_times(tmp_path, "off").calibration().run(lambda _: None)]
     assert not any(shape.num_draft_rows for shape in plain)
 
 
 def test_what_was_measured_without_drafts_is_not_taken_for_all(tmp_path: Path) -> None:
-    found = {kind: calibration_file(parts(tmp_path, kind)) for kind in _KINDS}
+    found = {kind: step_times(tmp_path, kind).file for kind in _KINDS}
     assert found["auto"].path == found[4].path != found["off"].path
     # Files of versions that measured none lack it, and are not taken for either.
     assert "drafts" in found["off"].about

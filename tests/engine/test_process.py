@@ -7,22 +7,22 @@ import msgspec
 import pytest
 
 from legato.core.config import EngineConfig
+from legato.engine.assembly import builder
+from legato.engine.assembly.main import FromFrontEnd, _serve
 from legato.engine.process.channel import Channel, pack_frame
-from legato.engine.process.main import FromFrontEnd, _serve
 from legato.engine.process.messages import (
     EngineFailed,
     EngineReady,
     FromEngine,
     Taken,
 )
-from legato.engine.startup import build
 from tests.engine.fake_engine import INFO
 from tests.engine.test_engine_loop import Engine, request
 
 
 def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(lambda _: RuntimeError("no device"))
-    monkeypatch.setattr(build, "build_engine", lambda _: (engine, INFO))
+    monkeypatch.setattr(builder, "build_engine", lambda _: (engine, INFO))
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor() as threads:
         ending = threads.submit(_serve, Channel(theirs, FromFrontEnd))

@@ -39,7 +39,7 @@ def processes(program: str) -> list[psutil.Process]:
 
 
 def rank() -> psutil.Process:
-    [process] = processes("legato.engine.ranks.main")
+    [process] = processes("legato.engine.assembly.ranks.main")
     return process
 
 
@@ -52,7 +52,7 @@ async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]
     config = AsyncEngineArgs(**settings)
     async with AsyncLLM.from_engine_args(config, skip_tokenizer_init=True) as llm:
         undisturbed = await tokens(llm)
-        [engine] = processes("legato.engine.process.main")
+        [engine] = processes("legato.engine.assembly.main")
         first = rank()
         for process in (engine, first):
             sockets = process.net_connections(kind="inet")
@@ -60,8 +60,8 @@ async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]
         first.kill()
         assert await tokens(llm) == undisturbed
         assert not engine.is_running()
-        [engine] = processes("legato.engine.process.main")
+        [engine] = processes("legato.engine.assembly.main")
         second = rank()
         engine.kill()
         await asyncio.to_thread(second.wait, _PATIENCE_S)
-    assert not processes("legato.engine.ranks.main")
+    assert not processes("legato.engine.assembly.ranks.main")

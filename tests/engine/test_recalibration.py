@@ -11,11 +11,11 @@ from legato.core.plan import StepPlan
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.token_ids import token_array
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.calibration import recalibration
+from legato.engine.calibration.calibration import Calibration
+from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup import recalibration, step_times
-from legato.engine.startup.build import load_parts
-from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.recalibration import Recalibration
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
@@ -50,9 +50,14 @@ class Server:
         self.step_time = StepTimeModel(SLOW)
         config = SchedulerConfig(max_num_batched_tokens=512).resolve(max_model_len=9000)
         scheduler = Scheduler(config, max_model_len=9000, kv=self.kv, step_time=self.step_time)
-        self.engine = EngineLoop(scheduler, self.kv, self.executor, self.clock)
         monkeypatch.setattr(recalibration, "CoreWait", lambda: self)
-        self.engine.recalibration = Recalibration(self.kv, self._begin, self._keep, self.clock)
+        self.engine = EngineLoop(
+            scheduler,
+            self.kv,
+            self.executor,
+            self.clock,
+            recalibration=Recalibration(self.kv, self._begin, self._keep, self.clock),
+        )
 
     @property
     def share(self) -> float:
@@ -196,13 +201,17 @@ def test_on_the_real_model_it_leaves_the_cache_as_it_is(
         num_threads=1,
         calibration_dir=str(tmp_path),
     )
-    parts = load_parts(config)
+    runtime = load_runtime(config)
     step_time = StepTimeModel()
     scheduler = Scheduler(
-        parts.config.scheduler, max_model_len=2048, kv=parts.kv, step_time=step_time
+        runtime.config.scheduler, max_model_len=2048, kv=runtime.kv, step_time=step_time
     )
-    engine = EngineLoop(scheduler, parts.kv, parts.executor)
-    engine.recalibration = step_times.recalibration(parts, step_time)
+    engine = EngineLoop(
+        scheduler,
+        runtime.kv,
+        runtime.executor,
+        recalibration=runtime.step_times.recalibration(step_time),
+    )
 
     def tokens(request_id: str) -> list[int]:
         request = AddRequest(
@@ -215,12 +224,12 @@ def test_on_the_real_model_it_leaves_the_cache_as_it_is(
             outputs += engine.step()
         return [token for output in outputs for token in output.new_token_ids]
 
-    before, cached = tokens("before"), parts.kv.num_cached_blocks
+    before, cached = tokens("before"), runtime.kv.num_cached_blocks
     assert len(before) == 8
     for _ in range(8):
         assert engine.idle_s == 0.0
         engine.use_idle_time()
-    assert parts.kv.usage > 0.2, "it writes to the cache"
+    assert runtime.kv.usage > 0.2, "it writes to the cache"
     assert tokens("after") == before
-    assert parts.kv.num_cached_blocks == cached
+    assert runtime.kv.num_cached_blocks == cached
     assert engine.stats.num_prefix_cache_hits > 0

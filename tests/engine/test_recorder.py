@@ -62,7 +62,7 @@ def test_faults_are_recorded() -> None:
 def test_a_step_is_told_of_before_it_is_computed() -> None:
     engine = Engine()
     told: list[tuple[StepBegun, float]] = []
-    engine.on_begun = lambda step: told.append((step, engine.clock()))
+    engine.announce_steps(lambda step: told.append((step, engine.clock())))
     engine.set_recording(is_on=True)
     engine.step([request("a", 8), request("b", 20)])
     engine.step()
@@ -75,7 +75,7 @@ def test_a_step_is_told_of_before_it_is_computed() -> None:
         assert (begun.step_id, begun.planned_s) == (step.step_id, step.planned_s)
         assert (begun.predicted_s, begun.limit_s) == (step.predicted_s, step.limit_s)
         assert begun.budget_tokens == step.budget_tokens
-    engine.on_begun = None
+    engine.announce_steps(None)
     engine.step()
     assert len(told) == 2
 

@@ -17,7 +17,7 @@ INFO = EngineInfo(
     max_model_len=10,
     vocab_size=100,
     cache=CacheInfo(num_blocks=1, block_size=32, dtype="bfloat16", enable_prefix_caching=True),
-    slo_classes=SchedulerConfig().classes,
+    scheduler=SchedulerConfig().resolve(10),
     settings={},
 )
 

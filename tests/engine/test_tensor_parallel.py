@@ -24,8 +24,8 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import StepRecord
 from legato.core.token_ids import token_array
+from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup.build import build_engine
 from legato.model.decoder import Embedding
 from legato.model.layers import DecoderLayer
 from legato.model.native import native_instructions

@@ -21,9 +21,9 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.step_record import BlocksFetched
 from legato.core.token_ids import token_array
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.assembly.transfers import cache_layout, local_mover, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup.build import load_parts
-from legato.engine.startup.transfers import cache_layout, local_mover, make_transfers
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.transfer import fetch, transport
@@ -70,20 +70,24 @@ class Engine(EngineLoop):
             **settings,
         }
         config = EngineConfig.of(model=str(model), load_format="dummy", dtype="float32", **fields)
-        parts = load_parts(config)
-        assert isinstance(parts.kv, KVCacheManager)
-        self.kv = parts.kv
+        runtime = load_runtime(config)
+        assert isinstance(runtime.kv, KVCacheManager)
+        self.kv = runtime.kv
         scheduler = Scheduler(
-            parts.config.scheduler, max_model_len=parts.max_model_len, kv=parts.kv
+            runtime.config.scheduler, max_model_len=runtime.max_model_len, kv=runtime.kv
         )
-        super().__init__(scheduler, parts.kv, parts.executor)
-        layout = cache_layout(
-            parts.checkpoint, parts.cache, block_size=parts.kv.block_size, kernels=parts.kernels
+        self.layout = cache_layout(
+            runtime.checkpoint,
+            runtime.cache,
+            block_size=runtime.kv.block_size,
+            kernels=runtime.kernels,
         )
-        self.layout = layout
-        self.transfers = make_transfers(config.transfer, parts.kv, parts.blocks, layout, make_mover)
-        self.port = self.transfers.port
-        self.token_bytes = parts.cache.token_bytes
+        transfers = make_transfers(
+            config.transfer, runtime.kv, runtime.blocks, self.layout, make_mover
+        )
+        super().__init__(scheduler, runtime.kv, runtime.executor, transfers=transfers)
+        self.port = transfers.port
+        self.token_bytes = runtime.cache.token_bytes
         self.outputs: dict[str, list[RequestOutput]] = {}
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from legato.core.config import EngineConfig, Kernels
 from legato.core.errors import ConfigError
-from legato.engine.startup.build import build_engine
+from legato.engine.assembly.builder import build_engine
 from legato.executor import kernel_check
 from legato.model.native import NativeLinear, native_instructions
 from tests.checkpoint.test_dummy import described

@@ -107,4 +107,4 @@ def _processes(server: ServerProcess) -> list[psutil.Process]:
 
 def _part(process: psutil.Process) -> str:
     """Of the server: what reads grows and shrinks with what the HTTP process holds for it."""
-    return "engine" if "legato.engine.process.main" in process.cmdline() else "front end"
+    return "engine" if "legato.engine.assembly.main" in process.cmdline() else "front end"

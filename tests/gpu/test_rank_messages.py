@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from legato.core.plan import BlockMove
+from legato.engine.assembly.ranks.messages import FromLead
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import pack, unpacker
-from legato.engine.ranks.messages import FromLead
 from legato.executor.ranks.messages import RankReport, ToRank
 from legato.gpu.ranks import GpuFollower, LeadExecutor
 from legato.model.communicator import RankLostError

@@ -1,4 +1,4 @@
-"""An engine's machinery on a GPU, from a checkpoint to its tokens."""
+"""An engine's runtime on a GPU, from a checkpoint to its tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ import torch
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.rows import GPU_ROWS, RowCounts
+from legato.engine.assembly import blueprint, builder, gpu
+from legato.engine.assembly.builder import build_engine
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.process.messages import EngineInfo
-from legato.engine.startup import build, gpu, wanted
-from legato.engine.startup.build import build_engine
 from legato.gpu import device, runner
 from legato.gpu.device import Memory
 from legato.gpu.executor import GpuExecutor
@@ -58,7 +58,7 @@ def program_of(engine: EngineLoop) -> StepProgram:
 
 def put_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or on what stands in for it, what is built from here on."""
-    monkeypatch.setattr(wanted, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(blueprint, "resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(device, "CudaDevice", lambda _: device_here())
     monkeypatch.setattr(gpu, "GPU_ROWS", RowCounts(((8, 8),), 24))
 
@@ -78,6 +78,7 @@ def test_an_engine_is_put_together(
     engine, info = engine_of(folder, **settings)
     assert info.settings["kernels"] == "triton"
     assert info.settings["steps in flight"] == "2"
+    assert info.scheduler.num_steps_in_flight == 2
     assert info.cache.num_blocks == 2 * MAX_LEN // 4
     assert program_of(engine).max_samples >= 2 + 64, "there is room for drafts"
     assert tokens_of(engine) == expected
@@ -93,7 +94,7 @@ def test_without_triton_it_says_what_to_install(
     save_tiny: SaveTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_on_a_gpu(monkeypatch)
-    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    monkeypatch.setattr(builder, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"legato\[gpu\]"):
         engine_of(save_tiny(CONFIGS["qwen3"])[0])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from legato.engine.startup.transfers import cache_memory
+from legato.engine.assembly.transfers import cache_memory
 from legato.transfer import nixl_mover
 from legato.transfer.memory import CacheMemory
 from legato.transfer.nixl_mover import NixlMover

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import shape_counts
+from legato.engine.calibration.calibration_file import shape_counts
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape

@@ -9,7 +9,7 @@ import pytest
 
 from legato.cli.main import main
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import Measurements, shape_counts, write_profile
+from legato.engine.calibration.calibration_file import Measurements, shape_counts, write_profile
 from legato.scheduler.cost_fit import fit
 from legato.scheduler.step_shape import StepShape
 from legato.simulation.machine_file import load_machine, write_machine

@@ -51,8 +51,12 @@ class Line:
     ) -> None:
         """Args: keeps_deadlines: and all of them are urgent, as they are when it matters."""
         self.tenants = Tenants(WEIGHTS)
-        self.queues = Queues(ORDERS[order], self.tenants)  # type: ignore[index]
-        self.queues.keeps_deadlines = self.queues.is_urgent = keeps_deadlines
+        self.queues = Queues(
+            ORDERS[order],  # type: ignore[index]
+            self.tenants,
+            keeps_deadlines=keeps_deadlines,
+        )
+        self.queues.is_urgent = keeps_deadlines
         self.now_s = 0.0
         # Counters of tenants differ: among equals the queue may take either first.
         for i, counter in enumerate(counters):

@@ -26,9 +26,12 @@ class QueuesMachine(RuleBasedStateMachine):
     @initialize(order=st.sampled_from(sorted(ORDERS)), keeps_deadlines=st.booleans())
     def start(self, order: str, keeps_deadlines: bool) -> None:
         self.tenants = Tenants({"heavy": 3.0})
-        self.queues = Queues(ORDERS[order], self.tenants)  # type: ignore[index]
-        self.queues.is_lost = self.is_lost
-        self.queues.keeps_deadlines = keeps_deadlines
+        self.queues = Queues(
+            ORDERS[order],  # type: ignore[index]
+            self.tenants,
+            is_lost=self.is_lost,
+            keeps_deadlines=keeps_deadlines,
+        )
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.ids = map(str, itertools.count())

@@ -54,7 +54,7 @@ class ServerProcess:
 
     @property
     def engine(self) -> psutil.Process:
-        [engine] = self._processes("legato.engine.process.main")
+        [engine] = self._processes("legato.engine.assembly.main")
         return engine
 
     @property

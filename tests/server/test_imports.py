@@ -15,8 +15,8 @@ FORBIDDEN = {
     "legato.observe.metrics.server_metrics": {"torch", "transformers", "tokenizers"},
     # Reads bodies, and speaks no HTTP.
     "legato.server.text.zygote": {"torch", "fastapi", "starlette", "uvicorn"},
-    "legato.engine.process.main": {"torch", "transformers"},
-    "legato.engine.startup.build": {
+    "legato.engine.assembly.main": {"torch", "transformers"},
+    "legato.engine.assembly.builder": {
         "transformers", "tokenizers", "scipy", "rich", "pydantic", "fastapi", "sympy"
     },
     "legato.cli.serve": {"torch", "numpy", "fastapi", "uvicorn", "rich"},

@@ -12,7 +12,8 @@ from benchmarks.gpu.settings import Settings
 from legato.core.config import Quantization
 from legato.core.plan import ScheduledChunk
 from legato.core.sampling_params import SamplingParams
-from legato.engine.startup.build import EngineParts, load_parts
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.assembly.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps, TimedStep
 from legato.lab.work import operators_of
 from legato.scheduler.step_shape import StepShape
@@ -24,16 +25,16 @@ _DECODE_TARGET, _PREFILL_TARGET, _MIXED_TARGET = 1.2, 1.4, 1.15
 
 def run(settings: Settings) -> Figures:
     begun_s = time.perf_counter()
-    parts = load_parts(settings.engine())
+    runtime = load_runtime(settings.engine())
     loaded_s = time.perf_counter() - begun_s
-    figures = of_parts(settings, parts)
+    figures = of_runtime(settings, runtime)
     loading = Row(name="loading and capture", value=loaded_s, unit="s")
     return msgspec.structs.replace(figures, rows=[loading, *figures.rows])
 
 
-def of_parts(settings: Settings, parts: EngineParts) -> Figures:
+def of_runtime(settings: Settings, runtime: ModelRuntime) -> Figures:
     """Of a model that is loaded."""
-    measured = _Measured(settings, parts)
+    measured = _Measured(settings, runtime)
     measured.fill()
     rows = [measured.decode(count) for count in settings.sizes.streams]
     rows.append(measured.decode(settings.sizes.mixed_streams, depth=1))
@@ -53,7 +54,7 @@ def of_parts(settings: Settings, parts: EngineParts) -> Figures:
 
 def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
     """Decodes alone, whose time is that of reading weights and cache."""
-    measured = _Measured(settings, load_parts(settings.engine(quantization=quantization)))
+    measured = _Measured(settings, load_runtime(settings.engine(quantization=quantization)))
     measured.fill()
     return Figures(
         title=f"Decodes with weights in {quantization}",
@@ -63,11 +64,11 @@ def of_quantized(settings: Settings, quantization: Quantization) -> Figures:
 
 
 class _Measured:
-    def __init__(self, settings: Settings, parts: EngineParts) -> None:
+    def __init__(self, settings: Settings, runtime: ModelRuntime) -> None:
         self._sizes = settings.sizes
         self._roofline = settings.roofline()
-        self._parts = parts
-        self._steps = MadeUpSteps(parts)
+        self._runtime = runtime
+        self._steps = MadeUpSteps(runtime)
         self.num_cache_tokens = self._steps.num_cache_tokens
 
     def fill(self) -> None:
@@ -152,7 +153,7 @@ class _Measured:
 
         What they read from there is as many bytes.
         """
-        size = -(-room // self._parts.kv.block_size) * self._parts.kv.block_size
+        size = -(-room // self._runtime.kv.block_size) * self._runtime.kv.block_size
         return itertools.cycle(range(0, self.num_cache_tokens - size + 1, size))
 
     def _add(
@@ -170,12 +171,12 @@ class _Measured:
         )
 
     def _least_s(self, chunks: Sequence[ScheduledChunk]) -> float:
-        parts = self._parts
+        runtime = self._runtime
         operators = operators_of(
-            parts.spec,
+            runtime.spec,
             StepShape.of_chunks(chunks),
-            token_bytes=parts.cache.token_bytes,
-            weight_bytes=parts.model.num_weight_bytes,
+            token_bytes=runtime.cache.token_bytes,
+            weight_bytes=runtime.model.num_weight_bytes,
         )
         return self._roofline.operators_s(operators)
 

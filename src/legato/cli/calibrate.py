@@ -10,7 +10,7 @@ from legato.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from legato.engine.startup.calibration_file import Measurements
+    from legato.engine.calibration.calibration_file import Measurements
     from legato.scheduler.cost_fit import MeasuredStep
     from legato.scheduler.step_costs import StepCosts
     from legato.scheduler.step_shape import StepShape
@@ -45,28 +45,23 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the costs and the error of the fit; returns the exit status."""
     from rich.console import Console
 
-    from legato.engine.startup.build import load_parts
-    from legato.engine.startup.step_times import (
-        calibration_file,
-        measure_steps,
-        measurements,
-        new_calibration,
-    )
+    from legato.engine.assembly.builder import load_runtime
     from legato.scheduler.cost_fit import fit
 
-    parts = load_parts(engine_config(args))
-    known = measure_steps(parts, new_calibration(parts))
+    runtime = load_runtime(engine_config(args))
+    step_times = runtime.step_times
+    known = step_times.measure(step_times.calibration())
     steps, quality = known.steps, known.quality
     assert quality is not None
     console = Console(highlight=False, soft_wrap=True)
     has_drafts = any(shape.num_draft_rows for shape, _ in steps)
-    console.print(_table(fit(steps, parts.rows), has_drafts=has_drafts))
+    console.print(_table(fit(steps, runtime.rows), has_drafts=has_drafts))
     console.print(
         f"{len(steps)} steps, of which half are predicted within {quality.median_error:.1%} and "
         f"95 % within {quality.p95_error:.1%}"
     )
     if args.plot is not None:
-        _plot(steps, fit(steps, parts.rows), args.plot)
+        _plot(steps, fit(steps, runtime.rows), args.plot)
         console.print(f"plotted to {args.plot}")
     if quality.doubt:
         console.print(
@@ -74,15 +69,15 @@ def run(args: argparse.Namespace) -> int:
             "with --num-threads no more than its cores"
         )
         return 1
-    console.print(f"kept in {calibration_file(parts).path}")
+    console.print(f"kept in {step_times.file.path}")
     if args.output is not None:
-        _write(args.output, measurements(parts, steps))
+        _write(args.output, step_times.measurements(steps))
         console.print(f"written to {args.output}")
     return 0
 
 
 def _write(path: Path, measured: "Measurements") -> None:
-    from legato.engine.startup.calibration_file import write_profile
+    from legato.engine.calibration.calibration_file import write_profile
 
     try:
         write_profile(path, measured)

@@ -18,6 +18,7 @@ from legato.core.outputs import FinishReason, RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.stats import EngineStats
+from legato.engine.assembly.builder import build_engine
 from legato.engine.errors import failure
 from legato.engine.frontend.completion import CompletionDelta, CompletionStream
 from legato.engine.frontend.requests import build_requests
@@ -31,7 +32,6 @@ from legato.engine.prompts import (
     ReadPrompt,
     text_of,
 )
-from legato.engine.startup.build import build_engine
 from legato.text.message_guard import MessageSpecialTokens
 
 if TYPE_CHECKING:

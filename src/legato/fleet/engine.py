@@ -102,7 +102,7 @@ class FleetEngine:
             lambda is_on: self._tell_all(SetRecording(is_on)),
             lambda is_on: self._tell_all(SetAnnouncing(is_on)),
         )
-        self._started = config.scheduler.resolve(info.max_model_len, info.device)
+        self._started = info.scheduler
         self.most_batched_tokens = self._started.most_batched_tokens(
             info.max_model_len, info.device
         )

@@ -107,7 +107,7 @@ class Replica:
         self._vocabulary: KnowVocabulary | None = None
         self._settings: SchedulerConfig | None = None  # resolved; None until they are changed
         self._is_recording = self._is_announcing = False  # for any front door
-        self._started = config.scheduler.resolve(info.max_model_len, info.device)
+        self._started = info.scheduler
         self._role: Role = config.transfer.kv_role or "both"
         self._tickets = Tickets(config.transfer, info.transfer, is_from_router=True)
         self._supervisor = EngineSupervisor(

@@ -1,11 +1,28 @@
-"""Adds the counters of several engines up, as if they were one."""
+"""Adds the counters of several engines up, as if they were one.
+
+Each field is summed unless it is named here, so that a new counter counts in a fleet, too.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from legato.core.stats import OTHER_TENANTS, EngineStats, TenantStats, TransferStats
+
+_PRESENT = (
+    "num_running",
+    "num_waiting",
+    "step_time_margin",
+    "broken_promise",
+    "kv_usage",
+    "num_cached_blocks",
+)
+"""Fields about the present, which an engine that is gone does not count in."""
+
+_Stats = TypeVar("_Stats", bound=msgspec.Struct)
 
 
 class Totals:
@@ -19,14 +36,14 @@ class Totals:
         """Add an engine that is gone. Args: stats: its last."""
         tenants = [replace(one, num_running=0, num_waiting=0) for one in stats.tenants]
         transfer = stats.transfer and replace(stats.transfer, num_leases=0)
+        nothing = EngineStats()
         counts = replace(
             stats,
-            step_time_margin=0.0,
-            broken_promise="",
             tenants=tuple(tenants),
             transfer=transfer,
+            **{name: getattr(nothing, name) for name in _PRESENT},
         )
-        self._gone = replace(_sum([self._gone, counts]), num_running=0, num_waiting=0)
+        self._gone = _combined([self._gone, counts], _COMBINED)
 
     def note_tried_again(self, tenant: str) -> None:
         """Count a refused request that goes to another engine, and so does not count as refused."""
@@ -35,7 +52,7 @@ class Totals:
     def of(self, stats: Sequence[EngineStats]) -> EngineStats:
         """Return the sums, the averages of cache sizes, and the worst margin and broken promise."""
         num = max(1, len(stats))
-        total = _sum([self._gone, *stats])
+        total = _combined([self._gone, *stats], _COMBINED)
         names = {one.name for one in total.tenants}
         tried_again: Counter[str] = Counter()
         for name, count in self._num_tried_again.items():
@@ -46,52 +63,48 @@ class Totals:
                 replace(one, num_refused=one.num_refused - tried_again[one.name])
                 for one in total.tenants
             ),
-            kv_usage=sum(one.kv_usage for one in stats) / num,
-            num_cached_blocks=sum(one.num_cached_blocks for one in stats) // num,
+            kv_usage=total.kv_usage / num,
+            num_cached_blocks=total.num_cached_blocks // num,
         )
 
 
-def _sum(stats: Sequence[EngineStats]) -> EngineStats:
-    return EngineStats(
-        num_running=sum(one.num_running for one in stats),
-        num_waiting=sum(one.num_waiting for one in stats),
-        num_preemptions=sum(one.num_preemptions for one in stats),
-        num_steps_over_budget=sum(one.num_steps_over_budget for one in stats),
-        step_time_margin=max(one.step_time_margin for one in stats),
-        broken_promise=next((one.broken_promise for one in stats if one.broken_promise), ""),
-        num_prefix_cache_queries=sum(one.num_prefix_cache_queries for one in stats),
-        num_prefix_cache_hits=sum(one.num_prefix_cache_hits for one in stats),
-        tenants=_summed_tenants(tenant for one in stats for tenant in one.tenants),
-        num_failed_steps=sum(one.num_failed_steps for one in stats),
-        num_contained_errors=sum(one.num_contained_errors for one in stats),
-        transfer=_summed_transfers([one.transfer for one in stats if one.transfer is not None]),
+def _combined(
+    stats: Sequence[_Stats], combined: dict[str, Callable[[Sequence[Any]], object]]
+) -> _Stats:
+    """One of the same kind.
+
+    Args:
+        combined: what becomes of a field's values; key the field. Those of all others are summed.
+    """
+    kind = type(stats[0])
+    return kind(
+        **{
+            name: combined.get(name, sum)([getattr(one, name) for one in stats])
+            for name in kind.__struct_fields__
+        }
     )
 
 
-def _summed_transfers(stats: Sequence[TransferStats]) -> TransferStats | None:
-    if not stats:
-        return None
-    return TransferStats(
-        num_bytes=sum(one.num_bytes for one in stats),
-        read_s=sum(one.read_s for one in stats),
-        num_fetched=sum(one.num_fetched for one in stats),
-        num_recomputed=sum(one.num_recomputed for one in stats),
-        num_leases=sum(one.num_leases for one in stats),
-        num_expired=sum(one.num_expired for one in stats),
-    )
+def _first_told(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
 
 
-def _summed_tenants(tenants: Iterable[TenantStats]) -> tuple[TenantStats, ...]:
-    by_name: dict[str, TenantStats] = {}
-    for one in tenants:
-        so_far = by_name.get(one.name)
-        if so_far is not None:
-            one = TenantStats(
-                name=one.name,
-                num_running=so_far.num_running + one.num_running,
-                num_waiting=so_far.num_waiting + one.num_waiting,
-                num_refused=so_far.num_refused + one.num_refused,
-                service_s=so_far.service_s + one.service_s,
-            )
-        by_name[one.name] = one
-    return tuple(by_name.values())
+def _combined_transfers(transfers: Iterable[TransferStats | None]) -> TransferStats | None:
+    stats = [one for one in transfers if one is not None]
+    return _combined(stats, {}) if stats else None
+
+
+def _combined_tenants(tenants: Iterable[Iterable[TenantStats]]) -> tuple[TenantStats, ...]:
+    by_name: dict[str, list[TenantStats]] = {}
+    for engine in tenants:
+        for one in engine:
+            by_name.setdefault(one.name, []).append(one)
+    return tuple(_combined(stats, {"name": lambda names: names[0]}) for stats in by_name.values())
+
+
+_COMBINED: dict[str, Callable[[Sequence[Any]], object]] = {
+    "step_time_margin": max,
+    "broken_promise": _first_told,
+    "tenants": _combined_tenants,
+    "transfer": _combined_transfers,
+}

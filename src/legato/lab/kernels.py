@@ -9,7 +9,8 @@ import torch
 
 from legato.core.config import EngineConfig, Kernels
 from legato.core.plan import ScheduledChunk
-from legato.engine.startup.build import EngineParts, load_parts
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.assembly.runtime import ModelRuntime
 from legato.lab.made_up_steps import MadeUpSteps
 from legato.lab.work import Roofline, Work, work_of
 from legato.scheduler.step_shape import StepShape
@@ -74,16 +75,16 @@ def measure_kernels(
         time that a chunk at a deep position takes beyond one at 0.
     """
     model = msgspec.structs.replace(config.model, kernels=kernels)
-    parts = load_parts(msgspec.structs.replace(config, model=model))
-    sizes = _SIZES[parts.model.device.type]
-    steps = MadeUpSteps(parts)
+    runtime = load_runtime(msgspec.structs.replace(config, model=model))
+    sizes = _SIZES[runtime.model.device.type]
+    steps = MadeUpSteps(runtime)
     on_progress(f"{kernels}: filling the cache")
     num_tokens = min(max(sizes.streams) * sizes.context, steps.num_cache_tokens)
     steps.fill(num_tokens, prompt=sizes.prompt, chunk=sizes.chunk)
     measured = []
-    for name, chunks in _shapes(steps, sizes, parts):
+    for name, chunks in _shapes(steps, sizes, runtime):
         on_progress(f"{kernels}: {name}")
-        measured.append(_measured(steps, parts, name, chunks))
+        measured.append(_measured(steps, runtime, name, chunks))
         steps.end()
     first, deep = measured[-2:]
     attention = (deep.work.num_flops - first.work.num_flops) / (deep.seconds - first.seconds)
@@ -91,9 +92,9 @@ def measure_kernels(
 
 
 def _shapes(
-    steps: MadeUpSteps, sizes: _Sizes, parts: EngineParts
+    steps: MadeUpSteps, sizes: _Sizes, runtime: ModelRuntime
 ) -> Iterator[tuple[str, list[ScheduledChunk]]]:
-    context, chunk, max_num_seqs = sizes.context, sizes.chunk, parts.config.scheduler.max_num_seqs
+    context, chunk, max_num_seqs = sizes.context, sizes.chunk, runtime.config.scheduler.max_num_seqs
     assert max_num_seqs is not None
     for count in sizes.streams:
         if count > max_num_seqs or count * context > steps.num_cache_tokens:
@@ -102,7 +103,7 @@ def _shapes(
             steps.add(f"{i}", num_prompt_tokens=context, first_slot=i * context, num_tokens=context)
         rows = [steps.chunk(f"{i}", context - 1, 1) for i in range(count)]
         yield f"{count} streams at {context:,}", rows
-    most = min(parts.max_model_len, steps.num_cache_tokens)
+    most = min(runtime.max_model_len, steps.num_cache_tokens)
     for start in (0, min(sizes.deep, most - chunk)):
         end = start + chunk
         steps.add("chunk", num_prompt_tokens=end, first_slot=0, num_tokens=end)
@@ -110,15 +111,15 @@ def _shapes(
 
 
 def _measured(
-    steps: MadeUpSteps, parts: EngineParts, name: str, chunks: list[ScheduledChunk]
+    steps: MadeUpSteps, runtime: ModelRuntime, name: str, chunks: list[ScheduledChunk]
 ) -> MeasuredKernel:
     steps.run(chunks)
     times_s = sorted(steps.run(chunks).seconds for _ in range(_REPEATS))
     work = work_of(
-        parts.spec,
+        runtime.spec,
         StepShape.of_chunks(chunks),
-        token_bytes=parts.cache.token_bytes,
-        weight_bytes=parts.model.num_weight_bytes,
+        token_bytes=runtime.cache.token_bytes,
+        weight_bytes=runtime.model.num_weight_bytes,
     )
     return MeasuredKernel(name, work, times_s[len(times_s) // 2])
 

@@ -10,7 +10,7 @@ from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import ChunkKind
 from legato.core.token_ids import token_array
-from legato.engine.startup.build import EngineParts
+from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.base import Executor
 
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=10_000)
@@ -39,11 +39,11 @@ class MadeUpSteps:
         num_cache_tokens: tokens that the cache holds.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._executor: Executor = parts.executor
-        self._block_size = parts.kv.block_size
-        self._vocab_size = parts.spec.vocab_size
-        self.num_cache_tokens = parts.kv.num_blocks * parts.kv.block_size
+    def __init__(self, runtime: ModelRuntime) -> None:
+        self._executor: Executor = runtime.executor
+        self._block_size = runtime.kv.block_size
+        self._vocab_size = runtime.spec.vocab_size
+        self.num_cache_tokens = runtime.kv.num_blocks * runtime.kv.block_size
         self._added: dict[str, _MadeUp] = {}  # key: request id
         self._new: list[AddRequest] = []
         self._ended: list[str] = []

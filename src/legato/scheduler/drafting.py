@@ -60,8 +60,6 @@ class Drafting:
     Args:
         speculative: as in `SchedulerConfig`.
         most_samples: most rows of a step that may be sampled.
-
-    Attributes:
         model: asks the draft model; None if there is no draft model.
     """
 
@@ -72,13 +70,14 @@ class Drafting:
         budget: StepBudget,
         step_time: StepTimeModel,
         most_samples: int,
+        model: ModelDrafting | None = None,
     ) -> None:
         self._drafters = drafters
         self._speculative = speculative
         self._budget = budget
         self._step_time = step_time
         self._most_samples = most_samples
-        self.model: ModelDrafting | None = None
+        self._model = model
         self._num_without = 0  # steps with a likely draft, none taken since
         self._patience = _TRIED_AGAIN
         self._turnaround_s = 0.0
@@ -91,8 +90,8 @@ class Drafting:
         """Pass a request's new tokens to the drafters."""
         for drafter in self._drafters:
             drafter.advance(request)
-        if self.model is not None:
-            self.model.advance(request)
+        if self._model is not None:
+            self._model.advance(request)
 
     def add(self, step: StepBuilder) -> DraftsEndedBy | None:
         """Add drafts to the step's streams; return the limit on their number."""
@@ -101,9 +100,9 @@ class Drafting:
             return None
         most = [self._most(request, len(streams)) for request in streams]
         drafts = [self._best(request, count) for request, count in zip(streams, most, strict=True)]
-        if self.model is not None:
+        if self._model is not None:
             counts, _ = self._counts(step, streams, drafts, may_try=False)
-            self.model.improve(
+            self._model.improve(
                 step, streams, drafts, counts, most=most, most_rows=self._most_rows(step)
             )
         counts, ended_by = self._counts(step, streams, drafts)

@@ -36,26 +36,43 @@ class Queues:
 
     Args:
         tenants: the requests' tenants; each has been seen before its request is added.
+        is_lost, keeps_deadlines: as in `configure`.
 
     Attributes:
-        is_lost: tells whether a waiting request can no longer get its first token in time.
-        keeps_deadlines: whether a TTFT promised at admission is owed: late requests do not give
-            way, and no tenant's turn makes another tenant's request late.
         is_urgent: whether requests go by TTFT deadline across tenants. They do if deadlines are
             kept and turns would miss one.
     """
 
-    def __init__(self, order: Order, tenants: Tenants) -> None:
-        self.order = order
+    def __init__(
+        self,
+        order: Order,
+        tenants: Tenants,
+        *,
+        is_lost: Callable[[Request], bool] = never,
+        keeps_deadlines: bool = False,
+    ) -> None:
+        self.configure(order, is_lost=is_lost, keeps_deadlines=keeps_deadlines)
         self.tenants = tenants
-        self.is_lost: Callable[[Request], bool] = never
-        self.keeps_deadlines = False
         self.is_urgent = False
         self.running: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._tenant_of_running: dict[str, Tenant] = {}  # key request id
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # key request id
         self._fair = {is_: FairQueue(tenants) for is_ in (False, True)}  # key is best-effort
         self._due = SortedKeyList(key=edf)  # waiting requests with a TTFT deadline
+
+    def configure(
+        self, order: Order, *, is_lost: Callable[[Request], bool], keeps_deadlines: bool
+    ) -> None:
+        """Rank requests by other rules; waiting requests keep their places until `take_waiting`.
+
+        Args:
+            is_lost: tells whether a waiting request can no longer get its first token in time.
+            keeps_deadlines: whether a TTFT promised at admission is owed: late requests do not give
+                way, and no tenant's turn makes another tenant's request late.
+        """
+        self.order = order
+        self.is_lost = is_lost
+        self.keeps_deadlines = keeps_deadlines
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self.running

@@ -175,7 +175,6 @@ class Scheduler:
             config: resolved, with the same classes of service by name.
         """
         assert not self._in_flight, "a step is in flight"
-        assert config.prefill_order is not None
         had_drafts = self._drafting is not None
         self._configure(config)
         waiting = self._queues.take_waiting()
@@ -184,7 +183,6 @@ class Scheduler:
         for request in requests:
             if not request.is_promise_waived:
                 request.change_promise(self._classes[request.message.service.slo_class], now_s)
-        self._queues.order = ORDERS[config.prefill_order]
         for request in waiting:
             self._queues.add(request)
 
@@ -216,8 +214,12 @@ class Scheduler:
         self._lateness = Lateness(
             self._step_time, config.max_num_batched_tokens, self._idle_limit_s
         )
-        self._queues.is_lost = self._lateness.is_lost
-        self._queues.keeps_deadlines = config.shed_load
+        assert config.prefill_order is not None
+        self._queues.configure(
+            ORDERS[config.prefill_order],
+            is_lost=self._lateness.is_lost,
+            keeps_deadlines=config.shed_load,
+        )
         forecast = Forecast(config, self._queues, self._step_time, self._budget, self._fetch_time)
         self._outlook = Outlook(
             forecast, self._queues, self._classes[INTERACTIVE], self._max_model_len
@@ -227,14 +229,13 @@ class Scheduler:
     def _make_drafting(self, config: SchedulerConfig) -> Drafting | None:
         if config.speculative == "off":
             return None
-        drafting = Drafting(
-            self._drafters, config.speculative, self._budget, self._step_time, config.most_samples
-        )
+        speculative, step_time = config.speculative, self._step_time
+        model: ModelDrafting | None = None
         if self._draft_model is not None:
-            drafting.model = ModelDrafting(
-                self._draft_model, config.speculative, self._step_time, self._lengths
-            )
-        return drafting
+            model = ModelDrafting(self._draft_model, speculative, step_time, self._lengths)
+        return Drafting(
+            self._drafters, speculative, self._budget, step_time, config.most_samples, model
+        )
 
     def apply(self, events: Iterable[Event], now_s: float) -> list[RequestOutput]:
         """Apply new requests, aborts and arrived blocks; return outputs of requests that end."""

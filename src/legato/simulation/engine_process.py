@@ -10,10 +10,12 @@ from functools import partial
 
 from legato.core.config import CacheConfig, EngineConfig
 from legato.core.stats import CacheInfo
+from legato.engine.assembly.main import main
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.process.main import main
+from legato.engine.loop.transfers import Transfers
 from legato.engine.process.messages import EngineInfo, TransferAddress
 from legato.executor.simulated import RealTimeClock
+from legato.kv.manager import KVCacheManager
 from legato.simulation.link import Link
 from legato.simulation.machine import MeasuredServer
 from legato.simulation.machine_file import load_machine
@@ -40,17 +42,25 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
         ConfigError: there is no such profile, or it lacks data.
     """
     machine = load_machine(profile)
+    scheduler = config.scheduler.resolve(machine.max_model_len)
     enable_prefix_caching = config.cache.enable_prefix_caching
     server = MeasuredServer(
         machine=machine,
-        scheduler=config.scheduler,
+        scheduler=scheduler,
         enable_prefix_caching=enable_prefix_caching,
     )
-    engine, kv = server.start(RealTimeClock(), is_sharing=enable_prefix_caching)
-    address: TransferAddress | None = None
-    if config.transfer.kv_role is not None:
+
+    def make_transfers(kv: KVCacheManager) -> Transfers:
         token_bytes = load_profile(profile).kv_token_bytes
-        engine.transfers = timed_transfers(config.transfer, kv, token_bytes, profile, Link())
+        return timed_transfers(config.transfer, kv, token_bytes, profile, Link())
+
+    engine, _ = server.start(
+        RealTimeClock(),
+        is_sharing=enable_prefix_caching,
+        make_transfers=None if config.transfer.kv_role is None else make_transfers,
+    )
+    address: TransferAddress | None = None
+    if engine.transfers is not None:
         address = TransferAddress(config.transfer.kv_transfer_host, engine.transfers.port)
     block_size = CacheConfig().block_size
     info = EngineInfo(
@@ -64,7 +74,7 @@ def build_simulated(profile: str, config: EngineConfig) -> tuple[EngineLoop, Eng
             dtype="none",
             enable_prefix_caching=enable_prefix_caching,
         ),
-        slo_classes=config.scheduler.classes,
+        scheduler=scheduler,
         settings={"simulated": profile},
         transfer=address,
     )

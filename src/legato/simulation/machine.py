@@ -17,7 +17,7 @@ from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.simulation.clients import Delays
 from legato.simulation.drafts import Acceptance
-from legato.simulation.run import SimulatedEngine, simulated_engine
+from legato.simulation.run import MakeTransfers, SimulatedEngine, simulated_engine
 from legato.simulation.step_errors import ErrorSampler, StepErrors
 
 
@@ -96,7 +96,13 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
     def sibling(self, place: int) -> "MeasuredServer":
         return msgspec.structs.replace(self, seed=self.seed + place)
 
-    def start(self, clock: VirtualClock, *, is_sharing: bool) -> SimulatedEngine:
+    def start(
+        self,
+        clock: VirtualClock,
+        *,
+        is_sharing: bool,
+        make_transfers: MakeTransfers | None = None,
+    ) -> SimulatedEngine:
         """Start an idle engine with the machine's calibration."""
         machine, errors = self.machine, ErrorSampler(self.machine.errors, self.seed)
 
@@ -114,4 +120,5 @@ class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True):
             kv_cache_tokens=machine.kv_cache_tokens,
             acceptance=self.acceptance,
             is_sharing=is_sharing,
+            make_transfers=make_transfers,
         )

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from legato.engine.startup.calibration_file import shape_counts, write_profile
+from legato.engine.calibration.calibration_file import shape_counts, write_profile
 from legato.simulation.clients import Delays
 from legato.simulation.machine import Machine
 from legato.simulation.profile_file import ProfileFile

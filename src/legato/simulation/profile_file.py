@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import Measurements, read_measurements
+from legato.engine.calibration.calibration_file import Measurements, read_measurements
 from legato.scheduler.step_costs import StepCosts
 from legato.simulation.clients import Delays
 from legato.simulation.published import GPUS, MODELS

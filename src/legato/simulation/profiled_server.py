@@ -13,7 +13,7 @@ import numpy as np
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.plan import StepPlan
-from legato.engine.startup.calibration import MOST_DRAFTS
+from legato.engine.calibration.calibration import MOST_DRAFTS
 from legato.executor.simulated import VirtualClock
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from legato.core.errors import ConfigError
-from legato.engine.startup.calibration_file import Figures
+from legato.engine.calibration.calibration_file import Figures
 from legato.scheduler.cost_fit import MeasuredStep, fit
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape

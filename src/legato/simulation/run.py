@@ -16,6 +16,7 @@ from legato.core.rows import RowCounts
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord
 from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.loop.transfers import Transfers
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
@@ -31,6 +32,7 @@ _STEPS_PER_LOOK = 256
 _VOCAB_SIZE = 32_000
 
 OnRecords = Callable[[list[EngineRecord]], None]
+MakeTransfers = Callable[[KVCacheManager], Transfers]
 
 
 class SimulatedEngine(NamedTuple):
@@ -81,6 +83,7 @@ def simulated_engine(
     kv_cache_tokens: int,
     acceptance: Acceptance | None,
     is_sharing: bool,
+    make_transfers: MakeTransfers | None = None,
 ) -> SimulatedEngine:
     """Build the engine's loop on a simulated executor.
 
@@ -90,6 +93,7 @@ def simulated_engine(
         step_time_s: returns the true time of a step.
         acceptance: how often drafts are accepted; None drafts nothing.
         is_sharing: whether there is a prefix cache.
+        make_transfers: what joins it to other engines; None where there are none.
     """
     block_size = CacheConfig().block_size
     num_blocks = -(-kv_cache_tokens // block_size)
@@ -106,7 +110,8 @@ def simulated_engine(
         step_time=StepTimeModel(belief, rows),
         drafters=() if acceptance is None else (SimulatedDrafter(acceptance, _VOCAB_SIZE),),
     )
-    return SimulatedEngine(EngineLoop(scheduler, kv, executor, clock), kv)
+    transfers = None if make_transfers is None else make_transfers(kv)
+    return SimulatedEngine(EngineLoop(scheduler, kv, executor, clock, transfers=transfers), kv)
 
 
 class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):

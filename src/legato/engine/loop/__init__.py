@@ -1,1 +1,1 @@
-"""The loop: apply, plan, execute, commit; what it does about faults, and its records."""
+"""The engine's loop: apply, plan, execute, commit; its recovery from faults, and its records."""

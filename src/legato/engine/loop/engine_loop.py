@@ -18,12 +18,12 @@ from legato.core.replica_state import ReplicaState
 from legato.core.request import Event
 from legato.core.stats import EngineStats
 from legato.core.step_record import EngineRecord, StepBegun
+from legato.engine.calibration.recalibration import Recalibration
 from legato.engine.errors import EngineFaultError
 from legato.engine.loop.grammars import Grammars
 from legato.engine.loop.recorder import Recorder, begun
 from legato.engine.loop.recovery import collect, is_sound, run_in_parts, submit
 from legato.engine.loop.transfers import Transfers
-from legato.engine.startup.recalibration import Recalibration
 from legato.executor.base import Executor
 from legato.executor.untaken_pages import UntakenPages
 from legato.kv.manager import KVCacheManager
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 10.0
 _WAIT_S = 0.001
-"""How long nothing else is done for a grammar, or blocks, where there is nothing else to do."""
+"""Longest wait for a grammar, or for blocks, while there is no other work."""
 _TRANSFERS_LOOK_S = 0.02
-"""How often an engine without work looks for blocks that it need not keep for others any more."""
+"""How often an idle engine looks for blocks that it need not keep for other engines any more."""
 
 
 class _Flight(NamedTuple):
-    """A step that was submitted and has not been collected.
+    """A submitted step that was not collected yet.
 
     Attributes:
         planned_s, started_s: as in `StepRecord`.
-        fault: what submitting it raised, if anything.
+        fault: the error that `submit` raised; None without one.
     """
 
     plan: StepPlan
@@ -53,21 +53,19 @@ class _Flight(NamedTuple):
 
 
 class EngineLoop:
-    """One scheduler, its cache and one executor, moved forward a step at a time.
+    """Runs one scheduler, its cache and one executor, a step at a time.
 
-    As many steps are in flight as the executor takes: with more than one, the next is planned and
-    handed over while a step is computed.
+    As many steps are in flight as the executor takes. With more than one, the next step is planned
+    and submitted while a step is computed.
 
     Args:
-        clock: seconds, as in `AddRequest.arrival_time_s`.
-        grammars: where the executor finds those of requests.
+        clock: returns seconds, as in `AddRequest.arrival_time_s`.
+        untaken: the cache's pages to allocate while idle; None if there are none.
+        recalibration: measures step times while idle; None if they are known.
 
     Attributes:
-        untaken: memory of the cache to be taken while there is no work; None where there is none.
-        recalibration: what is to be measured then; None where nothing is.
-        on_begun: told of each step before it is computed; None where nobody asks.
-        grammars: of outputs, compiled and to be compiled.
-        transfers: of blocks from and to other engines; None where there are none.
+        grammars: compiles the grammars of outputs, which the executor gets from it.
+        transfers: sends and fetches blocks; None without other engines.
     """
 
     def __init__(
@@ -76,17 +74,21 @@ class EngineLoop:
         kv: KVCacheManager,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        *,
         grammars: Grammars | None = None,
+        untaken: UntakenPages | None = None,
+        recalibration: Recalibration | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.grammars = grammars or Grammars()
-        self.untaken: UntakenPages | None = None
-        self.recalibration: Recalibration | None = None
-        self.on_begun: Callable[[StepBegun], None] | None = None
-        self.transfers: Transfers | None = None
+        self.transfers = transfers
+        self._untaken = untaken
+        self._recalibration = recalibration
+        self._announce: Callable[[StepBegun], None] | None = None
         self._clock = clock
         self._told_s = -math.inf
-        self._waits_for_blocks = False  # when it last looked
-        self._landed_s: float | None = None  # when a step had, if another was in flight
+        self._waits_for_blocks = False  # as of the last step
+        self._landed_s: float | None = None  # when a step landed while another was in flight
         self._scheduler = scheduler
         self._containment = scheduler.containment
         self._kv = kv
@@ -98,7 +100,7 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would bring something: not while all wait for blocks from elsewhere."""
+        """Whether a step would do anything; False while all requests wait for fetched blocks."""
         has_news = self.transfers is not None and self.transfers.has_news
         if has_news or self.grammars.has_ready or self._kv.has_untold_blocks:
             return True
@@ -106,26 +108,27 @@ class EngineLoop:
 
     @property
     def idle_s(self) -> float | None:
-        """How long there is nothing at all to do unless a message comes; None for ever."""
-        has_more = self.untaken is not None and self.untaken.has_more
+        """Seconds for which only a message brings work; None for no limit."""
+        has_more = self._untaken is not None and self._untaken.has_more
         if self.has_work or has_more or self.grammars.is_compiling:
             return 0.0
         if self.transfers is not None and self.transfers.is_waiting:
             return _WAIT_S if self._waits_for_blocks else _TRANSFERS_LOOK_S
-        return None if self.recalibration is None else self.recalibration.wait_s
+        return None if self._recalibration is None else self._recalibration.wait_s
 
     def use_idle_time(self) -> None:
-        """Do a little of what can wait; called where there is no work and no message."""
+        """Do a little work that can wait; call it without work and without messages."""
         if self.grammars.is_compiling:
             self.grammars.wait(_WAIT_S)
             return
-        if self.untaken is not None and self.untaken.has_more:
-            self.untaken.take_slice()
-        elif self.recalibration is not None and not self._waits_for_blocks:
-            self.recalibration.go_on()
+        if self._untaken is not None and self._untaken.has_more:
+            self._untaken.take_slice()
+        elif self._recalibration is not None and not self._waits_for_blocks:
+            self._recalibration.go_on()
 
     @property
     def stats(self) -> EngineStats:
+        """Counters of the scheduler, the cache and the loop."""
         return EngineStats(
             **msgspec.structs.asdict(self._scheduler.stats),
             num_failed_steps=self._num_failed_steps,
@@ -137,13 +140,13 @@ class EngineLoop:
 
     @property
     def state(self) -> ReplicaState | None:
-        """See `Scheduler.state`; None where telling it raised."""
+        """See `Scheduler.state`; None if it raised."""
         with self._containment.containing("telling the state"):
             return self._scheduler.state(self._clock())
         return None
 
     def reconfigure(self, config: SchedulerConfig) -> None:
-        """Plan by other settings once no step is in flight; see `Scheduler.reconfigure`."""
+        """Change the settings once no step is in flight; see `Scheduler.reconfigure`."""
         self._next_config = config
         self._take_settings()
 
@@ -152,12 +155,16 @@ class EngineLoop:
         with self._containment.containing("learning of deliveries"):
             self._scheduler.note_way(later_s)
 
+    def announce_steps(self, announce: Callable[[StepBegun], None] | None) -> None:
+        """Call `announce` before each step is computed; None ends it."""
+        self._announce = announce
+
     def set_recording(self, *, is_on: bool) -> None:
-        """Begin or stop to keep all records; what has not been taken by then is dropped."""
+        """Start or stop to keep all records; records that were not taken are dropped."""
         self._recorder = Recorder(is_on=is_on)
 
     def take_records(self) -> list[EngineRecord]:
-        """What happened since the last time: all of it while it is kept, else the latest step."""
+        """Return the records since the last call; without recording, only the latest step's."""
         return self._recorder.take()
 
     def watch_cache(self) -> None:
@@ -166,20 +173,20 @@ class EngineLoop:
             self._kv.watch()
 
     def take_kv_events(self) -> list[KVEvent]:
-        """What became of cached blocks since the last time, where that is watched."""
+        """Return the changes of cached blocks since the last call, if the cache is watched."""
         with self._containment.containing("the watch of the cache"):
             return self._kv.take_events()
         return []
 
     def fail(self, request_id: str, error: Exception) -> RequestOutput:
-        """See `Scheduler.fail`; the error is noted."""
+        """See `Scheduler.fail`; counts and logs the error."""
         self._containment.note(f"the delivery of {request_id}", error)
         output = self._scheduler.fail(request_id, error)
         self._note_outputs([output], self._clock())
         return output
 
     def apply(self, events: Sequence[Event]) -> list[RequestOutput]:
-        """Take in `events`; returns the ends that are known without a step."""
+        """Take `events`; return the ends that are known without a step."""
         now_s = self._clock()
         if self.transfers is not None:
             self.transfers.note_events(events)
@@ -207,14 +214,14 @@ class EngineLoop:
         return outputs + self._scheduler.apply(passed, now_s)
 
     def step(self, events: Sequence[Event] = ()) -> list[RequestOutput]:
-        """Take in `events`, keep the executor busy, and return what the oldest step brought.
+        """Take `events`, keep the executor busy, and return the oldest step's outputs.
 
         Raises:
-            EngineFaultError: nothing can be computed any more. The step's requests have ended, and
-                what is told of them is lost; all others are as before.
+            EngineFaultError: the executor computes nothing any more. The step's requests ended, and
+                their outputs are lost; other requests are unchanged.
         """
-        if self.recalibration is not None:
-            self.recalibration.postpone()
+        if self._recalibration is not None:
+            self._recalibration.postpone()
         outputs = self.apply(events)
         self._fill()
         is_waiting = self.transfers is not None and self.transfers.is_waiting
@@ -238,8 +245,8 @@ class EngineLoop:
             if plan is None:
                 self._begin_transfers(self._kv.take_moves())
                 return
-            if self.on_begun is not None:
-                self.on_begun(begun(plan, planned_s))
+            if self._announce is not None:
+                self._announce(begun(plan, planned_s))
             started_s = self._clock()
             self._begin_transfers(plan.moves)
             fault = submit(self._executor, plan)
@@ -247,13 +254,13 @@ class EngineLoop:
             self._in_flight.append(_Flight(plan, planned_s, started_s, fault))
 
     def _note_turnaround(self) -> None:
-        """Tell what the device would have waited, had it had no other step to compute."""
+        """Measure how long the device would have waited without another step in flight."""
         if self._landed_s is not None:
             self._scheduler.note_turnaround(self._clock() - self._landed_s)
             self._landed_s = None
 
     def _begin_transfers(self, moves: Sequence[BlockMove]) -> None:
-        """Have copies made, and then what is written to the blocks that these were made of."""
+        """Make copies of blocks, and then begin transfers, which may write to the copied blocks."""
         if moves:
             self._executor.move(moves)
         if self.transfers is not None:
@@ -261,13 +268,13 @@ class EngineLoop:
 
     @property
     def _takes_another(self) -> bool:
-        """Not behind a step that could not be submitted: that is run again in parts first."""
+        """Whether another step may be submitted; not before a failed `submit` is recovered."""
         if len(self._in_flight) == self._executor.depth or self._next_config is not None:
             return False
         return not self._in_flight or self._in_flight[-1].fault is None
 
     def _land(self) -> list[RequestOutput]:
-        """Wait for the oldest step in flight, and book it."""
+        """Wait for the oldest step in flight, and commit it."""
         flight = self._in_flight.popleft()
         result = flight.fault or collect(self._executor, flight.plan)
         if isinstance(result, Fault):
@@ -295,9 +302,9 @@ class EngineLoop:
                 self.transfers.note_ends(outputs)
 
     def _recover(self, flight: _Flight, fault: Fault) -> list[RequestOutput]:
-        """End the requests to blame for a step that failed, and no others.
+        """End the requests that made a step fail, and no others.
 
-        The steps behind it, which have failed with it, are planned anew.
+        The steps after it failed, too, and are planned again.
         """
         self._num_failed_steps += 1
         outputs: list[RequestOutput] = []

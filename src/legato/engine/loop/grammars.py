@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests beside the engine's loop, which goes on meanwhile."""
+"""Compiles the grammars of requests in a thread, while the engine's loop goes on."""
 
 import time
 from collections import OrderedDict
@@ -19,11 +19,11 @@ from legato.grammar.tokens import grammar_tokenizer, special_token_texts
 from legato.text.vocabulary import Vocabulary
 
 _LOW_BY = 10
-"""The thread that compiles is this much nicer: those of a step go first."""
+"""Niceness of the compiling thread: the threads of a step go first."""
 _CACHED = 64
-"""Compiled grammars that are kept for requests to come."""
+"""Compiled grammars that are kept for later requests."""
 _RETRY_S = 1.0
-"""After which a request is expected to be taken that was refused for those that wait here."""
+"""When a refused request should try again."""
 
 
 class _Made(NamedTuple):
@@ -40,7 +40,7 @@ class Grammars:
     """Holds requests back until their grammars are compiled.
 
     Args:
-        max_waiting: requests that wait here; one more is refused.
+        max_waiting: most requests that wait here; further ones are refused.
     """
 
     def __init__(self, max_waiting: int = 2**31) -> None:
@@ -48,48 +48,49 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._worker = Worker("grammars", stack_bytes=STACK_BYTES, low_by=_LOW_BY)
         self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
-        self._waiting: dict[str, _Waiting] = {}  # key request id
-        self._ready: dict[str, Grammar] = {}  # key id of a request that has not ended
+        self._waiting: dict[str, _Waiting] = {}  # key: request id
+        self._ready: dict[str, Grammar] = {}  # key: id of a request that has not ended
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compile_s: dict[str, float] = {}  # key as in `_ready`
 
     def know(self, vocabulary: Vocabulary) -> None:
-        """Of which tokens outputs are made; told before any request has a grammar."""
+        """Set the vocabulary of outputs, before the first request with a grammar."""
         self._vocabulary = vocabulary
 
     def __getitem__(self, request_id: str) -> Grammar:
-        """Of a request that is held back no longer; it is the request's own."""
+        """Return the grammar of a request that was passed on; no other request shares it."""
         return self._ready[request_id]
 
     @property
     def is_compiling(self) -> bool:
+        """Whether requests wait for their grammars."""
         return bool(self._waiting)
 
     @property
     def has_ready(self) -> bool:
-        """Whether a request is to be held back no longer."""
+        """Whether a waiting request's grammar is compiled."""
         return any(waiting.made.done() for waiting in self._waiting.values())
 
     def prepare(self) -> None:
-        """Begin to make what the first grammar would wait for; for 0.1 s nothing else runs."""
+        """Start to make the tokenizer of grammars; for 0.1 s nothing else runs."""
         if self._tokenizer is None:
             assert self._vocabulary is not None, "told before any request has a grammar"
             self._tokenizer = self._worker.submit(grammar_tokenizer, self._vocabulary)
 
     def take_compile_s(self) -> Mapping[str, float]:
-        """How long grammars took to compile whose requests are held back no longer.
+        """Return how long the grammars of requests passed on since the last call took to compile.
 
-        Key request id; each is told of once.
+        Key: request id.
         """
         taken, self._compile_s = self._compile_s, {}
         return taken
 
     def wait(self, seconds: float) -> None:
-        """Until a request is to be held back no longer, or that long."""
+        """Wait until a grammar is compiled, but no longer than so many seconds."""
         wait([waiting.made for waiting in self._waiting.values()], seconds, "FIRST_COMPLETED")
 
     def hold_back(self, events: Iterable[Event]) -> tuple[list[Event], list[RequestOutput]]:
-        """What the scheduler is to be told, and the ends of requests that it will not hear of."""
+        """Return the events for the scheduler, and the ends of requests that ended here."""
         passed: list[Event] = []
         outputs: list[RequestOutput] = []
         for event in events:
@@ -113,7 +114,7 @@ class Grammars:
         return passed, outputs
 
     def forget(self, outputs: Iterable[RequestOutput]) -> None:
-        """What belongs to requests that have ended."""
+        """Forget the grammars of requests that have ended."""
         for output in outputs:
             if output.finish_reason is not None:
                 self._ready.pop(output.request_id, None)
@@ -128,7 +129,7 @@ class Grammars:
         return []
 
     def _compile(self, form: StructuredOutputs) -> _Made:
-        """A grammar of the request's own. It and what is cached are for this thread alone."""
+        """Return a grammar for one request; only this thread uses the cache."""
         assert self._tokenizer is not None
         assert self._vocabulary is not None
         tokenizer = self._tokenizer.result()

@@ -1,4 +1,4 @@
-"""Makes records: of each step, and of the requests that come and end while somebody listens."""
+"""Makes records of each step and, while recording is on, of requests that come and end."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -24,26 +24,26 @@ class Recorder:
     """Collects records until they are taken.
 
     Args:
-        is_on: whether to keep all of them. If not, there is one of the latest step alone.
+        is_on: whether to keep all records, or only the latest step's.
     """
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
         self._records: list[EngineRecord] = []
-        self._num_output_tokens: Counter[str] = Counter()  # key id of a request that runs
+        self._num_output_tokens: Counter[str] = Counter()  # key: id of a request that runs
 
     def take(self) -> list[EngineRecord]:
-        """The records since the last time, in the order in which things happened."""
+        """Return the records since the last call, in the order of events."""
         records, self._records = self._records, []
         return records
 
     def note_events(self, events: Iterable[Event], now_s: float) -> None:
-        """What came in."""
+        """Record the requests that came."""
         if self._is_on:
             self._records += [_arrived(e, now_s) for e in events if isinstance(e, AddRequest)]
 
     def note_grammars(self, compile_s: Mapping[str, float], now_s: float) -> None:
-        """What goes on with its grammar; key request id, value how long that took to compile."""
+        """Record compiled grammars. Args: compile_s: key: request id, value: compile time."""
         if self._is_on:
             self._records += [
                 GrammarReady(request_id=request_id, ready_s=now_s, compile_s=seconds)
@@ -51,7 +51,7 @@ class Recorder:
             ]
 
     def note_fetched(self, fetched: Iterable[BlocksFetched]) -> None:
-        """What came from other engines."""
+        """Record blocks that came from other engines."""
         if self._is_on:
             self._records += fetched
 
@@ -63,7 +63,7 @@ class Recorder:
         stats: SchedulerStats,
         kv: KVCacheManager,
     ) -> None:
-        """A step that was computed and is about to be committed.
+        """Record a step that was computed, before it is committed.
 
         Args:
             times_s: `planned_s`, `started_s` and `ended_s`.
@@ -99,7 +99,7 @@ class Recorder:
         )
 
     def note_outputs(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
-        """What came out."""
+        """Record the requests that ended."""
         if not self._is_on:
             return
         for output in outputs:
@@ -110,7 +110,7 @@ class Recorder:
 
 
 def begun(plan: StepPlan, planned_s: float) -> StepBegun:
-    """A step that is about to be computed."""
+    """Return the record of a step that is about to be computed."""
     prefills = [chunk for chunk in plan.chunks if chunk.kind == "prefill"]
     prefill_tokens = {chunk.request_id: chunk.num_tokens for chunk in prefills}
     return StepBegun(

@@ -1,7 +1,7 @@
-"""What to do about a step that raises: find the requests to blame, and let the others go on.
+"""Recovers from a step that raises: finds the requests that cause it, and lets the others go on.
 
-Nothing of a failed step is kept. Its keys and values are written again by the next attempt, and as
-a sampled token depends on its request's own seed and position, no attempt shows in what is sampled.
+Nothing of a failed step is kept. The next attempt writes its keys and values again. A sampled token
+depends on its request's seed and position alone, so that failed attempts do not change outputs.
 """
 
 import logging
@@ -24,7 +24,7 @@ _CANARY = AddRequest(
 
 
 def submit(executor: Executor, plan: StepPlan) -> Fault | None:
-    """Begin a step."""
+    """Submit a step; return its fault if that raises."""
     try:
         executor.submit(plan)
     except Exception as error:
@@ -33,7 +33,7 @@ def submit(executor: Executor, plan: StepPlan) -> Fault | None:
 
 
 def collect(executor: Executor, plan: StepPlan) -> StepResult | Fault:
-    """Wait for a step, the oldest that was submitted."""
+    """Wait for the oldest submitted step."""
     try:
         return executor.collect()
     except Exception as error:
@@ -41,25 +41,25 @@ def collect(executor: Executor, plan: StepPlan) -> StepResult | Fault:
 
 
 def attempt(executor: Executor, plan: StepPlan) -> StepResult | Fault:
-    """Run a step while no other is in flight."""
+    """Run a step; no other may be in flight."""
     return submit(executor, plan) or collect(executor, plan)
 
 
 def _fault(plan: StepPlan, error: Exception) -> Fault:
     num_requests = len(plan.chunks)
     told = "step %d failed with %d requests: %r"
-    # Of a request alone the traceback, too: it ends with that.
+    # For a single request log the traceback, too: it ends by this fault.
     logger.error(told, plan.step_id, num_requests, error, exc_info=num_requests == 1)
     return Fault(f"{type(error).__name__}: {error}", isinstance(error, MemoryError))
 
 
 def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult:
-    """Run a step that failed in halves, and these again, down to the requests that fail alone.
+    """Run a failed step in halves, and failed halves again, down to requests that fail alone.
 
-    No request fails for its drafts: in the end it is run without them.
+    No request fails because of its drafts: a request alone runs without them.
 
     Returns:
-        what the others sampled, and `faults` for those.
+        The results of the other requests, and `faults` of the failed requests.
     """
     if len(plan.chunks) == 1 and plan.chunks[0].draft_token_ids:
         result = _run_part(executor, plan.part([plan.chunks[0].without_drafts]))
@@ -87,11 +87,11 @@ def run_in_parts(executor: Executor, plan: StepPlan, fault: Fault) -> StepResult
 
 
 def is_sound(executor: Executor, plan: StepPlan) -> bool:
-    """Whether an executor still computes a request of one token that nothing is wrong with.
+    """Return whether an executor still computes a sound request of one token.
 
     Args:
-        plan: all of whose requests failed. The last block of one of them is written to: it has
-            tokens yet to be computed, so that nobody else reads it.
+        plan: a step all of whose requests failed. The test writes to the last block of one request;
+            it has tokens that are not computed yet, so that no other request reads it.
     """
     [*_, block_id] = plan.chunks[0].block_ids
     chunk = ScheduledChunk(_CANARY.request_id, 0, 1, (block_id,), 1, "prefill", "prompt_end")

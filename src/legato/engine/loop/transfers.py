@@ -1,4 +1,4 @@
-"""Prompts that this engine computes for others, or has from others, as the loop sees them."""
+"""Prompts that this engine computes for other engines, or fetches from them."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -16,14 +16,14 @@ _COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class _Fetched(NamedTuple):
-    """A prompt whose blocks were asked for at `begun_s`."""
+    """A fetch of a prompt's blocks that began at `begun_s`."""
 
     hold: Hold
     begun_s: float
 
 
 class _Sent:
-    """What is offered of a prompt: its first `num_offered` tokens."""
+    """A prompt whose first `num_offered` tokens are offered to another engine."""
 
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
@@ -31,11 +31,11 @@ class _Sent:
 
 
 class Transfers:
-    """Between the KV manager, which holds blocks for transfers, and what moves them.
+    """Connects the KV manager, which holds blocks for transfers, with the transport.
 
     Args:
-        await_copies: has the host wait for copies between blocks and host memory, where these are
-            only asked for when the executor has been told to move.
+        await_copies: waits for copies between blocks and host memory, which the executor's `move`
+            may only enqueue.
     """
 
     def __init__(
@@ -47,28 +47,28 @@ class Transfers:
         self._await_copies = await_copies
         self._kv = kv
         self._transport = transport
-        self._fetched: dict[str, _Fetched] = {}  # key request id
-        self._stuck: list[StuckFetch] = []  # of requests that have no other blocks yet
+        self._fetched: dict[str, _Fetched] = {}  # key: request id
+        self._stuck: list[StuckFetch] = []  # their requests have no other blocks yet
         self._quarantined: list[StuckFetch] = []
-        self._awaited: dict[str, AddRequest] = {}  # key request id, of those that are to fetch
-        self._sent: dict[str, _Sent] = {}  # key transfer id
-        self._transfer_ids: dict[str, str] = {}  # key request id, of those that are computed
+        self._awaited: dict[str, AddRequest] = {}  # key: request id, until the fetch begins
+        self._sent: dict[str, _Sent] = {}  # key: transfer id
+        self._transfer_ids: dict[str, str] = {}  # key: request id, while it is computed
         self._records: list[BlocksFetched] = []
         self._num_fetched = self._num_recomputed = 0
 
     @property
     def port(self) -> int:
-        """Where other engines ask for blocks; 0 where they cannot."""
+        """Where other engines ask for blocks; 0 if they cannot."""
         return self._transport.port
 
     @property
     def is_waiting(self) -> bool:
-        """Whether blocks are on their way here, or kept for others."""
+        """Whether blocks are being fetched, or kept for other engines."""
         return bool(self._fetched or self._sent or self._quarantined)
 
     @property
     def has_news(self) -> bool:
-        """Whether blocks have come, or need not be kept any more."""
+        """Whether blocks have arrived, or need not be kept any more."""
         transport = self._transport
         if transport.has_arrived or transport.exports.has_released:
             return True
@@ -77,6 +77,7 @@ class Transfers:
 
     @property
     def stats(self) -> TransferStats:
+        """Counters of fetches and of kept prompts."""
         link = self._transport.link
         return TransferStats(
             num_bytes=link.num_bytes,
@@ -88,16 +89,16 @@ class Transfers:
         )
 
     def note_events(self, events: Iterable[Event]) -> None:
-        """Note the requests that are to fetch blocks once they are admitted."""
+        """Note the requests that will fetch blocks once they are admitted."""
         for event in events:
             if isinstance(event, AddRequest) and isinstance(event.kv_transfer, FetchBlocks):
                 self._awaited[event.request_id] = event
 
     def begin(self, now_s: float) -> None:
-        """Take up what the scheduler has admitted; all copies that it planned are asked for.
+        """Begin the transfers of admitted requests, after the executor was given all copies.
 
-        Blocks that are about to be written to may be on their way to host memory, and those that
-        others are to read on their way from there.
+        Copies may still read from blocks that a fetch will write to, or write to blocks that other
+        engines will read.
         """
         holds = self._kv.take_new_holds()
         if holds:
@@ -119,7 +120,7 @@ class Transfers:
                     self._send(transfer_id, hold)
 
     def publish(self) -> None:
-        """Offer what the last step has computed."""
+        """Offer the blocks that the last step computed."""
         for transfer_id in self._transfer_ids.values():
             sent = self._sent[transfer_id]
             hold = sent.hold
@@ -130,7 +131,7 @@ class Transfers:
                 sent.num_offered = num_tokens
 
     def note_ends(self, outputs: Iterable[RequestOutput]) -> None:
-        """Tell other engines of prompts that have been computed for them, or are not fetched."""
+        """Tell other engines which prompts are complete, and which are not fetched."""
         for output in outputs:
             if output.finish_reason is None:
                 continue
@@ -147,12 +148,12 @@ class Transfers:
                 self._transport.exports.give_up(transfer_id)
 
     def take_arrived(self, now_s: float) -> list[BlocksArrived]:
-        """What has come; and blocks that nobody is to fetch any more are let go of."""
+        """Return the blocks that arrived, and release blocks that are not kept any more."""
         for transfer_id in self._transport.exports.take_released():
             hold = self._sent.pop(transfer_id).hold
             self._transfer_ids.pop(hold.request_id, None)
             self._kv.let_go(hold.request_id)
-        # Before anything new is taken: what came before has been booked by now.
+        # Stuck fetches first: all blocks that arrived before them have been applied by now.
         arrived = self._replace_stuck() + self._transport.take_arrived()
         self._stuck += self._transport.take_stuck()
         for event in arrived:
@@ -161,7 +162,7 @@ class Transfers:
         return arrived
 
     def _replace_stuck(self) -> list[BlocksArrived]:
-        """Give requests other blocks, once any are free, where a read may still write to theirs.
+        """Give requests other blocks, if a stuck read may still write to theirs.
 
         Returns:
             The ends of their fetches.
@@ -182,12 +183,12 @@ class Transfers:
         return one.is_over or self._kv.can_quarantine(one.end.request_id)
 
     def take_fetched(self) -> list[BlocksFetched]:
-        """What was fetched since the last time, to its end."""
+        """Return the records of fetches that ended since the last call."""
         taken, self._records = self._records, []
         return taken
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Stop all reads and writes."""
         self._transport.close()
 
     def _end(self, event: BlocksArrived, now_s: float) -> None:
@@ -207,7 +208,7 @@ class Transfers:
 
     def _send(self, transfer_id: str, hold: Hold) -> None:
         if not self._transport.exports.begin(transfer_id, hold.prompt_digest):
-            self._kv.let_go(hold.request_id)  # somebody else has taken the name
+            self._kv.let_go(hold.request_id)  # the transfer id is in use
             return
         self._sent[transfer_id] = _Sent(hold)
         self._transfer_ids[hold.request_id] = transfer_id

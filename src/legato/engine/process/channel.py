@@ -1,15 +1,18 @@
-"""Frames of msgpack over a socket pair, which only the two processes that hold its ends can reach.
+"""Frames of msgpack over a socket pair, which only the two processes at its ends can reach.
 
 A frame is its length as 4 bytes, little-endian, and that many bytes of msgpack. Nothing is pickled.
-Token ids go as they lie in memory.
+Token ids are sent as they are in memory.
 """
 
 import math
+import os
 import select
 import socket
 import struct
+import threading
 import time
 from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +22,7 @@ from legato.core.token_ids import TokenIds, token_array
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 17
 _TURN_S = 0.001
-"""How long messages are taken in, where more and more come; to do what they ask takes as long."""
+"""Longest time of reading messages in one turn, if more and more come."""
 
 
 class ChannelClosedError(Exception):
@@ -27,7 +30,7 @@ class ChannelClosedError(Exception):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """To a process: answer, as soon as nothing else is to be done."""
+    """To a process: answer when idle."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
@@ -35,29 +38,30 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 def pack(message: Any) -> bytes:
-    """The body of a frame."""
+    """Return the body of a frame."""
     return msgspec.msgpack.encode(message, enc_hook=_encode_tokens)
 
 
 def unpacker(message_type: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Decodes bodies; raises `msgspec.ValidationError` or `ValueError` for what is none."""
+    """Return a decoder of bodies; it raises `msgspec.ValidationError` or `ValueError`."""
     return msgspec.msgpack.Decoder(message_type, dec_hook=_decode_tokens)
 
 
 def pack_frame(message: Any) -> bytes:
+    """Return a whole frame."""
     body = pack(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameDecoder:
-    """Puts frames together from whatever pieces arrive."""
+    """Assembles frames from pieces of any size."""
 
     def __init__(self, message_type: Any) -> None:
         self._decoder = unpacker(message_type)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Take bytes in and return the messages that they complete."""
+        """Take bytes, and return the messages that they complete."""
         self._buffer += data
         messages: list[Any] = []
         offset = 0
@@ -73,28 +77,28 @@ class FrameDecoder:
 
 
 class Channel:
-    """The engine's end: it waits for messages while idle, and only looks for them between steps."""
+    """The engine's end: it waits for messages while idle, and polls for them between steps."""
 
     def __init__(self, sock: socket.socket, message_type: Any) -> None:
         self._socket = sock
         self._frames = FrameDecoder(message_type)
 
     def send(self, message: Any) -> None:
-        """Raises `ChannelClosedError` if nobody listens any more."""
+        """Send a message; raises `ChannelClosedError` if the other end is gone."""
         self.send_frame(pack_frame(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """The same with a frame that was made before."""
+        """Send a packed message; raises `ChannelClosedError` likewise."""
         try:
             self._socket.sendall(frame)
         except OSError as error:
             raise ChannelClosedError from error
 
     def receive(self, *, wait_s: float | None) -> list[Any]:
-        """Messages that have arrived, as many as one turn holds.
+        """Return the messages that have arrived, those of one turn at most.
 
         Args:
-            wait_s: for the first of them; None waits until there is one.
+            wait_s: time to wait for the first message; None for no limit.
 
         Raises:
             ChannelClosedError: the other end was closed.
@@ -111,7 +115,7 @@ class Channel:
             except ChannelClosedError:
                 if not messages:
                     raise
-                break  # what came before is not lost; the next call tells of the end
+                break  # messages before the end are not lost; the next call raises
         return messages
 
     def _read(self) -> bytes:
@@ -122,6 +126,24 @@ class Channel:
         if not data:
             raise ChannelClosedError
         return data
+
+
+def on_hang_up(sockets: Iterable[socket.socket], act: Callable[[], None]) -> None:
+    """Call `act` once, in a thread of its own, when the other end of any socket closes."""
+    # Copies stay valid when the sockets are closed here.
+    copies = [os.dup(sock.fileno()) for sock in sockets]
+    args = (copies, act)
+    threading.Thread(target=_await_hang_up, args=args, name="hang-up", daemon=True).start()
+
+
+def _await_hang_up(fds: list[int], act: Callable[[], None]) -> None:
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, 0)  # a hang-up is always reported
+    poller.poll()
+    act()
+    for fd in fds:
+        os.close(fd)
 
 
 def _encode_tokens(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""A program of Legato's in a process of its own, from its start to its end."""
+"""A program of Legato in a process of its own, from its start to its end."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from legato.core import signals
 
 
 class ChildProcess:
-    """Nothing waits for its end without a limit: a process stuck in the kernel ends at no signal.
+    """A child process. Waits for its end are limited: a process stuck in the kernel may not end.
 
-    The program is to call `signals.leave_to_parent` first.
+    The program must call `signals.leave_to_parent` first.
 
     Args:
-        program: the command line; the number of the file that is handed to it comes behind.
-        fd: the file that it is handed.
-        environment: variables that it gets where this process has no others of that name.
+        program: the command line; the file descriptor's number is added as the last argument.
+        fd: the file descriptor that the process inherits.
+        environment: variables for the process, unless this process has variables of these names.
     """
 
     def __init__(self, program: Sequence[str], fd: int, environment: Mapping[str, str]) -> None:
@@ -34,33 +34,33 @@ class ChildProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """Without waiting for the end."""
+        """Kill the process without waiting for its end."""
         self._process.kill()
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait for the end, for so long at most; it is reaped, however late it comes."""
+        """Wait for the end, for so long at most; the process is reaped even if it ends later."""
         done, _ = await asyncio.wait([self._status], timeout=seconds)
         return bool(done)
 
     @property
     def end(self) -> str:
-        """How it ended, once it has."""
+        """Exit status or signal, once it has ended."""
         return status_words(self._status.result())
 
 
 def status_words(status: int) -> str:
-    """Args: status: of an exit, or the negative number of a signal."""
+    """Name a status. Args: status: an exit status, or the negative number of a signal."""
     return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
 
 def _reaped(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
-    """The status that the process ends with, however late; a thread of its own waits for it."""
+    """Return a future of the exit status; a thread of its own waits for it."""
     loop = asyncio.get_running_loop()
     status: asyncio.Future[int] = loop.create_future()
 
     def wait() -> None:
         code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the status is not needed
             loop.call_soon_threadsafe(status.set_result, code)
 
     threading.Thread(target=wait, name=f"reaper of {process.pid}", daemon=True).start()

@@ -32,30 +32,29 @@ from legato.engine.process.messages import (
 )
 from legato.engine.process.pending import MAX_SENT, MAX_SENT_TOKENS, PendingRequests
 from legato.engine.process.pulse import TICK_S, Pulse
-from legato.engine.startup.parts import in_words
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = (sys.executable, "-m", "legato.engine.process.main")
+_PROGRAM = (sys.executable, "-m", "legato.engine.assembly.main")
 _READ_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
 _MAX_SILENT_LOADING = 300
-"""As of `Pulse`: a disk, or ranks that load more, may be slow."""
+"""As in `Pulse`: the disk may be slow, or other ranks may load more."""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long an OpenMP thread spins for its next piece of work before it sleeps.
 
-At the default, thirty times as long, the threads of a step hold cores that others need, and that
-includes the thread they wait for: beside one busy process a step takes forty times as long
-(docs/contributing/experiments.md). Not spinning at all doubles the length of a step.
+The default is thirty times as long. With it, the threads of a step hold cores that other threads
+need, even the thread that they wait for: beside one busy process a step takes forty times as long
+(docs/contributing/experiments.md). Without spinning, a step takes twice as long.
 """
 
 
 class EngineProcess:
-    """Made by `starting`; `ready` comes before anything is sent, and `close` last.
+    """An engine process. Make it with `starting`, await `ready` before `send`, and `close` it last.
 
     Attributes:
-        loading_s: how long it took until it was ready.
+        loading_s: seconds from the start until it was ready.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class EngineProcess:
         self._writer = writer
         self._frames = FrameDecoder(FromEngine)
         self._pending = PendingRequests[AddRequest]()
-        self._sent = deque[int]()  # prompt tokens of requests that the engine has yet to take in
+        self._sent = deque[int]()  # prompt tokens of sent requests that the engine has not taken
         self._started_s = time.monotonic()
         self._info: EngineInfo | None = None
         self.loading_s = 0.0
@@ -79,10 +78,10 @@ class EngineProcess:
     async def starting(
         cls, config: EngineConfig, program: Sequence[str] | None = None
     ) -> "AsyncGenerator[EngineProcess]":
-        """An engine process whose model is still to be loaded; ended where the context raises.
+        """Start an engine process, which begins to load; it is ended if the context raises.
 
         Args:
-            program: the command that starts another kind of engine.
+            program: the command of another kind of engine.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -103,7 +102,7 @@ class EngineProcess:
 
     @property
     def info(self) -> EngineInfo:
-        """What `ready` told."""
+        """The engine's description, once it is ready."""
         assert self._info is not None, "it is not ready"
         return self._info
 
@@ -134,21 +133,22 @@ class EngineProcess:
                 self._info = info
                 self.loading_s = time.monotonic() - self._started_s
                 process_s = self.loading_s - sum(info.start_s.values())
-                parts = in_words({"process": process_s, **info.start_s})
-                logger.info("the engine is ready after %.2f s: %s", self.loading_s, parts)
+                parts_s = {"process": process_s, **info.start_s}
+                words = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts_s.items())
+                logger.info("the engine is ready after %.2f s: %s", self.loading_s, words)
                 return info
             case EngineFailed(error, is_user_error):
                 raise ConfigError(error) if is_user_error else EngineDeadError(error)
         raise AssertionError(f"not what an engine begins with: {messages[0]!r}")
 
     def send(self, event: Event | Control) -> bool:
-        """Send a message; to a process that is gone, nothing is sent.
+        """Send a message; if the process is gone, do nothing.
 
-        Requests are sent by their tenants' turns, as many at a time as the engine takes in between
-        two steps, so that an abort is always among the next messages that the engine reads.
+        Requests are sent by their tenants' turns, as many at a time as the engine takes between two
+        steps, so that an abort is always among the next messages that the engine reads.
 
         Returns:
-            Whether the engine will hear of it: not of a request that is aborted before it was sent.
+            False if a request was aborted before it was sent, so that the engine sees neither.
         """
         match event:
             case AddRequest():
@@ -161,10 +161,7 @@ class EngineProcess:
         return True
 
     async def steps(self) -> AsyncGenerator[StepAnnounced | StepOutputs | StateTold | Pong]:
-        """What each step brought, and where asked for that it begins, until the process ends.
-
-        And in what state the engine is, and that it answers, likewise.
-        """
+        """Yield the outputs of each step, announcements, states and answers, until it ends."""
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for message in self._frames.feed(data):
@@ -185,7 +182,7 @@ class EngineProcess:
             logger.error("lost the connection to the engine process: %s", error)
 
     async def _end_if_it_stops(self) -> None:
-        """Kill the process once it has computed nothing for very long, while it is loading."""
+        """Kill the process if it computes nothing for very long while it loads."""
         pulse = Pulse(self.pid, _MAX_SILENT_LOADING)
         while not pulse.is_stuck:
             await asyncio.sleep(TICK_S)
@@ -200,9 +197,9 @@ class EngineProcess:
             self._writer.write(pack_frame(request))
 
     async def close(self) -> str:
-        """End the process, if it still runs; returns how it ended.
+        """End the process if it still runs; return its exit status in words.
 
-        A process that outlives its killing is left behind. It is reaped when it ends after all.
+        A process that cannot be killed is left behind, and reaped if it ends later.
         """
         self._writer.close()
         if not await self._process.ends_within(_STOP_TIMEOUT_S):

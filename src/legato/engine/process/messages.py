@@ -1,11 +1,14 @@
-"""What crosses the boundary between the front end and the engine process."""
+"""Messages between the front end and the engine process."""
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.kv_events import KVEvent
+from legato.core.memory import describe_shortage, is_shortage
 from legato.core.outputs import RequestOutput
 from legato.core.replica_state import ReplicaState
 from legato.core.slo import SloClass
@@ -18,41 +21,41 @@ ANY_NAME = "*"
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: begin or stop to make records of what it does."""
+    """To the engine: start or stop to record all that it does."""
 
     is_on: bool
 
 
 class SetAnnouncing(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: begin or stop to tell of each step before it is computed."""
+    """To the engine: start or stop to announce each step before it is computed."""
 
     is_on: bool
 
 
 class Reconfigure(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: plan by other settings, which are resolved, from the next step on."""
+    """To the engine: plan by these settings from the next step on; they hold no "auto"."""
 
     scheduler: SchedulerConfig
 
 
 class Delivered(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: a step's tokens have been handed on; see `Scheduler.note_way`."""
+    """To the engine: a step's tokens were delivered; see `Scheduler.note_way`."""
 
     later_s: float
 
 
 class KnowVocabulary(msgspec.Struct, frozen=True, tag=True):
-    """To the engine, once: of which tokens outputs are made."""
+    """To the engine, once: the vocabulary, for grammars."""
 
     vocabulary: Vocabulary
 
 
 class TellState(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: say in what state it is."""
+    """To the engine: report the state."""
 
 
 class WatchCache(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: tell what is cached, and what becomes of it from now on."""
+    """To the engine: report what is cached, and changes from now on."""
 
 
 Control = (
@@ -68,28 +71,28 @@ Control = (
 
 
 class TransferAddress(msgspec.Struct, frozen=True):
-    """Where other engines ask for blocks; at port 0 they cannot."""
+    """Where other engines ask for blocks; with port 0 they cannot."""
 
     host: str
     port: int
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the front end needs to know of the model that runs.
+    """Describes a running engine to the front end.
 
     Attributes:
-        model: as asked for in the configuration.
-        served_model_names: the model's in the API, the first of which is told in answers.
-        has_any_name: whether a request may call the model as it likes.
+        model: as in the configuration.
+        served_model_names: the model's names in the API; answers have the first.
+        has_any_name: whether a request may give the model any name.
         max_model_len: longest prompt plus output, in tokens.
-        device: the kind that it is on, "cpu" or "cuda".
+        device: "cpu" or "cuda".
         cache: size of the KV cache.
-        slo_classes: what a request may ask to be served as; key the class's name.
-        settings: what "auto" was resolved to; key a flag's name, value as printed.
+        scheduler: the settings that it was started with, with every "auto" replaced.
+        settings: all settings as printed; key: the flag's name.
         rejected_kernels: native kernels that are not used because they compute wrong numbers here;
-            key the set of instructions, value how they disagree with PyTorch's.
-        transfer: where it sends blocks from; None where it has nothing to do with other engines.
-        start_s: seconds that the parts of the start took, one after the other; key the part's name.
+            key: the instruction set, value: how they disagree with PyTorch's.
+        transfer: where other engines fetch its blocks; None if it is connected to none.
+        start_s: seconds that the parts of the start took; key: the part's name.
     """
 
     model: str
@@ -97,7 +100,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     cache: CacheInfo
-    slo_classes: dict[str, SloClass]
+    scheduler: SchedulerConfig
     settings: dict[str, str]
     start_s: dict[str, float] = {}
     has_any_name: bool = False
@@ -106,7 +109,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferAddress | None = None
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
-        """The same, under the names that the API is to give the model, of which "*" is any."""
+        """Return a copy with these names for the model in the API; "*" stands for any name."""
         listed = tuple(name for name in names if name != ANY_NAME)
         return msgspec.structs.replace(
             self,
@@ -115,12 +118,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def slo_classes(self) -> dict[str, SloClass]:
+        """The classes of service that requests may ask for; key: the class's name."""
+        return self.scheduler.classes
+
+    @property
     def served_model_name(self) -> str:
-        """What answers call the model."""
+        """The model's name in answers."""
         return self.served_model_names[0]
 
     def is_called(self, name: str) -> bool:
-        """Whether a request that names this model means the one that runs."""
+        """Return whether a request with this model name is for this engine."""
         return self.has_any_name or name in self.served_model_names
 
 
@@ -134,31 +142,41 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start, or cannot go on.
 
     Attributes:
-        is_user_error: whether settings or checkpoint are to blame.
+        is_user_error: whether the settings or the checkpoint caused it.
     """
 
     error: str
     is_user_error: bool
 
+    @classmethod
+    def at_start(cls, error: Exception) -> "EngineFailed":
+        """Describe an error at the start to the parent process."""
+        if isinstance(error, ConfigError | UnsupportedModelError):
+            return cls(str(error), is_user_error=True)
+        if is_shortage(error):
+            return cls(describe_shortage(error), is_user_error=False)
+        logging.error("the engine cannot start", exc_info=error)
+        return cls(f"{type(error).__name__}: {error}", is_user_error=False)
+
 
 class Taken(msgspec.Struct, frozen=True, tag=True):
-    """The engine has taken in so many of the requests that it was sent; more may follow."""
+    """The engine has taken so many of the requests that were sent; more may follow."""
 
     num_requests: int
 
 
 class StepAnnounced(msgspec.Struct, frozen=True, tag=True):
-    """A step is about to be computed; told where that was asked for."""
+    """A step is about to be computed; sent if `SetAnnouncing` asked for it."""
 
     step: StepBegun
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step brought.
+    """The outputs of one step.
 
     Attributes:
-        records: of the step, and where they are asked for, of the requests that came and ended.
-        kv_events: what became of cached blocks, where that is watched.
+        records: the step's record; while recording is on, also of requests that came and ended.
+        kv_events: changes of cached blocks, if the cache is watched.
     """
 
     outputs: list[RequestOutput]
@@ -168,7 +186,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateTold(msgspec.Struct, frozen=True, tag=True):
-    """As `TellState` asked for; None where the engine failed to tell it."""
+    """The answer to `TellState`; None if the engine failed to report it."""
 
     state: ReplicaState | None
 

@@ -1,4 +1,4 @@
-"""Requests that wait to be sent to an engine, and how many of them it is sent at a time."""
+"""Requests that wait to be sent to an engine, and how many are sent at a time."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -7,9 +7,9 @@ from legato.core.request import AddRequest
 from legato.core.rotation import Rotation
 
 MAX_SENT = 64
-"""Requests that an engine may have been sent and not taken in."""
+"""Most requests that are sent to an engine before it takes them."""
 MAX_SENT_TOKENS = 64 * 2**10
-"""Prompt tokens of those together; a single request may have more."""
+"""Most prompt tokens of these together; a single request may have more."""
 
 _Message = TypeVar("_Message")
 
@@ -17,38 +17,38 @@ _Message = TypeVar("_Message")
 class PendingRequests(Generic[_Message]):
     """Requests that wait to be sent: tenants take turns, and so do the prompts of a tenant.
 
-    So a request for very many completions delays no other by more than one completion of each
-    prompt, and one that is aborted meanwhile is never sent.
+    A request for very many completions delays other requests by one completion of each prompt at
+    most. A request that is aborted while it waits is never sent.
     """
 
     def __init__(self) -> None:
-        self._messages: dict[str, tuple[AddRequest, _Message]] = {}  # key request id
-        # Key the tenant; the one with the next turn stands first. Items are request ids, aborted
-        # ones included, and their keys are names of prompts.
+        self._messages: dict[str, tuple[AddRequest, _Message]] = {}  # key: request id
+        # Key: the tenant, in the order of turns. Items are request ids, aborted ones included, and
+        # their keys are the prompts' names.
         self._prompts: OrderedDict[str, Rotation[str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def add(self, request: AddRequest, message: _Message) -> None:
-        """Let a request wait.
+        """Add a request.
 
         Args:
-            message: what is sent for it.
+            message: the message to send for it.
         """
         self._messages[request.request_id] = request, message
         prompts = self._prompts.setdefault(request.service.tenant, Rotation())
         prompts.add(request.request_id.rpartition("-")[0], request.request_id)
 
     def drop(self, request_id: str) -> bool:
-        """Forget a request; returns whether it was waiting."""
+        """Remove a request; return whether it was waiting."""
         return self._messages.pop(request_id, None) is not None
 
     def take(self, max_requests: int, max_tokens: int) -> list[_Message]:
-        """Remove and return the messages whose turn it is.
+        """Remove and return the next messages.
 
         Args:
-            max_tokens: of prompts: the last message is the one that reaches it.
+            max_tokens: limit on prompt tokens; the last message may exceed it.
         """
         taken: list[_Message] = []
         num_tokens = 0

@@ -1,9 +1,9 @@
-"""Tells a process that is stopped or stuck from one that is busy, however long it takes."""
+"""Tells a stopped or stuck process from a busy one, however long its steps take."""
 
 import psutil
 
 TICK_S = 1.0
-"""Between two looks at a process."""
+"""Time between two looks at a process."""
 MAX_SILENT = 10
 """Ticks in a row without a sign of life after which a process is killed."""
 _SUSPECT = 2
@@ -12,11 +12,11 @@ _SUSPECT = 2
 class Pulse:
     """Counts ticks in a row in which a process neither answered nor computed.
 
-    Ticks are counted, and not seconds, so that nothing is held against a process that was stopped
-    together with the one that looks, as a container is.
+    It counts ticks rather than seconds: if a container is paused, both processes stop, and that
+    time must not count.
 
     Args:
-        pid: of a process that has been asked something.
+        pid: the process, which was asked for an answer.
         max_silent: ticks after which it counts as stuck.
     """
 
@@ -34,15 +34,15 @@ class Pulse:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the process is to be killed."""
+        """Whether the process should be killed."""
         return self._num_silent >= self._max_silent
 
     def note_answer(self) -> None:
-        """The process has answered."""
+        """Note that the process has answered."""
         self._has_answered = True
 
     def tick(self) -> None:
-        """Look at the process; to be called every `TICK_S`."""
+        """Look at the process; call it every `TICK_S`."""
         computed_s = _processor_time_s(self._pid)
         is_alive = self._has_answered or computed_s != self._computed_s
         self._num_silent = 0 if is_alive else self._num_silent + 1
@@ -52,6 +52,6 @@ class Pulse:
 def _processor_time_s(pid: int) -> float:
     try:
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it is gone, or about to be
+    except psutil.Error:  # it is gone, or is ending
         return 0.0
     return float(times.user + times.system)

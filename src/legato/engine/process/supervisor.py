@@ -1,4 +1,4 @@
-"""Keeps an engine process running: notices that it died or hangs, and starts another."""
+"""Keeps an engine process running: starts another if it dies or hangs."""
 
 import asyncio
 import logging
@@ -39,41 +39,41 @@ _LEAST_WAIT_S = 1.0
 
 
 class EngineListener(Protocol):
-    """Whom a supervisor tells of its engine, on the event loop."""
+    """Receives a supervisor's news of its engine, on the event loop."""
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that the engine has yet to end; without any it may be silent."""
+        """Requests that the engine has not ended; without any it may be silent."""
 
     def engine_is_ready(self, info: EngineInfo) -> None:
-        """There is an engine, which has been sent nothing yet."""
+        """Take a new engine, to which nothing was sent yet."""
 
     def note_begun(self, step: StepBegun) -> None:
-        """The engine is about to run a step; told where that was asked for."""
+        """Take the announcement of a step, if announcements are on."""
 
     def take_step(self, step: StepOutputs) -> None:
-        """The engine has run a step."""
+        """Take the outputs of a step."""
 
     def engine_died(self, retry_after_s: float) -> None:
-        """The engine is gone; another is being started, and expected to serve by then."""
+        """Note that the engine is gone, and that another is expected to serve by then."""
 
     def engine_is_given_up(self, reason: str) -> None:
-        """There is no engine, nor will there be one. The last that is told."""
+        """Note that there will be no other engine; the last call."""
 
 
 class EngineSupervisor:
-    """One engine process at a time, until it was closed or another is no use.
+    """Runs one engine process at a time, until it is closed or restarts do not help.
 
     Args:
-        engine: the first one, which is ready.
-        timeout_s: how long an engine with requests may say nothing before it counts as dead.
-        program: as of `EngineProcess.starting`.
+        engine: the first engine, which is ready.
+        timeout_s: how long an engine with requests may be silent before it counts as dead.
+        program: as in `EngineProcess.starting`.
 
     Attributes:
-        config: what the next engine is started with.
+        config: the configuration of the next engine.
         num_stuck: engines that were killed because they neither answered nor computed.
         is_alive: whether there is an engine, or will be again.
-        death: why there is none, if so.
+        death: why there will be no engine.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class EngineSupervisor:
         self.death = ""
         self._listener = listener
         self._timeout_s = timeout_s
-        self._engine: EngineProcess | None = engine  # None while there is none
-        self._stats = EngineStats()  # as of the latest step
+        self._engine: EngineProcess | None = engine  # None between two engines
+        self._stats = EngineStats()  # after the latest step
         self._is_recording = False
-        self._has_spoken = False  # since it was last checked for hanging
+        self._has_spoken = False  # since the last check
         self._pulse = Pulse(engine.pid)
         self._restarts = Restarts(engine.loading_s)
         self._asking: list[asyncio.Future[ReplicaState]] = []
@@ -107,7 +107,7 @@ class EngineSupervisor:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the engine may be stuck, and is about to be killed."""
+        """Whether the engine may be stuck; it is killed soon."""
         return self._engine is not None and self._pulse.is_suspect
 
     @property
@@ -115,7 +115,7 @@ class EngineSupervisor:
         return None if self._engine is None else self._engine.pid
 
     def check_running(self) -> None:
-        """Raises `EngineDeadError` where there is no engine just now."""
+        """Raises `EngineDeadError` if there is no engine just now."""
         if not self.is_alive:
             raise EngineDeadError(f"the engine is gone: {self.death}")
         if self._engine is None:
@@ -125,7 +125,7 @@ class EngineSupervisor:
             )
 
     def send(self, message: Event | Control) -> None:
-        """Where there is no engine just now, nothing is sent."""
+        """Send a message; do nothing if there is no engine just now."""
         if self._engine is None:
             return
         if isinstance(message, SetRecording):
@@ -135,28 +135,28 @@ class EngineSupervisor:
             self._listener.take_step(StepOutputs([], self._stats, [_aborted(message.request_id)]))
 
     def reconfigure(self, scheduler: SchedulerConfig, resolved: SchedulerConfig) -> None:
-        """Have the engine, and those after it, plan by other settings.
+        """Change the settings of this engine and of later ones.
 
         Args:
-            resolved: the same, with every "auto" replaced.
+            resolved: the same settings, with every "auto" replaced.
         """
         self.config = msgspec.structs.replace(self.config, scheduler=scheduler)
         self.send(Reconfigure(resolved))
 
     async def state(self) -> ReplicaState:
-        """In what state the engine is; raises `EngineDeadError` where there is none to tell."""
+        """Return the engine's state; raises `EngineDeadError` if there is no engine."""
         self.check_running()
         answer: asyncio.Future[ReplicaState] = asyncio.get_running_loop().create_future()
-        if not self._asking:  # one answer is for all
+        if not self._asking:  # one answer serves all callers
             self.send(TellState())
         self._asking.append(answer)
         return await answer
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the engine process; what still runs in it is lost.
+        """End the engine process, and lose its running requests.
 
         Args:
-            at_once: without waiting for the end of its step.
+            at_once: do not wait for the end of its step.
         """
         if at_once and self._engine is not None:
             self._engine.abandon()
@@ -164,7 +164,7 @@ class EngineSupervisor:
             self._running.cancel()
             self._give_up("it was stopped")
         await asyncio.wait([self._running])
-        if self._engine is not None:  # cancelled before its first line
+        if self._engine is not None:  # the task was cancelled before it started
             await self._engine.close()
 
     async def _keep_running(self, engine: EngineProcess) -> None:
@@ -181,7 +181,7 @@ class EngineSupervisor:
             self._give_up(f"{type(error).__name__}: {error}")
 
     async def _follow(self, engine: EngineProcess) -> None:
-        """Pass on what the engine tells, until it ends."""
+        """Pass on the engine's messages until it ends."""
         self._engine = engine
         self._stats, self._is_recording = EngineStats(), False
         self._listener.engine_is_ready(engine.info)
@@ -211,10 +211,10 @@ class EngineSupervisor:
         logger.error("the engine process ended unexpectedly: %s", status)
 
     def _tell(self, answer: ReplicaState | EngineDeadError) -> None:
-        """To all who ask."""
+        """Answer all callers of `state`."""
         asking, self._asking = self._asking, []
         for one in asking:
-            if one.done():  # who asked waits no longer
+            if one.done():  # the caller waits no longer
                 continue
             if isinstance(answer, EngineDeadError):
                 one.set_exception(answer)
@@ -222,8 +222,8 @@ class EngineSupervisor:
                 one.set_result(answer)
 
     async def _end_if_it_hangs(self, engine: EngineProcess) -> None:
-        num_silent = 0  # checks in a row since which it said nothing, though it has requests
-        while num_silent <= _CHECKS_PER_TIMEOUT:  # the first may have come just before a check
+        num_silent = 0  # checks in a row in which it was silent with requests
+        while num_silent <= _CHECKS_PER_TIMEOUT:  # a request may have come just before a check
             self._has_spoken = False
             await asyncio.sleep(self._timeout_s / _CHECKS_PER_TIMEOUT)
             is_silent = self._listener.num_unfinished > 0 and not self._has_spoken
@@ -236,7 +236,7 @@ class EngineSupervisor:
         engine.abandon()
 
     async def _end_if_it_stops(self, engine: EngineProcess) -> None:
-        """Kill an engine that neither answers nor computes: one in a long step computes."""
+        """Kill an engine that neither answers nor computes; during a long step it computes."""
         while not self._pulse.is_stuck:
             await asyncio.sleep(TICK_S)
             engine.send(Ping())
@@ -246,7 +246,7 @@ class EngineSupervisor:
         engine.abandon()
 
     async def _start_again(self) -> EngineProcess:
-        """Another engine; raises as `EngineProcess.ready` where there is no point in going on."""
+        """Start another engine; raises like `EngineProcess.ready` if restarts do not help."""
         while True:
             logger.info("starting the engine again")
             try:
@@ -266,7 +266,7 @@ class EngineSupervisor:
 
 
 def _aborted(request_id: str) -> RequestEnded:
-    """The record of a request that was aborted before the engine had been sent it."""
+    """Return the record of a request that was aborted before it was sent to the engine."""
     return RequestEnded(
         request_id=request_id,
         ended_s=time.monotonic(),
@@ -278,16 +278,16 @@ def _aborted(request_id: str) -> RequestEnded:
 
 
 class Restarts:
-    """How often an engine has died, and whether it is worth starting again.
+    """Counts the deaths of engines, and judges whether another start helps.
 
-    Lives are told by how long an engine served, so that one slow to load can be in a loop, too.
+    An engine's life is the time that it served, so that a loop is found even if loading is slow.
 
     Args:
         loading_s: how long the first start took.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        count: of restarts, those that failed too.
+        count: number of restarts, failed ones included.
     """
 
     def __init__(self, loading_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -296,22 +296,22 @@ class Restarts:
         self._clock = clock
         self._num_short_lives = 0  # in a row
         self._died_s = 0.0
-        self._ready_s: float | None = clock()  # None while it is loading
+        self._ready_s: float | None = clock()  # None while an engine loads
 
     @property
     def seconds_left(self) -> float:
-        """Until the engine that is being started can be expected to serve."""
+        """Seconds until the engine that is starting should serve."""
         return max(_LEAST_WAIT_S, self._died_s + self._loading_s - self._clock())
 
     def note_ready(self) -> None:
-        """The engine serves."""
+        """Note that the engine serves."""
         self._ready_s = self._clock()
 
     def note_death(self) -> None:
-        """The engine died, and is to be started again.
+        """Note that the engine died.
 
         Raises:
-            EngineDeadError: that is no use, since it dies as soon as it serves, or before.
+            EngineDeadError: restarts do not help: engines die as soon as they serve, or before.
         """
         self._died_s = self._clock()
         served_s = 0.0 if self._ready_s is None else self._died_s - self._ready_s

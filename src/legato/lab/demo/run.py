@@ -13,10 +13,9 @@ from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import EngineRecord, StepRecord
 from legato.core.token_ids import token_array
+from legato.engine.assembly.builder import load_runtime
 from legato.engine.errors import RequestFailedError
 from legato.engine.loop.engine_loop import EngineLoop
-from legato.engine.startup.build import load_parts
-from legato.engine.startup.step_times import known_steps
 from legato.kv.manager import KVCacheManager
 from legato.lab.demo.traffic import Traffic
 from legato.scheduler.scheduler import Scheduler
@@ -140,33 +139,33 @@ class Stage:
         # none is in flight when the next scheduler takes over.
         scheduler = SchedulerConfig(itl_slo_s=1.0, num_steps_in_flight=1)
         promising = replace(config, scheduler=scheduler)
-        self._machinery = load_parts(promising)
-        self.step_time = StepTimeModel(known_steps(self._machinery).steps, self._machinery.rows)
-        vocab_size = self._machinery.spec.vocab_size
+        self._runtime = load_runtime(promising)
+        self.step_time = StepTimeModel(self._runtime.step_times.known().steps, self._runtime.rows)
+        vocab_size = self._runtime.spec.vocab_size
         self._prompts = RandomPrompts(vocab_size=vocab_size, seed=0)
 
     @property
     def max_model_len(self) -> int:
-        return self._machinery.max_model_len
+        return self._runtime.max_model_len
 
     @property
     def longest_request(self) -> int:
         """Most tokens of a request whose prompt fits into one step; on a GPU, memory limits it."""
-        parts = self._machinery
-        most = parts.config.scheduler.most_batched_tokens(
-            parts.max_model_len, parts.model.device.type
+        runtime = self._runtime
+        most = runtime.config.scheduler.most_batched_tokens(
+            runtime.max_model_len, runtime.model.device.type
         )
-        return min(parts.max_model_len, most)
+        return min(runtime.max_model_len, most)
 
     @property
     def name(self) -> str:
         """The model, and what it runs on."""
-        parts = self._machinery
-        dtype = str(parts.model.dtype).removeprefix("torch.")
-        where = f"{parts.kernels} kernels on {torch.get_num_threads()} threads"
-        if parts.model.device.type != "cpu":
-            where = str(parts.model.device)
-        return f"{parts.config.model.model}, {dtype}, {where}"
+        runtime = self._runtime
+        dtype = str(runtime.model.dtype).removeprefix("torch.")
+        where = f"{runtime.kernels} kernels on {torch.get_num_threads()} threads"
+        if runtime.model.device.type != "cpu":
+            where = str(runtime.model.device)
+        return f"{runtime.config.model.model}, {dtype}, {where}"
 
     def warm_up(self) -> None:
         """Serve streams alone, since the machine may have been busier during calibration."""
@@ -196,19 +195,19 @@ class Stage:
 
     def _engine(self, config: SchedulerConfig) -> EngineLoop:
         """Make a new scheduler and an empty cache on the same executor."""
-        parts = self._machinery
+        runtime = self._runtime
         kv = KVCacheManager(
-            parts.kv.num_blocks,
-            parts.kv.block_size,
-            enable_prefix_caching=parts.config.cache.enable_prefix_caching,
+            runtime.kv.num_blocks,
+            runtime.kv.block_size,
+            enable_prefix_caching=runtime.config.cache.enable_prefix_caching,
         )
         scheduler = Scheduler(
-            config.resolve(parts.max_model_len, parts.model.device.type),
-            max_model_len=parts.max_model_len,
+            config.resolve(runtime.max_model_len, runtime.model.device.type),
+            max_model_len=runtime.max_model_len,
             kv=kv,
             step_time=self.step_time,
         )
-        engine = EngineLoop(scheduler, kv, parts.executor)
+        engine = EngineLoop(scheduler, kv, runtime.executor)
         engine.set_recording(is_on=True)
         return engine
 

@@ -13,9 +13,8 @@ from multiprocessing import get_context
 import msgspec
 
 from legato.core.config import EngineConfig
-from legato.engine.startup.build import load_parts
-from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.step_times import calibration_file, measure_steps, new_calibration
+from legato.engine.assembly.builder import load_runtime
+from legato.engine.calibration.calibration import Calibration
 from legato.scheduler.cost_fit import MeasuredStep
 from legato.simulation.clients import Delays
 from legato.simulation.machine import Machine, MeasuredServer
@@ -94,16 +93,17 @@ def measure_idle(config: EngineConfig, workload: Workload) -> IdleMachine:
 
 
 def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
-    parts = load_parts(config)
-    calibration = new_calibration(parts)
-    steps = measure_steps(parts, calibration).steps
+    runtime = load_runtime(config)
+    step_times = runtime.step_times
+    calibration = step_times.calibration()
+    steps = step_times.measure(calibration).steps
     machine = Machine.fit(
         steps,
         [],
-        rows=parts.rows,
+        rows=runtime.rows,
         delays=Delays(),
-        max_model_len=parts.max_model_len,
-        kv_cache_tokens=parts.kv.num_blocks * parts.kv.block_size,
+        max_model_len=runtime.max_model_len,
+        kv_cache_tokens=runtime.kv.num_blocks * runtime.kv.block_size,
     )
     # Refused requests would not count in the load.
     taking_all = msgspec.structs.replace(config.scheduler, shed_load=False)
@@ -113,12 +113,14 @@ def _measure(config: EngineConfig, workload: Workload) -> IdleMachine:
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     load = TypicalLoad.of(simulate(server, workload).records)
-    most = parts.config.scheduler.most_batched_tokens(parts.max_model_len, parts.model.device.type)
+    most = runtime.config.scheduler.most_batched_tokens(
+        runtime.max_model_len, runtime.model.device.type
+    )
     by_budget = _measure_budgets(calibration, load, most)
     times = [BudgetTime(budget, _median_s(steps)) for budget, steps in by_budget.items()]
     return IdleMachine(
         machine=machine,
-        about=calibration_file(parts).about,
+        about=step_times.file.about,
         load=load,
         budgets=times,
         steps=list(itertools.chain.from_iterable(by_budget.values())),

@@ -1,4 +1,4 @@
-"""A draft model on a CPU: whether it goes with the model, its weights and its cache."""
+"""Loads a draft model on a CPU: checks its vocabulary, reads its weights, makes its cache."""
 
 from dataclasses import dataclass, replace
 
@@ -8,8 +8,9 @@ from legato.checkpoint.loader import open_checkpoint, resolve_dtype
 from legato.checkpoint.source import ModelSource, configured_source, resolve_tokenizer
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError
-from legato.engine.startup.host import load_host_model, make_attention
-from legato.engine.startup.machinery import Wanted, wanted_cache
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.cpu_model import load_cpu_model, make_attention
+from legato.engine.assembly.kv_cache import configured_cache
 from legato.executor.draft_model import DraftModel
 from legato.executor.first_pass import check_forward
 from legato.model.base import CacheSpec, Model
@@ -18,65 +19,65 @@ from legato.model.native import NativeKernels, why_not_native
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A draft model that has no cache yet. Attributes: wanted: of it, as if it were the model."""
+    """A draft model without a cache. Attributes: blueprint: its own, as if it were the model."""
 
-    wanted: Wanted
+    blueprint: Blueprint
     model: Model
     cache: CacheSpec
 
 
-def load_draft(wanted: Wanted, name: str, kernels: NativeKernels | None) -> LoadedDraft:
-    """Load the draft model of that name; raises as `build_engine`.
+def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -> LoadedDraft:
+    """Load the draft model of that name; raises like `build_engine`.
 
     Args:
-        kernels: the model's, whose threads it shares.
+        kernels: the model's kernels, whose threads the draft model shares.
     """
-    config = _config(wanted.config.model, name)
+    config = _config(blueprint.config.model, name)
     checkpoint = open_checkpoint(config)
-    vocab_size, own_size = wanted.checkpoint.spec.vocab_size, checkpoint.spec.vocab_size
+    vocab_size, own_size = blueprint.checkpoint.spec.vocab_size, checkpoint.spec.vocab_size
     if vocab_size != own_size:
         raise ConfigError(
             f"a draft model has the model's vocabulary, but {name} has {own_size:,} tokens, and "
-            f"{wanted.config.model.model} {vocab_size:,}"
+            f"{blueprint.config.model.model} {vocab_size:,}"
         )
-    _check_tokens(wanted.config.model, config)
+    _check_tokens(blueprint.config.model, config)
     own = replace(
-        wanted,
-        config=msgspec.structs.replace(wanted.config, model=config),
+        blueprint,
+        config=msgspec.structs.replace(blueprint.config, model=config),
         checkpoint=checkpoint,
         dtype=resolve_dtype(config, checkpoint),
-        max_model_len=min(wanted.max_model_len, checkpoint.spec.max_model_len),
+        max_model_len=min(blueprint.max_model_len, checkpoint.spec.max_model_len),
     )
     if kernels is not None and why_not_native(checkpoint.spec, own.dtype, own.device):
         kernels = None
-    model = load_host_model(own, kernels)
-    return LoadedDraft(own, model, wanted_cache(own, model.cache))
+    model = load_cpu_model(own, kernels)
+    return LoadedDraft(own, model, configured_cache(own, model.cache))
 
 
 def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:
-    """Give it a cache of so many blocks, or fewer if they hold all that runs; raises likewise."""
-    wanted, config = draft.wanted, draft.wanted.config.cache
-    num_blocks = min(num_blocks, wanted.blocks_per_request * wanted.max_num_seqs)
+    """Give it a cache of so many blocks, or fewer if those hold all running requests."""
+    blueprint, config = draft.blueprint, draft.blueprint.config.cache
+    num_blocks = min(num_blocks, blueprint.blocks_per_request * blueprint.max_num_seqs)
     attention = make_attention(draft.model, draft.cache, num_blocks, config)
     check_forward(
         draft.model,
         attention,
         block_size=config.block_size,
-        vocab_size=wanted.checkpoint.spec.vocab_size,
-        max_len=wanted.max_model_len,
+        vocab_size=blueprint.checkpoint.spec.vocab_size,
+        max_len=blueprint.max_model_len,
     )
     return DraftModel(
         draft.model,
         attention,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        vocab_size=wanted.checkpoint.spec.vocab_size,
-        max_len=wanted.max_model_len,
+        vocab_size=blueprint.checkpoint.spec.vocab_size,
+        max_len=blueprint.max_model_len,
     )
 
 
 def _config(model: ModelConfig, name: str) -> ModelConfig:
-    """Of the draft model: like the model's, but for what belongs to that checkpoint."""
+    """Return the draft model's configuration: the model's, except for the checkpoint's fields."""
     config = msgspec.structs.replace(
         model, model=name, revision=None, tokenizer=None, max_model_len=None, speculative_model=None
     )
@@ -86,11 +87,11 @@ def _config(model: ModelConfig, name: str) -> ModelConfig:
 
 
 def _check_tokens(model: ModelConfig, draft: ModelConfig) -> None:
-    """Raises `ConfigError`: a token id means one text to the model and another to the draft's."""
+    """Raises `ConfigError` if a token id stands for different texts in the two models."""
     source, own = _tokenizer(model), configured_source(draft)
     if source == own or not (source.has_tokenizer and own.has_tokenizer):
         return
-    # Imported here because nothing else in this process takes a tokenizer.
+    # Local import: nothing else in this process needs a tokenizer.
     from legato.text.tokenizer import load_tokenizer
 
     ours, theirs = (load_tokenizer(one).vocabulary for one in (source, own))

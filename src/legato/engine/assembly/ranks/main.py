@@ -1,6 +1,6 @@
-"""The process of a rank but the first: `python -m legato.engine.ranks.main FD`.
+"""The process of a rank above 0: `python -m legato.engine.assembly.ranks.main FD`.
 
-It is started by `RankProcesses`, has a part of the model and of the cache, and nothing else.
+`RankProcesses` starts it. It has a part of the model and of the cache, and nothing else.
 """
 
 import logging
@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from legato.core.garbage import uncollected
 from legato.core.signals import leave_to_parent
-from legato.engine.process.channel import Channel, ChannelClosedError
-from legato.engine.ranks.hang_up import on_hang_up
-from legato.engine.ranks.messages import BeRank, FromLead, Join, MakeCache, RankReady
-from legato.engine.startup.failure import start_failure
+from legato.engine.assembly.ranks.messages import BeRank, FromLead, Join, MakeCache, RankReady
+from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
+from legato.engine.process.messages import EngineFailed
 from legato.model.communicator import RankLostError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def main(fd: int) -> int:
     try:
         return _follow(Channel(sock, FromLead), sock)
     except (ChannelClosedError, RankLostError):
-        return 0  # rank 0 tells of it, if that is not gone itself
+        return 0  # rank 0 reports it, unless it is lost itself
     except Exception:
         logger.exception("a rank fails, and the others end with it")
         return 1
@@ -40,30 +39,30 @@ def _follow(channel: Channel, sock: socket.socket) -> int:
     start = _next(channel, BeRank)
     try:
         with uncollected():
-            from legato.engine.startup.rank_part import load_part
+            from legato.engine.assembly.ranks.rank import load_rank
 
-            part = load_part(start.config, start.rank)
-            if part.cannot_be_told:
+            rank = load_rank(start.config, start.rank)
+            if rank.cannot_be_told:
                 on_hang_up([sock], lambda: os._exit(0))
             channel.send(RankReady())
-            part.join(Path(_next(channel, Join).meeting_point))
-            channel.send(RankReady(part.cache_bytes()))
+            rank.join(Path(_next(channel, Join).meeting_point))
+            channel.send(RankReady(rank.cache_bytes()))
             cache = _next(channel, MakeCache)
-            part.make_cache(cache.num_blocks)
+            rank.make_cache(cache.num_blocks)
             channel.send(RankReady())
-            follower = part.follower(cache.num_host_slots)
+            follower = rank.follower(cache.num_host_slots)
     except (ChannelClosedError, RankLostError):
         raise
     except Exception as error:
-        failure = start_failure(error)
+        failure = EngineFailed.at_start(error)
         logger.error("rank %d cannot start: %s", start.rank, failure.error)
         channel.send(failure)
         return 1
     while True:
-        has_more = part.untaken is not None and part.untaken.has_more
+        has_more = rank.untaken is not None and rank.untaken.has_more
         messages = channel.receive(wait_s=0.0 if has_more else None)
-        if not messages and part.untaken is not None:
-            part.untaken.take_slice()
+        if not messages and rank.untaken is not None:
+            rank.untaken.take_slice()
         for message in messages:
             report = follower.do(message)
             if report is not None:
@@ -78,5 +77,5 @@ def _next(channel: Channel, kind: type[_Message]) -> _Message:
 
 
 if __name__ == "__main__":
-    # Without taking anything down: what a GPU waits for may never come.
+    # Without clean-up: a GPU may wait for ever for a lost rank.
     os._exit(main(int(sys.argv[1])))

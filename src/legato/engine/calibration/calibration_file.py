@@ -1,4 +1,4 @@
-"""Keeps what a calibration measured on disk, for the next start on the same machine.
+"""Keeps the steps of a calibration on disk, for the next start on the same machine.
 
 The file is a profile: the simulator and the tuner read it too.
 """
@@ -25,15 +25,15 @@ Figures = Literal["measured", "published", "assumed"]
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of a profile (docs/reference/profiles.md) that a calibration tells.
+    """The part of a profile (docs/reference/profiles.md) that a calibration measures.
 
     Attributes:
-        figures: where they come from.
-        about: whatever they depend on: model, dtype, device, threads, versions.
-        steps: of the idle engine: the shape's counts, by their name, and the step's seconds.
-        rows: what their batches are padded to.
-        max_model_len: longest prompt plus output in tokens; None where that is not told.
-        kv_cache_tokens: whose keys and values fit into the memory; likewise.
+        figures: their source.
+        about: all that they depend on: model, dtype, device, threads, versions.
+        steps: steps of the idle engine: the shape's counts by name, and the step's seconds.
+        rows: the numbers of rows to which their batches are padded.
+        max_model_len: longest prompt plus output in tokens; None if unknown.
+        kv_cache_tokens: tokens whose keys and values fit into the memory; None if unknown.
     """
 
     figures: Figures = "assumed"
@@ -45,16 +45,16 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def measured_steps(self) -> list[MeasuredStep]:
-        """Raises `AttributeError`: a shape has no such count."""
+        """The steps; raises `AttributeError` if a shape has no such count."""
         return [(shape_of(counts), seconds) for counts, seconds in self.steps]
 
 
 def read_measurements(path: Path, kind: type[Found]) -> Found:
-    """A file of this kind.
+    """Read a file of this kind.
 
     Raises:
-        FileNotFoundError: there is none.
-        ConfigError: it is something else.
+        FileNotFoundError: there is no such file.
+        ConfigError: it is not a profile.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=kind)
@@ -67,7 +67,7 @@ def read_measurements(path: Path, kind: type[Found]) -> Found:
 
 
 def write_profile(path: Path, profile: Measurements) -> None:
-    """Write it as JSON, all or nothing, and the folder where it is missing; raises `OSError`."""
+    """Write a profile as JSON, all or nothing, and make its folder; raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = {key: value for key, value in msgspec.to_builtins(profile).items() if value}
     handle, name = tempfile.mkstemp(dir=path.parent)
@@ -77,10 +77,10 @@ def write_profile(path: Path, profile: Measurements) -> None:
 
 
 class CalibrationFile:
-    """One file for each of what measurements depend on.
+    """The file of the measurements that depend on the same values.
 
     Args:
-        folder: None takes the user's cache folder.
+        folder: None for the user's cache folder.
         about: as in `Measurements`.
     """
 
@@ -91,7 +91,7 @@ class CalibrationFile:
         self.path = root / f"{digest[:16]}.json"
 
     def load(self) -> list[MeasuredStep] | None:
-        """The measurements, or None if there are none that can be read."""
+        """Return the measurements; None if there is no readable file."""
         try:
             found = read_measurements(self.path, Measurements)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class CalibrationFile:
         return found.measured_steps if found.about == self.about else None
 
     def save(self, measured: Measurements) -> None:
-        """Write them. A folder that is not writable is worth a warning only."""
+        """Write the measurements; if the folder is not writable, log a warning."""
         try:
             write_profile(self.path, measured)
         except OSError as error:
@@ -110,12 +110,12 @@ class CalibrationFile:
 
 
 def shape_counts(shape: StepShape) -> dict[str, float]:
-    """What a file keeps of a shape; key the count's name."""
+    """Return a shape's counts as a file keeps them; key: the count's name."""
     return {name: getattr(shape, name) for name in StepShape.__slots__}
 
 
 def shape_of(counts: dict[str, float]) -> StepShape:
-    """Inverse of `shape_counts`.
+    """Return the shape with these counts, the inverse of `shape_counts`.
 
     Raises:
         AttributeError: a shape has no such count.

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from legato.core.rows import GPU_ROWS
-from legato.engine.startup.gpu import GpuPart
-from legato.engine.startup.machinery import Machinery, Wanted
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.gpu import GpuShard
+from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.ranks.messages import Followers
 from legato.executor.untaken_pages import UntakenPages
 from legato.gpu import device
@@ -17,47 +17,47 @@ from legato.model.process_group import ProcessGroup
 
 
 class GpuRank:
-    """A `RankPart`."""
+    """A `Rank`."""
 
     untaken: UntakenPages | None = None
 
-    def __init__(self, wanted: Wanted, rank: int) -> None:
-        self._wanted = wanted
-        self._device = device.CudaDevice(torch.device(wanted.device.type, rank))
+    def __init__(self, blueprint: Blueprint, rank: int) -> None:
+        self._blueprint = blueprint
+        self._device = device.CudaDevice(torch.device(blueprint.device.type, rank))
         self._group = ProcessGroup(
-            rank, wanted.config.model.tensor_parallel_size, self._device.torch_device
+            rank, blueprint.config.model.tensor_parallel_size, self._device.torch_device
         )
         self.cannot_be_told = self._device.torch_device.type != "cpu"
-        self._part = GpuPart(wanted, self._device, self._group)
+        self._shard = GpuShard(blueprint, self._device, self._group)
 
     def join(self, meeting_point: Path) -> None:
         self._group.join(meeting_point)
 
     def cache_bytes(self) -> int:
-        return self._part.cache_bytes()
+        return self._shard.cache_bytes()
 
     def make_cache(self, num_blocks: int) -> None:
-        self._part.make_cache(num_blocks)
+        self._shard.make_cache(num_blocks)
 
     def follower(self, num_host_slots: int) -> GpuFollower:
-        part = self._part
+        shard = self._shard
         return GpuFollower(
-            part.program,
+            shard.program,
             self._device,
-            part.runner,
-            depth=part.depth,
+            shard.runner,
+            depth=shard.depth,
             num_host_slots=num_host_slots,
         )
 
-    def machinery(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> Machinery:
-        part = self._part
+    def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
+        shard = self._shard
         executor = LeadExecutor(
-            part.program,
+            shard.program,
             self._device,
-            part.runner,
+            shard.runner,
             followers=followers,
-            depth=part.depth,
+            depth=shard.depth,
             num_host_slots=kv.num_host_slots,
-            grammar=self._wanted.grammar,
+            grammar=self._blueprint.grammar,
         )
-        return Machinery(part.model, cache, kv, executor, part.program.blocks, GPU_ROWS, "triton")
+        return shard.runtime(cache, kv, executor)

@@ -1,4 +1,4 @@
-"""The processes of all ranks but the first, as rank 0 has them."""
+"""The processes of the ranks above 0, seen from rank 0."""
 
 import contextlib
 import logging
@@ -13,27 +13,26 @@ from typing import Any
 from legato.core import signals
 from legato.core.config import EngineConfig
 from legato.core.errors import ConfigError
-from legato.engine.process.channel import Channel, ChannelClosedError
+from legato.engine.assembly.ranks.messages import BeRank, FromLead, FromRank, RankReady
+from legato.engine.process.channel import Channel, ChannelClosedError, on_hang_up
 from legato.engine.process.engine_process import SHORT_SPIN
 from legato.engine.process.messages import EngineFailed
-from legato.engine.ranks.hang_up import on_hang_up
-from legato.engine.ranks.messages import BeRank, FromLead, FromRank, RankReady
 from legato.executor.ranks.messages import RankReport, ToRank
 from legato.model.communicator import RankLostError
 
 logger = logging.getLogger(__name__)
 
-_PROGRAM = (sys.executable, "-m", "legato.engine.ranks.main")
+_PROGRAM = (sys.executable, "-m", "legato.engine.assembly.ranks.main")
 _KILL_TIMEOUT_S = 2.0
 _GRACE_S = 1.0
-"""For this process to fail like the others, and to say why."""
+"""Time for this process to fail by itself, and to log the cause."""
 
 
 class RankProcesses:
-    """`Followers` over socket pairs. They end with this object, and with this process.
+    """`Followers` over socket pairs; the processes end with this object, and with this process.
 
     Args:
-        config: resolved.
+        config: with every "auto" replaced.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -60,11 +59,11 @@ class RankProcesses:
         return [_expected(channel, RankReport) for channel in self._channels]
 
     def wait(self) -> list[RankReady]:
-        """Until each has done what it was told of the start.
+        """Wait until each rank has completed the last part of the start.
 
         Raises:
-            ConfigError: settings or checkpoint are to blame that one could not.
-            RuntimeError: something else is.
+            ConfigError: a rank failed because of the settings or the checkpoint.
+            RuntimeError: a rank failed for another reason.
             RankLostError: a process is gone.
         """
         answers: list[RankReady] = []
@@ -76,7 +75,7 @@ class RankProcesses:
         return answers
 
     def end_process_when_one_is_lost(self) -> None:
-        """This one, whatever it waits for then, unless it gives them up itself."""
+        """End this process if another rank is lost, unless it ends the ranks itself before."""
         end = self._end
 
         def leave() -> None:
@@ -88,7 +87,7 @@ class RankProcesses:
         on_hang_up(self._sockets, leave)
 
     def give_up(self) -> None:
-        """End them."""
+        """End the processes."""
         self._end()
 
 
@@ -114,7 +113,7 @@ def _expected(channel: Channel, kind: type[RankReport]) -> RankReport:
 
 
 def _end(sockets: list[socket.socket], processes: list[subprocess.Popen[bytes]]) -> None:
-    """They have nothing to lose; one that cannot be killed is left behind."""
+    """Kill the processes, which have no state to save; one that cannot be killed is left behind."""
     for sock in sockets:
         sock.close()
     for process in processes:

@@ -1,13 +1,13 @@
-"""What a start is made of."""
+"""Measures how long each part of a start takes."""
 
 import time
 
 
-class StartParts:
-    """Seconds of each part, as they come to an end one after the other.
+class StartTimer:
+    """Seconds of each part, in the order in which the parts end.
 
     Attributes:
-        seconds: key the part's name, in the order in which they ended.
+        seconds: key: the name of the part.
     """
 
     def __init__(self) -> None:
@@ -15,10 +15,7 @@ class StartParts:
         self._last_s = time.monotonic()
 
     def end(self, name: str) -> None:
+        """Count the time since the last part ended."""
         now_s = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._last_s
         self._last_s = now_s
-
-
-def in_words(seconds: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())

@@ -1,4 +1,4 @@
-"""What crosses the boundary between rank 0, which is the engine, and the other ranks' processes."""
+"""Messages between rank 0, which is the engine, and the processes of the other ranks."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class BeRank(msgspec.Struct, frozen=True, tag=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """To a rank: meet the others, and see what room there is for a cache.
+    """To a rank: join the others, and measure the free memory for a cache.
 
     Attributes:
         meeting_point: see `ProcessGroup.join`.
@@ -25,10 +25,10 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeCache(msgspec.Struct, frozen=True, tag=True):
-    """To a rank: have so many blocks.
+    """To a rank: make a cache of so many blocks.
 
     Attributes:
-        num_host_slots: blocks that host memory is kept for.
+        num_host_slots: blocks that fit into the swap space in host memory.
     """
 
     num_blocks: int
@@ -36,10 +36,10 @@ class MakeCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """From a rank: it has done what it was told of the start.
+    """From a rank: a part of the start is complete.
 
     Attributes:
-        cache_bytes: room for the cache, as of `RankPart.cache_bytes`; known once it has joined.
+        cache_bytes: memory for the cache, as in `Rank.cache_bytes`; after `Join` only.
     """
 
     cache_bytes: int = 0

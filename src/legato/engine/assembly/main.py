@@ -1,7 +1,7 @@
-"""The engine process: `python -m legato.engine.process.main FD`, started by `EngineProcess`.
+"""The engine process: `python -m legato.engine.assembly.main FD`, started by `EngineProcess`.
 
-It is apart from the HTTP server so that a step is never held up by the interpreter lock while
-requests are parsed, tokenized and written out; and so that it can die and be started again.
+It is separate from the HTTP server for two reasons: parsing and tokenizing requests never delays a
+step by the interpreter lock, and the engine can die and be started again.
 """
 
 import gc
@@ -19,6 +19,7 @@ from legato.core.outputs import RequestOutput
 from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.signals import leave_to_parent
 from legato.core.step_record import StepBegun
+from legato.engine.assembly.start_timer import StartTimer
 from legato.engine.errors import EngineFaultError
 from legato.engine.process.channel import Channel, ChannelClosedError, Ping, Pong, pack_frame
 from legato.engine.process.messages import (
@@ -38,8 +39,6 @@ from legato.engine.process.messages import (
     TellState,
     WatchCache,
 )
-from legato.engine.startup.failure import start_failure
-from legato.engine.startup.parts import StartParts
 
 if TYPE_CHECKING:
     from legato.engine.loop.engine_loop import EngineLoop
@@ -53,7 +52,7 @@ Build = Callable[[EngineConfig], "tuple[EngineLoop, EngineInfo]"]
 
 
 def main(fd: int, build: Build | None = None) -> int:
-    """Args: build: makes the engine; None loads the model."""
+    """Run an engine until the socket closes. Args: build: makes the engine; None for a model's."""
     leave_to_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     channel = Channel(socket.socket(fileno=fd), FromFrontEnd)
@@ -68,17 +67,18 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
     assert isinstance(config, EngineConfig)
     assert not early, "requests come after the engine is ready"
     try:
-        start = StartParts()
+        timer = StartTimer()
         with uncollected():
             make = build or _model_builder()
-            start.end("imports")
+            timer.end("imports")
             engine, info = make(config)
-        info = msgspec.structs.replace(info, start_s=start.seconds | info.start_s)
+        info = msgspec.structs.replace(info, start_s=timer.seconds | info.start_s)
     except Exception as error:
-        failure = start_failure(error)
+        failure = EngineFailed.at_start(error)
         channel.send(failure)
         return 2 if failure.is_user_error else 1
-    # Nor need it look at each cached block, for milliseconds: what steps leave dies young.
+    # A full collection looks at every cached block for milliseconds, and finds nothing: the garbage
+    # of steps is young.
     gc.set_threshold(*gc.get_threshold()[:2], _YOUNG_PER_FULL_COLLECTION)
     channel.send(EngineReady(info))
     while True:
@@ -91,7 +91,7 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
             messages = [message for message in messages if message != TellState()]
         num_requests = sum(isinstance(message, AddRequest) for message in messages)
         if num_requests:
-            channel.send(Taken(num_requests))  # before the step, so that more come beside it
+            channel.send(Taken(num_requests))  # before the step: more requests come during it
         if not messages and not engine.has_work:
             engine.use_idle_time()
             continue
@@ -105,7 +105,7 @@ def _serve(channel: Channel, build: Build | None = None) -> int:
 
 
 def _deliver(outputs: list[RequestOutput], engine: "EngineLoop", channel: Channel) -> None:
-    """Send what a step brought; a request ends whose output goes into no frame."""
+    """Send the outputs of a step; end a request whose output cannot be packed."""
     records, kv_events = engine.take_records(), engine.take_kv_events()
     try:
         frame = pack_frame(StepOutputs(outputs, engine.stats, records, kv_events))
@@ -124,7 +124,7 @@ def _packable(output: RequestOutput, engine: "EngineLoop") -> RequestOutput:
 
 
 def _model_builder() -> Build:
-    from legato.engine.startup.build import build_engine
+    from legato.engine.assembly.builder import build_engine
 
     return build_engine
 
@@ -132,14 +132,14 @@ def _model_builder() -> Build:
 def _events(
     messages: Iterable[FromFrontEnd], engine: "EngineLoop", channel: Channel
 ) -> list[Event]:
-    """What is for the scheduler; the rest is done."""
+    """Act on the control messages, and return the scheduler's events."""
     events: list[Event] = []
     for message in messages:
         match message:
             case SetRecording(is_on):
                 engine.set_recording(is_on=is_on)
             case SetAnnouncing(is_on):
-                engine.on_begun = _announcing(channel) if is_on else None
+                engine.announce_steps(_announcing(channel) if is_on else None)
             case Reconfigure(scheduler):
                 engine.reconfigure(scheduler)
             case Delivered(later_s):
@@ -148,7 +148,7 @@ def _events(
                 engine.watch_cache()
             case KnowVocabulary(vocabulary):
                 engine.grammars.know(vocabulary)
-                engine.grammars.prepare()  # now, when there are no streams yet to hold up
+                engine.grammars.prepare()  # now, while there are no streams to delay
             case AddRequest() | AbortRequest():
                 events.append(message)
     return events

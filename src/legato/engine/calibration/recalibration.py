@@ -1,32 +1,32 @@
-"""Measures step times again while a server has nothing to do, until nothing else disturbs it.
+"""Measures step times again while a server is idle, until no other program disturbs it.
 
-It takes blocks of the cache that hold nothing. Where cached prompts have filled the cache, so many
-steps have run that the step-time model has learned from them what it would be told here.
+It uses empty blocks of the cache. If cached prompts fill the cache, the step-time model has learned
+enough from the steps that computed them.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from legato.engine.startup.calibration import Calibration
-from legato.engine.startup.core_wait import CoreWait
-from legato.engine.startup.quality import MOST_WAITED, Quality
+from legato.engine.calibration.calibration import Calibration
+from legato.engine.calibration.core_wait import CoreWait
+from legato.engine.calibration.quality import MOST_WAITED, Quality
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.cost_fit import MeasuredStep
 
 logger = logging.getLogger(__name__)
 
 _QUIET_S = 5.0
-"""Without any request, before anything is measured."""
+"""Time without a request before the first step is measured."""
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
-"""Between two attempts, twice as long after each that something else disturbed."""
+"""Time between two attempts; it doubles after each attempt that another program disturbed."""
 _FIRST_LOOK_S = 1.0
-"""Of an attempt, after which it is seen whether it is worth going on."""
+"""Time after which an attempt ends if another program disturbs it."""
 _FEWEST_TOKENS, _MOST_TOKENS = 1024, 8192
 
 
 class _Attempt:
-    """A calibration that is under way, in blocks that it has borrowed."""
+    """A running calibration, in borrowed blocks."""
 
     def __init__(self, calibration: Calibration, block_ids: list[int], started_s: float) -> None:
         self.calibration = calibration
@@ -37,7 +37,7 @@ class _Attempt:
         self._steps: Iterator[MeasuredStep] = calibration.steps()
 
     def measure(self) -> bool:
-        """Measure one step more; False where that was all."""
+        """Measure one more step; return False after the last one."""
         step = next(self._steps, None)
         if step is not None:
             self.measured.append(step)
@@ -45,12 +45,12 @@ class _Attempt:
 
 
 class Recalibration:
-    """Attempts, a step at a time, so that a request that comes waits for no more than one.
+    """Repeats calibrations step by step, so that a new request waits for one step at most.
 
     Args:
-        begin: makes a calibration in these blocks.
-        keep: is given what was measured undisturbed, once.
-        clock: seconds.
+        begin: makes a calibration in the given blocks.
+        keep: called once, with the steps of an undisturbed calibration.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class Recalibration:
 
     @property
     def wait_s(self) -> float | None:
-        """How long there is nothing to do; None for ever."""
+        """Seconds until the next step is due; None if there is none."""
         if self.is_done:
             return None
         return 0.0 if self._attempt else max(0.0, self._next_s - self._clock())
 
     def postpone(self) -> None:
-        """There is something to be done for requests: an attempt that is under way is given up."""
+        """Give up a running attempt, because there is work for requests."""
         if self._attempt is not None:
             self._end(self._attempt)
             self._next_s = self._clock() + self._pause_s
         self._next_s = max(self._next_s, self._clock() + _QUIET_S)
 
     def go_on(self) -> None:
-        """Measure one step, if it is time to."""
+        """Measure one step if it is due."""
         if self._attempt is None:
             if self.wait_s == 0.0:
                 self._start()
@@ -92,7 +92,7 @@ class Recalibration:
         attempt = self._attempt
         try:
             has_more = attempt.measure()
-        except Exception:  # requests are no worse off than before
+        except Exception:  # it does no harm to requests
             logger.exception("step times are not measured again, because a step failed")
             self._let_go(attempt)
             self.is_done = True
@@ -127,7 +127,7 @@ class Recalibration:
         )
 
     def _give_up(self, attempt: _Attempt) -> None:
-        """Something else has the machine."""
+        """End an attempt that another program disturbed."""
         self._end(attempt)
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         self._next_s = self._clock() + self._pause_s

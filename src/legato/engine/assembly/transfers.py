@@ -1,4 +1,4 @@
-"""What moves blocks to and from other engines, where that is asked for."""
+"""Connects an engine to other engines, to send and fetch blocks."""
 
 import hashlib
 import secrets
@@ -22,21 +22,21 @@ from legato.transfer.protocol import Layout
 from legato.transfer.transport import Transport
 
 _SAMPLED = 64
-"""Numbers of each weight that tell one checkpoint from another."""
+"""Numbers of each weight that identify a checkpoint."""
 
 
 def nixl_mover(config: TransferConfig, memory: CacheMemory) -> Mover:
-    """What joins processes, on one machine or several."""
+    """Make a mover between processes, on one machine or several."""
     return NixlMover(new_name(), memory, is_local=is_loopback(config.kv_transfer_host))
 
 
 def local_mover(_config: TransferConfig, memory: CacheMemory) -> Mover:
-    """What joins engines in one process."""
+    """Make a mover between engines in one process."""
     return LocalMover(new_name(), memory)
 
 
 def new_name() -> str:
-    """Of a mover; no other one has it."""
+    """Return a unique name for a mover."""
     return f"legato-{secrets.token_hex(8)}"
 
 
@@ -47,14 +47,14 @@ def make_transfers(
     layout: Layout,
     make_mover: Callable[[TransferConfig, CacheMemory], Mover] = nixl_mover,
 ) -> Transfers:
-    """Begin to listen for other engines, unless this one only fetches.
+    """Start to listen for other engines, unless this engine only fetches.
 
     Args:
-        blocks: of the cache, [layers, 2, num_blocks, numbers of a block].
-        layout: of these.
+        blocks: the cache's, [layers, 2, num_blocks, numbers of a block].
+        layout: layout of the blocks.
 
     Raises:
-        ConfigError: NIXL is missing, nothing can listen there, or it would be open to everybody.
+        ConfigError: NIXL is missing, the port cannot be opened, or any program could reach it.
     """
     key = read_key(config)
     memory = cache_memory(blocks)
@@ -77,7 +77,7 @@ def make_transfers(
 
 
 def cache_memory(blocks: torch.Tensor) -> CacheMemory:
-    """Where blocks [layers, 2, num_blocks, numbers of a block] lie."""
+    """Return the addresses of blocks [layers, 2, num_blocks, numbers of a block]."""
     is_on_gpu = blocks.device.type == "cuda"
     return CacheMemory(
         address=blocks.data_ptr(),
@@ -89,13 +89,13 @@ def cache_memory(blocks: torch.Tensor) -> CacheMemory:
 
 
 def _nothing() -> None:
-    """A CPU has done it when it was told to."""
+    """On a CPU a copy is complete when the call returns."""
 
 
 def cache_layout(
     checkpoint: Checkpoint, cache: CacheSpec, *, block_size: int, kernels: str
 ) -> Layout:
-    """What must be the same in two engines for blocks to mean the same in both."""
+    """Return what two engines must share to exchange blocks; key: its name in messages."""
     return {
         "the checkpoint": _fingerprint(checkpoint),
         "--block-size": str(block_size),
@@ -107,7 +107,7 @@ def cache_layout(
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Of a few numbers of each weight."""
+    """Hash a few numbers of each weight."""
     digest = hashlib.sha256()
     for name, weight in sorted(checkpoint.tensors(torch.device("cpu")), key=lambda pair: pair[0]):
         parts = [weight] if isinstance(weight, torch.Tensor) else [weight.codes, weight.scales]

@@ -5,14 +5,16 @@ from pathlib import Path
 import torch
 
 from legato.core.rows import CPU_ROWS
-from legato.engine.startup.host import (
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.cpu_model import (
     check_steps_in_flight,
-    load_host_model,
+    load_cpu_model,
     make_attention,
     native_kernels,
     untaken_pages,
 )
-from legato.engine.startup.machinery import Machinery, Wanted, wanted_cache
+from legato.engine.assembly.kv_cache import configured_cache
+from legato.engine.assembly.runtime import ModelRuntime
 from legato.executor.attention.base import AttentionBackend
 from legato.executor.first_pass import check_forward
 from legato.executor.memory import host_cache_bytes
@@ -29,27 +31,27 @@ from legato.model.native import NativeModel
 from legato.model.process_group import ProcessGroup
 
 
-class HostRank:
-    """A `RankPart`. Ranks share the machine's cores.
+class CpuRank:
+    """A `Rank`. Ranks share the machine's cores.
 
     Attributes:
-        attention: with this rank's heads.
+        attention: the cache of this rank's heads.
     """
 
     cannot_be_told = False
     attention: AttentionBackend
     untaken: UntakenPages | None = None
 
-    def __init__(self, wanted: Wanted, rank: int) -> None:
-        config, num_ranks = wanted.config, wanted.config.model.tensor_parallel_size
+    def __init__(self, blueprint: Blueprint, rank: int) -> None:
+        config, num_ranks = blueprint.config, blueprint.config.model.tensor_parallel_size
         check_steps_in_flight(config)
-        self._wanted = wanted
+        self._blueprint = blueprint
         self._num_threads = max(1, torch.get_num_threads() // num_ranks)
-        kernels = native_kernels(wanted, num_threads=self._num_threads)
+        kernels = native_kernels(blueprint, num_threads=self._num_threads)
         self._kernels = "torch" if kernels is None else kernels.instructions
         self._group = ProcessGroup(rank, num_ranks)
         agreement = Agreement(self._group)
-        model = load_host_model(wanted, kernels, agreement)
+        model = load_cpu_model(blueprint, kernels, agreement)
         assert isinstance(model, Decoder | NativeModel)
         self._divided = DividedModel(model, agreement)
 
@@ -57,11 +59,11 @@ class HostRank:
         self._group.join(meeting_point)
 
     def cache_bytes(self) -> int:
-        return host_cache_bytes(self._wanted.config.cache)
+        return host_cache_bytes(self._blueprint.config.cache)
 
     def make_cache(self, num_blocks: int) -> None:
-        model, config = self._divided.own, self._wanted.config.cache
-        cache = wanted_cache(self._wanted, model.cache)
+        model, config = self._divided.own, self._blueprint.config.cache
+        cache = configured_cache(self._blueprint, model.cache)
         self.attention = make_attention(model, cache, num_blocks, config)
         self.untaken = untaken_pages(config, self.attention)
 
@@ -69,35 +71,36 @@ class HostRank:
         torch.set_num_threads(self._torch_threads)
         return HostFollower(self._divided, self.attention, num_host_slots=num_host_slots)
 
-    def machinery(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> Machinery:
-        wanted = self._wanted
+    def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
+        blueprint = self._blueprint
         model = LeadModel(self._divided, followers, num_torch_threads=self._torch_threads)
         attention = LeadAttention(self.attention)
         check_forward(
             model,
             attention,
             block_size=kv.block_size,
-            vocab_size=wanted.checkpoint.spec.vocab_size,
-            max_len=wanted.max_model_len,
+            vocab_size=blueprint.checkpoint.spec.vocab_size,
+            max_len=blueprint.max_model_len,
         )
-        wanted.start.end("first pass")
+        blueprint.timer.end("first pass")
         executor = LeadExecutor(
             model,
             attention,
             kv.block_size,
             num_host_slots=kv.num_host_slots,
-            grammar=wanted.grammar,
+            grammar=blueprint.grammar,
             followers=followers,
         )
-        return Machinery(
-            model,
-            cache,
-            kv,
-            executor,
-            attention.blocks,
-            CPU_ROWS,
-            self._kernels,
-            self.untaken,
+        return ModelRuntime(
+            blueprint=blueprint,
+            model=model,
+            cache=cache,
+            kv=kv,
+            executor=executor,
+            blocks=attention.blocks,
+            rows=CPU_ROWS,
+            kernels=self._kernels,
+            untaken=self.untaken,
         )
 
     @property

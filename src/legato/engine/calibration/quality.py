@@ -1,4 +1,4 @@
-"""Whether what a calibration measured is the machine's own time, or that of others too."""
+"""Judges whether other programs disturbed a calibration."""
 
 import msgspec
 import numpy as np
@@ -7,7 +7,7 @@ from legato.core.rows import RowCounts
 from legato.scheduler.cost_fit import MOST_DISTURBED, MeasuredStep, disturbed, fit, relative_errors
 
 MOST_ERROR = 0.25
-"""Of 95 % of the steps."""
+"""Largest relative error of 95 % of the steps."""
 MOST_WAITED = 0.1
 
 
@@ -15,10 +15,10 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """How far the steps of a calibration can be trusted.
 
     Attributes:
-        median_error, p95_error: relative, of what is predicted of these steps themselves.
-        disturbed: share of them that took far longer than others like them.
-        waited: seconds a second that a thread of the process waited for a core; see `CoreWait`. A
-            program beside it may make all steps longer alike, which no error shows.
+        median_error, p95_error: relative errors of the predictions for these same steps.
+        disturbed: share of the steps that took far longer than similar steps.
+        waited: seconds per second that threads of the process waited for a core; see `CoreWait`.
+            Another program may make all steps longer alike, which no error shows.
     """
 
     median_error: float
@@ -39,7 +39,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doubt(self) -> str:
-        """Why the steps are not kept for later starts; empty where they are."""
+        """Why the steps are not kept for later starts; empty if they are kept."""
         if self.waited > MOST_WAITED:
             return f"the engine's threads waited for a core {self.waited:.0%} of the time"
         if self.disturbed > MOST_DISTURBED:

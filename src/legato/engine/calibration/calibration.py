@@ -1,4 +1,4 @@
-"""Measures how long steps of various shapes take, to begin the step-time model with."""
+"""Measures how long steps of various shapes take, as a start for the step-time model."""
 
 import itertools
 import random
@@ -20,22 +20,22 @@ _FILL_S = 0.6 * CALIBRATION_S
 SHORTEST_CHUNK = 16
 _CHUNKS = (SHORTEST_CHUNK, 64, 256, 1024, 4096)
 MOST_DRAFTS = 16
-"""Of a stream: more cost what these do, each."""
+"""Most drafts of a stream: each further draft costs the same."""
 _DRAFTING_SHARE = 0.5
-"""Of the steps with decodes, those in which there are drafts behind them."""
+"""Share of the steps with decodes that have drafts, too."""
 _MAX_OUTPUT = 16_384
-"""More steps than there are in the time, each of which has a token come."""
+"""More tokens than there are steps in the time."""
 
 Progress = Callable[[float], None]
 
 
 class Extent(NamedTuple):
-    """How far a calibration goes at most.
+    """Limits of a calibration.
 
     Attributes:
         longest_chunk, longest_context: in tokens.
-        reads_unwritten: whether blocks that nothing was written to take as long to read as others,
-            as those of a GPU do. Decodes then read far more than was computed.
+        reads_unwritten: whether reading an unwritten block takes as long as reading a written one,
+            as on a GPU. Decodes then read far more than was computed.
     """
 
     longest_chunk: int = 1024
@@ -47,21 +47,21 @@ ON_A_CPU = Extent()
 
 
 class Calibration:
-    """Runs made-up steps straight on an executor, for at most `CALIBRATION_S` seconds or so.
+    """Runs made-up steps on an executor, for about `CALIBRATION_S` seconds at most.
 
-    One long prompt is computed first, in growing chunks, because reading a cache that was never
-    written is faster than it will be. Then decodes and chunks, alone and together, read from it at
-    various positions. Where steps can be in flight together, each is measured behind another: it is
-    prepared meanwhile, as it will be.
+    First it computes one long prompt in growing chunks, because reading a cache that was never
+    written is faster. Then decodes and chunks, alone and together, read from it at various
+    positions. If several steps can be in flight, each step is measured while another one is
+    computed, because it is prepared then in service, too.
 
     Args:
-        block_ids: of the cache, to be written to; none of them may hold anything.
-        max_model_len: positions to go up to, as far as the time suffices.
-        most_drafts: that a step holds; with 0, steps without drafts are measured alone.
-        rows: what the executor pads batches to.
-        extent: how far it goes, chunks of `SHORTEST_CHUNK` at least.
-        longest_step_s: steps grow as long as they stay well below it.
-        clock: in seconds.
+        block_ids: blocks of the cache to write to; they must be empty.
+        max_model_len: last position, if the time suffices.
+        most_drafts: most drafts of a step; with 0, no step has drafts.
+        rows: the numbers of rows to which the executor pads batches.
+        extent: limits; chunks have `SHORTEST_CHUNK` tokens at least.
+        longest_step_s: steps grow while they stay well below it.
+        clock: returns seconds.
 
     Attributes:
         rows: as given.
@@ -103,7 +103,7 @@ class Calibration:
         self._longest_chunk = self._chunks[0]
 
     def run(self, progress: Progress) -> list[MeasuredStep]:
-        """Measure; `progress` is told the share of the time that has passed, up to 1."""
+        """Measure all steps; `progress` is called with the share of the time that has passed."""
         started_s = self._clock()
         measured: list[MeasuredStep] = []
         for step in self.steps():
@@ -114,7 +114,7 @@ class Calibration:
         return measured
 
     def steps(self) -> Iterator[MeasuredStep]:
-        """The same, one after the other; then, or where no more are wanted, `forget` is due."""
+        """Measure steps one by one; call `forget` after the last one."""
         started_s = self._clock()
         for chunks in itertools.chain(self._fill(started_s), self._shapes()):
             if self._clock() - started_s > CALIBRATION_S:
@@ -125,7 +125,7 @@ class Calibration:
             yield step
 
     def forget(self) -> None:
-        """Let the executor drop the requests; the one that is left is told of in the next run."""
+        """Let the executor drop the requests; the next run ends the last one."""
         last = self._chunk("fill", 0, 1, samples=False)
         ended = tuple(self._known - {last.request_id})
         self._executor.submit(self._plan([last], ended))
@@ -133,12 +133,12 @@ class Calibration:
         self._known = {last.request_id}
 
     def measure(self, *, num_rows: int, context: int, start: int, num_tokens: int) -> MeasuredStep:
-        """One step of decodes and a chunk beside them, once `run` has been through.
+        """Measure one step of decodes and a chunk; call it after `run`.
 
         Args:
             num_rows, context: decodes, and the keys that each reads, in whole blocks.
-            start, num_tokens: of the chunk. It begins earlier, and is shorter, where fewer tokens
-                were computed in `run`.
+            start, num_tokens: the chunk's. It starts earlier, and is shorter, if `run` computed
+                fewer tokens.
         """
         num_tokens = min(num_tokens, self._num_cached)
         chunk = self._chunk(
@@ -150,27 +150,27 @@ class Calibration:
         return measured
 
     def _fill(self, started_s: float) -> Iterator[list[ScheduledChunk]]:
-        """Compute one prompt, with chunks that grow as long as they take no time to speak of."""
+        """Compute one prompt, in chunks that grow while they are short."""
         while self._num_cached < self._limit and self._clock() - started_s < _FILL_S:
             num_tokens = min(self._longest_chunk, self._chunks[-1], self._limit - self._num_cached)
             yield [self._chunk("fill", self._num_cached, num_tokens, samples=False)]
             self._num_cached += num_tokens
 
     def _shapes(self) -> Iterator[list[ScheduledChunk]]:
-        """Mixtures of decodes and prefill, again and again, the whole range in every round."""
+        """Yield mixtures of decodes and prefill, the whole range in every round."""
         rows = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self._max_num_seqs]
         chunks = [n for n in self._chunks if n <= min(self._longest_chunk, self._num_cached)]
         while True:
             mixtures = [*itertools.product([0, *rows], [0, *chunks])][1:]
             self._random.shuffle(mixtures)
             for num_rows, num_tokens in mixtures:
-                # Whoever has the chunk is one of those that run.
+                # The request with the chunk is one of the running requests.
                 num_decodes = min(num_rows, self._max_num_seqs - bool(num_tokens))
                 room = min(self._most_drafts, self._most_tokens - num_decodes - num_tokens)
                 yield [*self._decodes(num_decodes, room), *self._prefill(num_tokens)]
 
     def _decodes(self, num_rows: int, most_drafts: int) -> Iterator[ScheduledChunk]:
-        """Rows that read contexts of their own, so that no row finds another's in a cache."""
+        """Yield decodes that read different blocks, so that none reuses another's keys."""
         if not num_rows:
             return
         num_drafts = min(MOST_DRAFTS, most_drafts // num_rows)
@@ -183,11 +183,11 @@ class Calibration:
     def _rows(
         self, num_rows: int, num_blocks: int, num_drafts: int = 0
     ) -> Iterator[ScheduledChunk]:
-        """Decodes that each read so many blocks, and the drafts behind them."""
+        """Yield decodes that read so many blocks each, with their drafts."""
         end = min(num_blocks * self._block_size, self._num_cached)
         num_drafts = min(num_drafts, end - 1)
         start = end - 1 - num_drafts
-        # All rows are of the prompt, so that what is written is what was there.
+        # All rows are tokens of the prompt, so that they write what the blocks hold already.
         drafts = tuple(self._prompt[start + 1 : end])
         for row in range(num_rows):
             first = row * num_blocks % max(1, self._num_readable - num_blocks + 1)
@@ -203,13 +203,13 @@ class Calibration:
 
     @property
     def _num_readable(self) -> int:
-        """Blocks, from the first on, that take as long to read as they will."""
+        """Number of blocks, from the first on, that take as long to read as in service."""
         all_blocks = len(self._block_ids)
         return all_blocks if self._reads_unwritten else self._num_cached // self._block_size
 
     def _prefill(self, num_tokens: int) -> Iterator[ScheduledChunk]:
         if num_tokens:
-            # Not just the bounds of the model's segments: production has chunks of every length.
+            # Other lengths than the bounds of the cost model's segments: service has all lengths.
             num_tokens -= self._random.randrange(num_tokens // 2)
             start = self._random.randrange(self._num_cached - num_tokens + 1)
             yield self._chunk("prefill", start, num_tokens, samples=self._random.random() < 0.2)

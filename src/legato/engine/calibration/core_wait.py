@@ -1,4 +1,4 @@
-"""How long this process could have computed, had others not had the cores."""
+"""Measures how long other programs kept this process from computing."""
 
 import time
 from pathlib import Path
@@ -9,10 +9,10 @@ _TASKS = Path("/proc/self/task")
 
 
 class CoreWait:
-    """Seconds that threads of this process waited for a core, from when it was made.
+    """Seconds that threads of this process waited for a core since this object was made.
 
-    Linux counts that by thread. Elsewhere it is taken to be what other programs had of the cores
-    beyond what nobody had: who leaves a core idle has let nobody wait.
+    Linux counts them by thread. On other systems the estimate is the time of other programs on the
+    cores, less the idle time: while a core is idle, no thread waits.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class CoreWait:
 
     @property
     def share(self) -> float:
-        """Of each second, summed over threads; it may be more than 1."""
+        """Seconds waited per second, summed over threads; may be more than 1."""
         passed_s = max(1e-9, time.perf_counter() - self._started_s)
         now = _waits_s()
         if now:
@@ -35,19 +35,19 @@ class CoreWait:
 
 
 def _waits_s() -> dict[str, float]:
-    """By thread; empty where it is not counted."""
+    """Return the seconds that each thread waited; empty if the system does not count them."""
     waits: dict[str, float] = {}
     for file in _TASKS.glob("*/schedstat"):
         try:
             _, waited_ns, _ = file.read_text().split()
-        except (OSError, ValueError):  # the thread has ended, or nothing is counted
+        except (OSError, ValueError):  # the thread has ended, or the system does not count
             continue
         waits[file.parent.name] = int(waited_ns) / 1e9
     return waits
 
 
 def _machine_s() -> tuple[float, float]:
-    """Core-seconds that nobody had, and that others had, from the machine's start."""
+    """Return the core-seconds that were idle, and those of other programs, since the boot."""
     machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
     idle_s = float(machine.idle)
     return idle_s, float(sum(machine)) - idle_s - float(own.user + own.system)

@@ -1,0 +1,176 @@
+"""Builds an engine from its configuration."""
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import msgspec
+import torch
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.errors import ConfigError
+from legato.core.stats import CacheInfo
+from legato.engine.assembly.blueprint import Blueprint, draw_blueprint
+from legato.engine.assembly.cpu import cpu_runtime
+from legato.engine.assembly.runtime import ModelRuntime
+from legato.engine.assembly.start_timer import StartTimer
+from legato.engine.assembly.transfers import cache_layout, make_transfers
+from legato.engine.loop.engine_loop import EngineLoop
+from legato.engine.loop.grammars import Grammars
+from legato.engine.process.messages import EngineInfo, TransferAddress
+from legato.grammar.compiled import Grammar
+from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_time import StepTimeModel
+from legato.speculation.lookup import OwnTokens, RecentOutputs
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(config: EngineConfig) -> tuple[EngineLoop, EngineInfo]:
+    """Load the model, size the cache, and give both to a scheduler.
+
+    Returns:
+        The engine, and its description for the front end.
+
+    Raises:
+        ConfigError: the settings contradict each other, the model or the machine.
+        UnsupportedModelError: the checkpoint cannot be run.
+    """
+    timer = StartTimer()
+    grammars = Grammars(config.scheduler.max_waiting)
+    runtime = load_runtime(config, grammars.__getitem__, timer)
+    step_times = runtime.step_times
+    known = step_times.known()
+    step_time = StepTimeModel(known.steps, runtime.rows)
+    scheduler = Scheduler(
+        runtime.config.scheduler,
+        max_model_len=runtime.max_model_len,
+        kv=runtime.kv,
+        step_time=step_time,
+        drafters=(OwnTokens(), RecentOutputs()),
+        draft_model=runtime.draft_model,
+    )
+    timer.end("calibration")
+    info = msgspec.structs.replace(_describe(runtime), start_s=timer.seconds)
+    for name, value in info.settings.items():
+        logger.debug("%s: %s", name, value)
+    transfers = None
+    if config.transfer.kv_role is not None:
+        layout = cache_layout(
+            runtime.checkpoint,
+            runtime.cache,
+            block_size=runtime.kv.block_size,
+            kernels=runtime.kernels,
+        )
+        transfers = make_transfers(config.transfer, runtime.kv, runtime.blocks, layout)
+        address = TransferAddress(config.transfer.kv_transfer_host, transfers.port)
+        info = msgspec.structs.replace(info, transfer=address)
+    engine = EngineLoop(
+        scheduler,
+        runtime.kv,
+        runtime.executor,
+        grammars=grammars,
+        untaken=runtime.untaken,
+        recalibration=step_times.recalibration(step_time) if known.is_doubtful else None,
+        transfers=transfers,
+    )
+    return engine, info
+
+
+def load_runtime(
+    config: EngineConfig,
+    grammar: Callable[[str], Grammar] | None = None,
+    timer: StartTimer | None = None,
+) -> ModelRuntime:
+    """Load the model and make its cache; raises like `build_engine`.
+
+    Args:
+        grammar: returns the grammar of a request's output by the request's id.
+        timer: measures the parts of the start.
+    """
+    blueprint = draw_blueprint(config, grammar, timer or StartTimer())
+    if config.model.num_threads is not None:
+        torch.set_num_threads(config.model.num_threads)
+    return _build_runtime(blueprint)
+
+
+def _build_runtime(blueprint: Blueprint) -> ModelRuntime:
+    is_on_cpu = blueprint.device.type == "cpu"
+    if not is_on_cpu and find_spec("triton") is None:
+        raise ConfigError("a GPU needs Triton: install legato[gpu]")
+    if blueprint.config.model.tensor_parallel_size > 1:
+        from legato.engine.assembly.ranks.divided import divided_runtime
+
+        return divided_runtime(blueprint)
+    if is_on_cpu:
+        return cpu_runtime(blueprint)
+    if blueprint.config.model.speculative_model is not None:
+        raise ConfigError(
+            "a draft model drafts on a CPU: --speculative-model does not go with a GPU, on which "
+            "--speculative looks drafts up"
+        )
+    # Imported only on a GPU: Triton is a large package, and may be missing on other machines.
+    from legato.engine.assembly.gpu import gpu_runtime
+    from legato.gpu.device import CudaDevice
+
+    return gpu_runtime(blueprint, CudaDevice(blueprint.device))
+
+
+def _describe(runtime: ModelRuntime) -> EngineInfo:
+    config, model, kv = runtime.config, runtime.model, runtime.kv
+    num_cache_tokens = kv.num_blocks * kv.block_size
+    cache_bytes = num_cache_tokens * runtime.cache.token_bytes
+    return EngineInfo(
+        model=config.model.model,
+        served_model_names=(config.model.model,),
+        max_model_len=runtime.max_model_len,
+        device=model.device.type,
+        vocab_size=runtime.spec.vocab_size,
+        cache=CacheInfo(
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            dtype=_name(runtime.cache.kept_dtype),
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        ),
+        scheduler=config.scheduler,
+        rejected_kernels=runtime.blueprint.kernels.rejected,
+        settings={
+            "model": config.model.model,
+            "dtype": _name(model.dtype),
+            "device": str(model.device),
+            "threads": str(torch.get_num_threads()),
+            **_ranks(config.model.tensor_parallel_size),
+            **_draft_model(config.model.speculative_model),
+            "weights": config.model.quantization or "not quantized",
+            "kernels": runtime.kernels,
+            "max model length": f"{runtime.max_model_len:,} tokens",
+            "KV cache": f"{kv.num_blocks:,} blocks, {num_cache_tokens:,} tokens, "
+            f"{cache_bytes / 2**30:.2f} GiB, {_name(runtime.cache.kept_dtype)}",
+            "prefix caching": "on" if config.cache.enable_prefix_caching else "off",
+            "policy": config.scheduler.policy,
+            "chunked prefill": "on" if config.scheduler.enable_chunked_prefill else "off",
+            "step budget": _step_budget(config.scheduler),
+            "prefill order": f"{config.scheduler.prefill_order}",
+            **{f"class {name}": str(slo) for name, slo in config.scheduler.classes.items()},
+            "max running": f"{config.scheduler.max_num_seqs}",
+            "steps in flight": f"{config.scheduler.num_steps_in_flight}",
+            "speculation": f"{config.scheduler.speculative}",
+        },
+    )
+
+
+def _ranks(num_ranks: int) -> dict[str, str]:
+    return {"ranks": str(num_ranks)} if num_ranks > 1 else {}
+
+
+def _draft_model(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"draft model": name}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _step_budget(config: SchedulerConfig) -> str:
+    tokens = f"{config.max_num_batched_tokens:,} tokens"
+    return f"what the SLOs allow, up to {tokens}" if config.promises_pace else tokens

@@ -1,0 +1,91 @@
+"""Builds the runtime of a model on a CPU: native layers if they can run, else PyTorch's."""
+
+from legato.core.config import CacheConfig
+from legato.core.rows import CPU_ROWS
+from legato.engine.assembly.blueprint import Blueprint
+from legato.engine.assembly.cpu_model import (
+    check_steps_in_flight,
+    load_cpu_model,
+    make_attention,
+    native_kernels,
+    untaken_pages,
+)
+from legato.engine.assembly.draft import LoadedDraft, load_draft, make_draft_model
+from legato.engine.assembly.kv_cache import configured_cache, make_kv_manager
+from legato.engine.assembly.runtime import ModelRuntime
+from legato.executor.draft_model import DraftModel
+from legato.executor.first_pass import check_forward
+from legato.executor.memory import host_cache_bytes
+from legato.executor.torch_executor import TorchExecutor
+from legato.model.base import CacheSpec
+from legato.model.native import NativeKernels
+
+
+def cpu_runtime(blueprint: Blueprint) -> ModelRuntime:
+    """Load the model and make its cache; raises like `build_engine`."""
+    config, timer, spec = blueprint.config, blueprint.timer, blueprint.checkpoint.spec
+    check_steps_in_flight(config)
+    kernels = native_kernels(blueprint)
+    timer.end("description")
+    model = load_cpu_model(blueprint, kernels)
+    timer.end("weights")
+    cache = configured_cache(blueprint, model.cache)
+    draft = _load_draft(blueprint, kernels)
+    kv = make_kv_manager(blueprint, cache, _cache_bytes(config.cache, cache, draft))
+    attention = make_attention(model, cache, kv.num_blocks, config.cache)
+    timer.end("cache")
+    check_forward(
+        model,
+        attention,
+        block_size=kv.block_size,
+        vocab_size=spec.vocab_size,
+        max_len=blueprint.max_model_len,
+    )
+    timer.end("first pass")
+    executor = TorchExecutor(
+        model,
+        attention,
+        kv.block_size,
+        num_host_slots=kv.num_host_slots,
+        grammar=blueprint.grammar,
+    )
+    return ModelRuntime(
+        blueprint=blueprint,
+        model=model,
+        cache=cache,
+        kv=kv,
+        executor=executor,
+        blocks=attention.blocks,
+        rows=CPU_ROWS,
+        kernels="torch" if kernels is None else kernels.instructions,
+        untaken=untaken_pages(config.cache, attention),
+        draft_model=_draft_model(blueprint, draft, kv.num_blocks),
+    )
+
+
+def _load_draft(blueprint: Blueprint, kernels: NativeKernels | None) -> LoadedDraft | None:
+    """Load the draft model before the free memory is measured for the cache."""
+    name = blueprint.config.model.speculative_model
+    if name is None:
+        return None
+    draft = load_draft(blueprint, name, kernels)
+    blueprint.timer.end("draft model")
+    return draft
+
+
+def _cache_bytes(config: CacheConfig, cache: CacheSpec, draft: LoadedDraft | None) -> int:
+    """Return the memory of the model's cache; a draft model's cache holds as many tokens."""
+    num_bytes = host_cache_bytes(config)
+    if draft is None:
+        return num_bytes
+    return num_bytes * cache.token_bytes // (cache.token_bytes + draft.cache.token_bytes)
+
+
+def _draft_model(
+    blueprint: Blueprint, draft: LoadedDraft | None, num_blocks: int
+) -> DraftModel | None:
+    if draft is None:
+        return None
+    draft_model = make_draft_model(draft, num_blocks)
+    blueprint.timer.end("draft model")
+    return draft_model

@@ -1,0 +1,1 @@
+"""Ranks: processes that each compute a part of the model."""

@@ -1,0 +1,1 @@
+"""Measures how long steps take, keeps that on disk, and measures again while idle."""

@@ -1,0 +1,159 @@
+"""Step times at a start: read from disk, or measured and kept for later starts.
+
+A measurement that other programs disturbed is used, but not kept: the next start measures again,
+and so does this engine while it is idle.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from legato.core.config import EngineConfig, SchedulerConfig
+from legato.core.rows import RowCounts
+from legato.engine.calibration.calibration import (
+    ON_A_CPU,
+    SHORTEST_CHUNK,
+    Calibration,
+    Extent,
+)
+from legato.engine.calibration.calibration_file import CalibrationFile, Measurements, shape_counts
+from legato.engine.calibration.core_wait import CoreWait
+from legato.engine.calibration.quality import Quality
+from legato.engine.calibration.recalibration import Recalibration
+from legato.executor.base import Executor
+from legato.kv.manager import KVCacheManager
+from legato.scheduler.cost_fit import MeasuredStep
+from legato.scheduler.step_time import StepTimeModel
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_IDLE_STEP_S = 0.2
+"""Longest step of a calibration in an idle engine: a request that comes waits for it."""
+
+
+@dataclass(frozen=True)
+class KnownSteps:
+    """Measured steps. Attributes: quality: None if they were read from disk, or there are none."""
+
+    steps: list[MeasuredStep]
+    quality: Quality | None = None
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self.quality is not None and bool(self.quality.doubt)
+
+
+class StepTimes:
+    """Reads, measures and keeps the step times of one loaded model.
+
+    Args:
+        config: with every "auto" replaced.
+        measured_on: all that step times depend on; becomes `Measurements.about`.
+        device_type: "cpu" or "cuda".
+        rows: the numbers of rows to which the executor pads batches.
+
+    Attributes:
+        file: keeps the measurements.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        kv: KVCacheManager,
+        *,
+        config: EngineConfig,
+        measured_on: dict[str, str],
+        device_type: str,
+        rows: RowCounts,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        self.file = CalibrationFile(config.calibration.calibration_dir, measured_on)
+        self._executor = executor
+        self._kv = kv
+        self._scheduler = config.scheduler
+        self._calibrates = config.calibration.calibrate
+        self._extent = _extent(device_type, config.scheduler)
+        self._rows = rows
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def known(self) -> KnownSteps:
+        """Return the steps that the step-time model starts with; none if no promise needs it."""
+        if not (self._scheduler.promises_pace or self._scheduler.promises_ttft):
+            return KnownSteps([])
+        steps = self.file.load()
+        if steps is None and self._calibrates:
+            return self.measure(self.calibration())
+        return KnownSteps(steps or [])
+
+    def measure(self, calibration: Calibration) -> KnownSteps:
+        """Run a calibration, and keep it for later starts unless it is in doubt."""
+        # Local import: a start with measurements on disk does not need it.
+        from rich.console import Console
+        from rich.progress import Progress
+
+        wait = CoreWait()
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("Measuring step times", total=1.0)
+            steps = calibration.run(lambda share: progress.update(bar, completed=share))
+        quality = Quality.of(steps, calibration.rows, wait.share)
+        if quality.doubt:
+            logger.warning(
+                "step times were measured beside something else, and are not kept: %s",
+                quality.doubt,
+            )
+        else:
+            self.file.save(self.measurements(steps))
+        return KnownSteps(steps, quality)
+
+    def recalibration(self, step_time: StepTimeModel) -> Recalibration:
+        """Make a recalibration, for this step-time model and for later starts."""
+
+        def keep(steps: list[MeasuredStep]) -> None:
+            step_time.begin_again(steps)
+            self.file.save(self.measurements(steps))
+
+        def begin(block_ids: Sequence[int]) -> Calibration:
+            return self.calibration(block_ids, _LONGEST_IDLE_STEP_S)
+
+        return Recalibration(self._kv, begin, keep)
+
+    def calibration(
+        self, block_ids: Sequence[int] | None = None, longest_step_s: float = 0.5
+    ) -> Calibration:
+        """Make a calibration in these blocks. Args: block_ids: None for all."""
+        max_num_seqs = self._scheduler.max_num_seqs
+        assert max_num_seqs is not None
+        return Calibration(
+            self._executor,
+            block_ids=range(self._kv.num_blocks) if block_ids is None else block_ids,
+            block_size=self._kv.block_size,
+            max_model_len=self._max_model_len,
+            max_num_seqs=max_num_seqs,
+            vocab_size=self._vocab_size,
+            most_drafts=self._scheduler.most_samples - max_num_seqs,
+            rows=self._rows,
+            extent=self._extent,
+            longest_step_s=longest_step_s,
+        )
+
+    def measurements(self, steps: Sequence[MeasuredStep]) -> Measurements:
+        """Return these steps, and what they were measured on."""
+        return Measurements(
+            figures="measured",
+            about=self.file.about,
+            steps=[(shape_counts(shape), seconds) for shape, seconds in steps],
+            rows=self._rows,
+            max_model_len=self._max_model_len,
+            kv_cache_tokens=self._kv.num_blocks * self._kv.block_size,
+        )
+
+
+def _extent(device_type: str, config: SchedulerConfig) -> Extent:
+    if device_type == "cpu":
+        return ON_A_CPU
+    assert config.max_num_batched_tokens is not None
+    # Memory is allocated for steps within the budget only.
+    longest_chunk = min(4096, max(config.max_num_batched_tokens, SHORTEST_CHUNK))
+    return Extent(longest_chunk, 32_768, reads_unwritten=True)

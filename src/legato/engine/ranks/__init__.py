@@ -1,1 +1,0 @@
-"""Processes that each have a part of the model."""

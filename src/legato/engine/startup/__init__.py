@@ -1,1 +1,0 @@
-"""From a configuration to an engine that can run: loading, and measuring step times."""
