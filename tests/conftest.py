@@ -53,7 +53,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
 @pytest.fixture(scope="session")
 def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the steps of the default model are measured once, for all who promise anything."""
-    return tmp_path_factory.mktemp("calibration")
+    from tests.server.calibrated import calibrate
+
+    folder = tmp_path_factory.mktemp("calibration")
+    calibrate(folder)
+    return folder
 
 
 @pytest.hookimpl(optionalhook=True)
