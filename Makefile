@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# A file is one worker's, with its servers and engines; tests/conftest.py puts the longest first.
+# A file is one worker's, with its servers and engines, and so are files that share a server
+# (tests/distribution.py); tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-thorough check lint types contracts format docs site bench clean
+.PHONY: serve test test-thorough test-fleet check lint types contracts format docs site bench clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/legato serve $(ARGS)
@@ -18,6 +19,10 @@ test: $(VENV)/.installed-dev
 # Twenty times as many examples, as much fuzzing and as long a soak.
 test-thorough: $(VENV)/.installed-dev
 	$(PYTEST) --hypothesis-profile thorough --timeout 7200 $(ARGS)
+
+# Real Ray, NIXL and routers of other projects, one test at a time: Ray has its ports to itself.
+test-fleet: $(VENV)/.installed-fleet
+	$(BIN)/python -m pytest -m fleet -rs $(ARGS)
 
 check: lint types contracts site test
 
@@ -52,8 +57,8 @@ bench: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) out
 
-# Each compiles the kernels. The second has all of the first, and counts for both.
-$(VENV)/.installed $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml $(wildcard native/*)
+# Each compiles the kernels. A later one has all of those before it, and counts for them, too.
+$(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-fleet: $(VENV)/.torch pyproject.toml $(wildcard native/*)
 
 $(VENV)/.installed:
 	$(PIP) install --editable .
@@ -63,6 +68,11 @@ $(VENV)/.installed:
 $(VENV)/.installed-dev:
 	$(PIP) install --editable '.[dev]' --config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-fleet:
+	$(PIP) install --editable '.[dev,fleet,disaggregated]' vllm-router sglang-router \
+		--config-settings=cmake.define.LEGATO_EMULATION=ON
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $@
 
 $(VENV)/.torch: scripts/install_torch.py
 	@$(PYTHON) -c 'import sys; sys.exit("Legato needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

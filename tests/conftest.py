@@ -1,11 +1,16 @@
 """Settings that have to be there before torch is, the order of the tests, and their options."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import profiles
+
+if TYPE_CHECKING:
+    from tests.server.servers import Servers
 
 profiles.register()
 
@@ -23,7 +28,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
 
-_LONGEST = ("exactness", "engine", "server", "cli", "soak", "bench", "browser", "fuzz")
+_LONGEST = ("exactness", "engine", "server", "cli", "soak", "lab", "browser", "fuzz")
 """Folders to begin with, so that at the end no worker waits for another's last long file."""
 
 
@@ -37,9 +42,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
+    from tests.server.servers import Servers
+
+    servers = Servers(lambda: tmp_path_factory.mktemp("server"))
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture(scope="session")
 def calibration_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the steps of the default model are measured once, for all who promise anything."""
-    return tmp_path_factory.mktemp("calibration")
+    from tests.server.calibrated import calibrate
+
+    folder = tmp_path_factory.mktemp("calibration")
+    calibrate(folder)
+    return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.distribution import FilesTogether
+
+    return FilesTogether(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -60,18 +60,18 @@ def test_settings_may_differ_by_prompt(llm: LLM) -> None:
     assert all(len(entry.top) == 2 for entry in scored)
 
 
-def test_prompt_logprobs_do_not_depend_on_chunks() -> None:
+def test_prompt_logprobs_do_not_depend_on_chunks(llm: LLM) -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    prompt = {"prompt_token_ids": list(range(1000, 1300))}
+    prompt: Any = {"prompt_token_ids": list(range(1000, 1300))}
+    small_chunks = LLM(
+        dtype="float32",
+        kv_cache_memory_bytes=2**28,
+        max_model_len=512,
+        max_num_batched_tokens=7,
+    )
     entries = []
-    for budget in (7, 512):
-        llm = LLM(
-            dtype="float32",
-            kv_cache_memory_bytes=2**28,
-            max_model_len=512,
-            max_num_batched_tokens=budget,
-        )
-        scored = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].prompt_logprobs  # type: ignore[list-item]
+    for one in (small_chunks, llm):
+        scored = one.generate([prompt], params, use_tqdm=False)[0].outputs[0].prompt_logprobs
         assert scored is not None
         entries.append(scored)
     for small, large in zip(*entries, strict=True):
@@ -149,10 +149,10 @@ def test_a_warm_hit_reads_what_was_written_in_the_models_own_dtype() -> None:
         (warm,) = llm.generate(longer, params, use_tqdm=False)
         assert warm.outputs[0].num_cached_tokens == 480
         scored.append(warm.outputs[0])
-    cold = LLM(kv_cache_memory_bytes=2**28, max_model_len=2048, enable_prefix_caching=False)
     for tail, warm_output in zip(([], [7, 8, 9]), scored, strict=True):
-        longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tail]}
-        (generation,) = cold.generate(longer, params, use_tqdm=False)
+        token_ids = [*prompt["prompt_token_ids"], *tail]
+        cold: Any = {"prompt_token_ids": token_ids, "cache_salt": f"{len(tail)} more"}
+        (generation,) = llm.generate(cold, params, use_tqdm=False)
         assert generation.outputs[0].num_cached_tokens == 0
         (got,), (expected,) = warm_output.logprobs or [], generation.outputs[0].logprobs or []
         assert got.logprob == pytest.approx(expected.logprob, abs=0.1)

@@ -1,8 +1,8 @@
 """Greedy tokens of the real model in fp32 are those of transformers, whatever the schedule."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import torch
 from benchmarks.exactness import (
@@ -104,8 +104,17 @@ def budget(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def llm(budget: int) -> Iterator[LLM]:
-    return _llm(budget, enable_prefix_caching=False)  # the same prompts again are to be computed
+def unlimited() -> LLM:
+    return _llm(UNLIMITED, enable_prefix_caching=False)  # the same prompts again are to be computed
+
+
+@pytest.fixture(scope="module")
+def llm(unlimited: LLM, budget: int) -> LLM:
+    """One model for all budgets, which are settings of the scheduler."""
+    engine = unlimited._engine
+    config = engine._scheduler._config
+    engine.reconfigure(msgspec.structs.replace(config, max_num_batched_tokens=budget))
+    return unlimited
 
 
 def _up_to(longest: int, references: list[Reference]) -> list[Reference]:

@@ -1,19 +1,16 @@
-from collections.abc import Iterator
-
 import pytest
 
 from legato.lab.load.client import Address
-from tests.server.launch import ServerProcess, running_server
+from tests.server.launch import ServerProcess
+from tests.server.servers import Servers
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    # No drafts, so that tokens come one by one, and each has a time of its own.
-    flags = ("--api-key", "secret", "--max-model-len", "2048", "--speculative", "off")
-    with running_server(tmp_path_factory.mktemp("bench"), *flags) as process:
-        yield process
+@pytest.fixture(scope="module")
+def server(servers: Servers) -> ServerProcess:
+    # No server drafts by default here, so that each token has a time of its own.
+    return servers.get("--api-key", "secret", "--max-model-len", "2048")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(server: ServerProcess) -> Address:
     return Address(base_url=server.url, api_key="secret")

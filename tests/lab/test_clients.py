@@ -1,7 +1,6 @@
 """`benchmarks.clients`, here with the one client that tests have, and with scripts that fail."""
 
 import sys
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -14,15 +13,15 @@ from benchmarks.clients.tokenizer import save_tokenizer
 from benchmarks.clients.trial import Outcome, Target, outcomes
 from transformers import AutoTokenizer
 
-from tests.server.launch import MODEL, ServerProcess, running_server
+from tests.server.launch import MODEL, ServerProcess
+from tests.server.servers import TRUSTING, Servers
 
 _PROTOCOL = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); from protocol import *"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("server")) as running:
-        yield running
+def server(servers: Servers) -> ServerProcess:
+    return servers.get(*TRUSTING)
 
 
 def tried(script: str, tmp_path: Path, url: str = "http://127.0.0.1:1") -> dict[str, Outcome]:

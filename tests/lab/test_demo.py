@@ -161,10 +161,10 @@ def test_who_cancels_has_what_ran_before(is_terminal: bool) -> None:
     assert is_terminal or "2 of 4, prefill first" in shown.getvalue()
 
 
-def test_the_whole(tmp_path: Path, calibration_dir: Path) -> None:
+def test_the_whole(tmp_path: Path) -> None:
     """On the real model: four policies, a table, a picture with four panels, and the terminal's."""
     flags = ["--output", tmp_path / "demo.svg", "--terminal-svg", tmp_path / "terminal.svg",
-             "--long-prompt", "300", "--calibration-dir", calibration_dir, "--num-threads", "1",
+             "--long-prompt", "300", "--calibration-dir", tmp_path, "--num-threads", "1",
              "--kv-cache-memory", "512M"]  # fmt: skip
     command = [sys.executable, "-m", "legato", "demo", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True)

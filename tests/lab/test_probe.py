@@ -10,6 +10,7 @@ from legato.lab.load.client import Address, connect
 from legato.lab.probe import Probe, ProbeResult
 from legato.simulation.record import RequestError
 from tests.server.launch import ServerProcess, running_server
+from tests.server.servers import DRAFTING, Servers
 
 RESULT = ProbeResult(
     token_times_s=[[-4.0, -2.0, -1.0, 0.5, 3.5, 4.0], [-2.5, 0.0, 2.0, 2.5, 9.0]],
@@ -34,7 +35,7 @@ def test_tokens_that_come_at_once_count_and_have_no_gap() -> None:
     assert result.tokens_per_s(during=True) == pytest.approx((4 + 2 + 1) / 3)
 
 
-def test_a_server_that_drafts_says_how_many_tokens_came(tmp_path: Path) -> None:
+def test_a_server_that_drafts_says_how_many_tokens_came(servers: Servers) -> None:
     async def complete(url: str) -> tuple[list[int], int]:
         async with connect(Address(base_url=url)) as client:
             counts, times_s = list[int](), list[float]()
@@ -44,8 +45,7 @@ def test_a_server_that_drafts_says_how_many_tokens_came(tmp_path: Path) -> None:
             assert len(times_s) == len(counts)
             return counts, completed.num_tokens
 
-    with running_server(tmp_path, "--speculative", "8", "--no-calibrate") as server:
-        counts, num_tokens = asyncio.run(complete(server.url))
+    counts, num_tokens = asyncio.run(complete(servers.get(*DRAFTING).url))
     assert sum(counts) == num_tokens == 60
     assert max(counts) > 1
 

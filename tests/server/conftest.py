@@ -1,17 +1,20 @@
-from collections.abc import Iterator
-
 import httpx
 import openai
 import pytest
 
-from tests.server.launch import ServerProcess, running_server
+from tests.server.launch import ServerProcess
+from tests.server.servers import FLOAT32, PROMISING, Servers
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    # float32, so that an output hardly depends on what else is in the batch.
-    with running_server(tmp_path_factory.mktemp("server"), "--dtype", "float32") as process:
-        yield process
+@pytest.fixture(scope="module")
+def server(servers: Servers) -> ServerProcess:
+    return servers.get(*FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def watched(servers: Servers) -> ServerProcess:
+    """With SLOs that it keeps, that it misses, and that it refuses."""
+    return servers.get(*PROMISING)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ MODEL = "smollm2-135m-instruct"
 _PATIENCE_S = 60.0
 # One thread, because threads that wait for each other crawl on a busy machine.
 # And without drafts, because most tests count a chunk a token; test_drafts and others turn them on.
-_FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1", "--speculative", "off")
+FLAGS = ("--kv-cache-memory", "512M", "--num-threads", "1", "--speculative", "off")
 
 
 class ServerProcess:
@@ -102,7 +102,7 @@ class ServerProcess:
 def running_server(
     tmp_path: Path, *flags: str, before: Callable[[], object] | None = None
 ) -> Iterator[ServerProcess]:
-    server = ServerProcess([*_FLAGS, *flags], tmp_path / "server.log", before)
+    server = ServerProcess([*FLAGS, *flags], tmp_path / "server.log", before)
     try:
         yield server
     finally:

@@ -1,15 +1,14 @@
 """With drafts, several tokens come at once, and answers are what they are without."""
 
 import json
-from collections.abc import Iterator
 from itertools import accumulate, cycle
 from typing import Any
 
 import pytest
 
-from tests.server.launch import ServerProcess, running_server
+from tests.server.launch import ServerProcess
+from tests.server.servers import DRAFTING, Servers
 
-FLAGS = ("--dtype", "float32", "--no-calibrate")
 SENTENCE = (
     "The old clock in the hall struck nine, and nobody in the house, "
     "not even the grey cat below the stairs, took any notice of it. "
@@ -46,15 +45,14 @@ class Streamed:
 
 
 @pytest.fixture(scope="module")
-def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("on"), *FLAGS, "--speculative", "8") as server:
-        yield server
+def drafting(servers: Servers) -> ServerProcess:
+    return servers.get(*DRAFTING)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("off"), *FLAGS, "--speculative", "off") as server:
-        yield server
+def plain(server: ServerProcess) -> ServerProcess:
+    """Without drafts, and else the same."""
+    return server
 
 
 def streamed(server: ServerProcess, **fields: Any) -> Streamed:
@@ -142,7 +140,8 @@ def test_a_chat_has_the_same_log_probabilities(
 
 
 def test_drafts_are_shown(drafting: ServerProcess, plain: ServerProcess) -> None:
-    """After all of the above."""
-    streamed(drafting)
-    assert drafting.metric("spec_decode_num_accepted_tokens_total") > 0
-    assert plain.metric("spec_decode_num_draft_tokens_total") == 0
+    accepted = drafting.metric("spec_decode_num_accepted_tokens_total")
+    drafted = plain.metric("spec_decode_num_draft_tokens_total")
+    assert streamed(drafting).text == streamed(plain).text
+    assert drafting.metric("spec_decode_num_accepted_tokens_total") > accepted
+    assert plain.metric("spec_decode_num_draft_tokens_total") == drafted

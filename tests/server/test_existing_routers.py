@@ -20,6 +20,11 @@ ANY_PORT = "tcp://127.0.0.1:*"
 APPLES, BEARS, CAVES = ("".join(f"{i} {word}, " for i in range(40)) for word in "abc")
 
 
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skips a test before its servers are started."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
     pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -34,9 +39,6 @@ def running_router(
     module: str, servers: list[ServerProcess], log: Path, *flags: str
 ) -> Iterator[openai.OpenAI]:
     """A client of it, once it takes requests."""
-    package = module.partition(".")[0]
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
     port, metrics_port = free_port(), free_port()
     command = [
         sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port),
@@ -81,6 +83,7 @@ def went_to(client: openai.OpenAI, servers: list[ServerProcess], text: str) -> i
     return grown.index(1)
 
 
+@needs("vllm_router")
 def test_vllm_router_sends_a_prompt_to_where_it_is_cached(
     servers: list[ServerProcess], tmp_path: Path
 ) -> None:
@@ -96,6 +99,7 @@ def test_vllm_router_sends_a_prompt_to_where_it_is_cached(
         assert went_to(client, servers, CAVES + "Why?") == 0
 
 
+@needs("sglang_router")
 @pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
 def test_sglang_router_serves_by_it(
     servers: list[ServerProcess], tmp_path: Path, policy: str

@@ -14,6 +14,7 @@ from legato.engine.errors import OverloadedError
 from legato.server.limits import MAX_READERS, MAX_WAITING_BYTES
 from legato.server.text.lane import Lane
 from legato.server.text.reader_process import ReaderProcess
+from tests.server.instant_loop import run_at_once
 
 _MOST_OF_ONE = MAX_READERS // 2
 """Places of a tenant that is alone: it leaves as many free as it has."""
@@ -149,7 +150,7 @@ def test_no_place_is_lost_and_no_body_forgotten(steps: list[tuple[str, bool]]) -
             for body in last:
                 await body.end()
 
-    asyncio.run(run())
+    run_at_once(run())
 
 
 async def test_a_slow_body_moves_where_its_tenant_has_a_place() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.launch import ServerProcess, running_server
+from tests.server.launch import ServerProcess
+from tests.server.servers import TRUSTING, Servers
 
 HALF = "a\ud800b"
 HI = [{"role": "user", "content": "Hi"}]
@@ -63,12 +64,11 @@ TEMPLATED = {
 
 
 @pytest.fixture(scope="module")
-def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("trusting")
-    with running_server(folder, "--trust-request-chat-template") as process:
-        yield process
-        log = process.log.read_text()
-        assert "Traceback" not in log, log
+def trusting(servers: Servers) -> Iterator[ServerProcess]:
+    process = servers.get(*TRUSTING)
+    yield process
+    log = process.log.read_text()
+    assert "Traceback" not in log, log
 
 
 def post(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:

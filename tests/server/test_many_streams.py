@@ -4,18 +4,17 @@ import json
 import socket
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.server.launch import ServerProcess, long_request, running_server
+from tests.server.launch import ServerProcess, long_request
+from tests.server.servers import FEW_UNREAD, GUARDED, Servers
 from tests.server.wire import connect, post, read_response
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-FEW_UNREAD = 50
 MORE_THAN_SOCKETS_HOLD = 350_000
 """Bytes: what the kernel may keep of an answer, which Linux doubles, and 64 KiB more."""
 LARGE_EVENTS = {
@@ -28,10 +27,8 @@ LARGE_EVENTS = {
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--max-unread-tokens", str(FEW_UNREAD))
-    with running_server(tmp_path_factory.mktemp("impatient"), *flags) as process:
-        yield process
+def impatient(servers: Servers) -> ServerProcess:
+    return servers.get(*GUARDED)
 
 
 def greedy(index: int) -> tuple[str, dict[str, Any]]:

@@ -1,32 +1,22 @@
 """GET /metrics."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.launch import MODEL, ServerProcess, running_server
+from tests.server.launch import MODEL, ServerProcess
 from tests.server.wire import connect, post, read_response
 
 LONG_PROMPT = [1000 + i for i in range(1500)]
-FLAGS = (
-    "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=50ms",
-    "--slo-class", "second:ttft=1s",
-    "--slo-class", "hopeless:itl=0.001ms,tpot=0.001ms", "--shed-load", "--no-calibrate",
-    "--max-num-seqs", "2", "--max-waiting", "2", "--max-num-batched-tokens", "256",
-)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("watched")
-    with running_server(folder, *FLAGS, "--calibration-dir", str(folder)) as server:
-        # More steps, of both kinds, than it takes to know how long one lasts.
-        complete(server, prompt=[6000 + i for i in range(400)], max_tokens=40)
-        yield server
+@pytest.fixture(scope="module", autouse=True)
+def _knows_its_steps(watched: ServerProcess) -> None:
+    """Serve more steps, of both kinds, than it takes to know how long one lasts."""
+    complete(watched, prompt=[6000 + i for i in range(400)], max_tokens=40)
 
 
 def complete(server: ServerProcess, **fields: Any) -> None:

@@ -17,7 +17,7 @@ from observability import dashboard, panels, reference
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.launch import running_server
+from tests.server.launch import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 _TARGET = {"instance", "job"}  # labels that Prometheus adds to all that it scrapes
@@ -37,13 +37,11 @@ QUERIES = {
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> list[Metric]:
+def families(watched: ServerProcess) -> list[Metric]:
     """Of a server that keeps a promise, after a request and an error."""
-    flags = ("--itl-slo", "10s", "--no-calibrate")
-    with running_server(tmp_path_factory.mktemp("server"), *flags) as server:
-        server.http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
-        server.http.post("/v1/completions", json={})
-        text = server.http.get("/metrics").text
+    watched.http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
+    watched.http.post("/v1/completions", json={})
+    text = watched.http.get("/metrics").text
     # prometheus_client makes the others of its own.
     return [f for f in text_string_to_metric_families(text) if not f.name.endswith("_created")]
 

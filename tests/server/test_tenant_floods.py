@@ -10,9 +10,10 @@ from tests.server.wire import connect, post, read_response
 _NUM_AT_ONCE = 60
 
 
-def test_a_flood_of_two_tenants_ends_no_engine(tmp_path: Path) -> None:
+def test_a_flood_of_two_tenants_ends_no_engine(tmp_path: Path, calibration_dir: Path) -> None:
     """One forecast divided by zero; three engines died of it, and with them the server."""
-    with running_server(tmp_path, "--ttft-slo", "2s", "--shed-load") as server:
+    flags = ("--ttft-slo", "2s", "--shed-load", "--calibration-dir", str(calibration_dir))
+    with running_server(tmp_path, *flags) as server:
         engine = server.engine.pid
 
         def complete(number: int) -> tuple[int, bytes]:

@@ -1,21 +1,19 @@
 """Required calls in the syntax of several families, by a model that has never seen most of them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.server import chat_templates
-from tests.server.launch import MODEL, ServerProcess, running_server
+from tests.server.launch import MODEL, ServerProcess
+from tests.server.servers import TRUSTING, Servers
 from tests.server.test_tools import QUESTION, TIME, WEATHER
 
 
 @pytest.fixture(scope="module")
-def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("trusting")
-    with running_server(folder, "--trust-request-chat-template") as process:
-        yield process
+def trusting(servers: Servers) -> ServerProcess:
+    return servers.get(*TRUSTING)
 
 
 @pytest.mark.parametrize("template", chat_templates.KNOWING_TOOLS)
