@@ -18,7 +18,7 @@ from legato.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-FOLDERS = ("benchmarks", "docs", "native", "observability", "scripts", "src", "tests")
+FOLDERS = ("benchmarks", "docs", "grafana", "native", "scripts", "src", "tests")
 PATHS = [
     PurePosixPath(path.relative_to(ROOT))
     for path in [
