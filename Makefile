@@ -41,7 +41,7 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.pictures
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.stall $(ARGS)
+	$(BIN)/python -m benchmarks stall $(ARGS)
 
 clean:
 	rm -rf $(VENV) out
