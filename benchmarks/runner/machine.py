@@ -126,8 +126,21 @@ class Watch:
             load_average=os.getloadavg(),
             own=own,
             others=max(0.0, (now.busy_s - began.busy_s) / seconds - own),
-            busiest={name: busy for (name, _), busy in named if busy >= _LEAST_NAMED},
+            busiest={_told(pid): busy for (pid, _), busy in named if busy >= _LEAST_NAMED},
         )
+
+
+def _told(pid: int) -> str:
+    """A process's name, with what it runs where it is an interpreter. Flags may hold secrets."""
+    try:
+        process = psutil.Process(pid)
+        name, words = process.name(), process.cmdline()[1:]
+    except psutil.Error:
+        return str(pid)
+    if name.startswith("python") and words:
+        program = words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
+        name = name if program.startswith("-") else f"{name} {program}"
+    return f"{name} {pid}"
 
 
 def load_before() -> Load:
@@ -143,7 +156,7 @@ class _Reading:
     Attributes:
         busy_s: of the whole machine.
         own_s: of this process and all below it, those that have ended too.
-        others_s: of each other process; key its name with its pid, and when it began.
+        others_s: of each other process; key its pid, and when it began.
     """
 
     def __init__(self) -> None:
@@ -155,8 +168,8 @@ class _Reading:
         below = {process.pid for process in this.children(recursive=True)}
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.own_s = ended.ru_utime + ended.ru_stime
-        self.others_s: dict[tuple[str, float], float] = {}
-        for process in psutil.process_iter(["name", "cpu_times", "create_time"]):
+        self.others_s: dict[tuple[int, float], float] = {}
+        for process in psutil.process_iter(["cpu_times", "create_time"]):
             told = process.info
             if told["cpu_times"] is None:
                 continue
@@ -164,4 +177,4 @@ class _Reading:
             if process.pid == this.pid or process.pid in below:
                 self.own_s += spent_s
             else:
-                self.others_s[f"{told['name']} {process.pid}", told["create_time"]] = spent_s
+                self.others_s[process.pid, told["create_time"]] = spent_s

@@ -57,8 +57,8 @@ class Run:
 
     def __init__(self, benchmark: Benchmark, flags: argparse.Namespace) -> None:
         self.flags = flags
-        self.console = Console(highlight=False, soft_wrap=True)
-        self._aside = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._aside = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._benchmark = benchmark
         self._paths: list[Path] = []
         self._begun = datetime.now(UTC)
