@@ -1,6 +1,7 @@
 """Streams of server-sent events, as OpenAI's API has them."""
 
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import httpx
 import msgspec
@@ -47,11 +48,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event of a stream."""
+    """One event of a stream. Attributes: error: what ended it, as the server wrote it."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
     @property
     def added(self) -> str:
@@ -79,5 +80,5 @@ async def stream(
                 continue
             event = _decode(line.removeprefix("data:"))
             if event.error is not None:
-                raise RequestError(bytes(event.error).decode())
+                raise RequestError(event.error)
             yield event

@@ -1,17 +1,20 @@
 """`python -m benchmarks`: which there are, how their flags are read, and what is written."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.runner.catalog import Benchmark, benchmark, benchmarks
+from benchmarks.runner.events import Event, stream
 from benchmarks.runner.flags import add_rounds, add_server_flags
 from benchmarks.runner.machine import Machine, Watch, commit
 from benchmarks.runner.main import read_flags
@@ -19,6 +22,8 @@ from benchmarks.runner.raw_http import post
 from benchmarks.runner.rounds import turns
 from benchmarks.runner.run import Record, Run
 from benchmarks.runner.servers import SERVE, servers
+
+from legato.simulation.record import RequestError
 
 TINY = Benchmark(name="tiny", module="tests.lab.tiny", question="Is it small?", minutes=0.1)
 
@@ -126,3 +131,44 @@ def test_own_work_is_not_that_of_others() -> None:
     load = watch.load()
     assert load.own > 0.1
     assert not any(str(os.getpid()) in name.split() for name in load.busiest)
+
+
+_USAGE = {"completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
+_EVENTS = (
+    {"choices": [{"text": "a", "token_ids": [1]}], "usage": None},
+    {"choices": [{"delta": {"content": "b"}}]},
+    {"choices": [], "usage": _USAGE},
+)
+
+
+def _lines(*events: object) -> str:
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+
+def _answer(request: httpx.Request) -> httpx.Response:
+    assert json.loads(request.content)["stream"] is True
+    error = {"error": {"message": "it died"}}
+    return {
+        "/events": httpx.Response(200, text=_lines(*_EVENTS)),
+        "/error": httpx.Response(200, text=_lines(error)),
+        "/refused": httpx.Response(429, text="full"),
+    }[request.url.path]
+
+
+async def _events(path: str) -> list[Event]:
+    transport = httpx.MockTransport(_answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        return [event async for event in stream(http, path, {})]
+
+
+async def test_a_stream_is_read() -> None:
+    *texts, last = await _events("/events")
+    assert [event.added for event in texts] == ["a", "b"]
+    assert last.usage is not None
+    assert (last.usage.completion_tokens, last.usage.num_cached_tokens) == (2, 1)
+
+
+@pytest.mark.parametrize(("path", "message"), [("/error", "it died"), ("/refused", "429: full")])
+async def test_a_stream_that_fails_says_why(path: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        await _events(path)
