@@ -74,8 +74,8 @@ def _servers(flags: argparse.Namespace) -> list[Server]:
     slo_ms = 1000 * flags.itl_slo
     legato = {f"Legato, --itl-slo {slo_ms:g}ms": f"{SERVE_AS_PEERS_DO} --itl-slo {slo_ms:g}ms"}
     for budget in flags.budgets:
-        flags = f"--max-num-batched-tokens {budget}"
-        legato[f"Legato, budget {budget}"] = f"{SERVE_AS_PEERS_DO} {flags}"
+        command = f"{SERVE_AS_PEERS_DO} --max-num-batched-tokens {budget}"
+        legato[f"Legato, budget {budget}"] = command
     return servers(legato, flags.peer)
 
 

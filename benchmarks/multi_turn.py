@@ -30,6 +30,7 @@ from legato.cli.table import Table, duration
 from legato.core.config import DEFAULT_MODEL, CacheConfig
 from legato.simulation.record import RequestError
 from legato.simulation.summary import Distribution, distribution
+from legato.text.chat import rendered_chat
 from legato.text.tokenizer import Tokenizer, load_tokenizer
 
 MINUTES = 5
@@ -153,7 +154,8 @@ def ideal_hit_rate(answers: list[Answer], tokenizer: Tokenizer, block_size: int)
     seen: set[tuple[int, ...]] = set()
     num_hits = num_tokens = 0
     for answer in answers:
-        prompt = tokenizer.apply_chat_template(answer.messages)
+        rendered = rendered_chat(tokenizer, answer.messages, options={})
+        prompt = tokenizer.encode_rendered(rendered.text, rendered.stand_ins)
         row = prompt + tokenizer.encode(answer.text)
         ends = range(block_size, len(row), block_size)
         # The last token is computed in any case.

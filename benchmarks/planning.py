@@ -192,7 +192,9 @@ class Costs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, scene: Scene, times_us: dict[str, list[float]]) -> "Costs":
-        p99 = {name: float(np.percentile(times, 99)) for name, times in times_us.items()}
+        p99 = {
+            name: float(np.percentile(times or [np.nan], 99)) for name, times in times_us.items()
+        }
         plan_p50 = float(np.median(times_us["plan"]))
         return cls(scene, plan_p50, p99["plan"], p99["commit"], p99["apply"], p99["state"])
 

@@ -44,7 +44,8 @@ class Usage(msgspec.Struct, frozen=True):
     @property
     def num_cached_tokens(self) -> int | None:
         """Of the prompt; None where the server does not tell."""
-        return self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
 
 class Event(msgspec.Struct, frozen=True):
